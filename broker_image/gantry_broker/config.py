@@ -1,0 +1,76 @@
+"""What one NameServer or broker process is told when it starts: a JSON file, written by the planner.
+
+The planner (`gantry_operator.plan`) is the only writer; `python -m gantry_broker.namesrv --config FILE` and
+`python -m gantry_broker.broker --config FILE` are the readers. Addresses are "host:port".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gantry_broker.settings import BrokerSettings
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises OSError when the file cannot be read and pydantic.ValidationError when it is not such a config."""
+        return cls.model_validate_json(path.read_bytes())
+
+
+class Listener(_Config):
+    """One more port of a NameServer, whose clients are given the broker addresses of that listener's name."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    port: int = Field(ge=0, le=65535)
+
+
+class NameServerConfig(_Config):
+    """One NameServer process."""
+
+    name: str
+    listen_host: str = "0.0.0.0"
+    port: int = Field(9876, ge=0, le=65535)
+    http_port: int | None = Field(None, description="Health and metrics; None: not served.")
+    data_dir: Path | None = Field(None, description="Where the KV config is kept; None: in memory only.")
+    listeners: list[Listener] = Field(default_factory=list)
+
+
+class BrokerConfig(_Config):
+    """One broker process: one member of one group."""
+
+    cluster: str
+    group: str = Field(description="RocketMQ's brokerName, shared by all members.")
+    member: int = Field(ge=0, description="Never changes. As a slave its brokerId is member + 1; the master's is 0.")
+    name: str = Field(description="What people call the member, e.g. demo-a-0.")
+    data_dir: Path
+    mode: Literal["MasterSlave", "Raft"] = "MasterSlave"
+    members: dict[int, str] = Field(
+        default_factory=dict, description="Raft mode: the first members' numbers and addresses."
+    )
+
+    listen_host: str = "0.0.0.0"
+    port: int = Field(ge=0, le=65535, description="Its own remoting port: fetches, slave reads, master by k8s Service.")
+    http_port: int = Field(ge=0, le=65535)
+    group_port: int | None = Field(
+        None, description="Local mode: a port that this member serves while it is master (and frees when it is not)."
+    )
+    member_address: str = Field(description="Where others reach `port`; registered while it is a slave.")
+    group_address: str = Field(description="Registered while it is master; the same for all members of the group.")
+    listener_addresses: dict[str, dict[str, str]] = Field(
+        default_factory=dict,
+        description='Further addresses by NameServer listener: {"external": {"group": "h:p", "member": "h:p"}}.',
+    )
+    name_servers: list[str] = Field(default_factory=list)
+    token_file: Path | None = Field(None, description="Holds the admin token of the HTTP interface; None: open.")
+
+    replication: Literal["Sync", "Async"] = "Sync"
+    min_in_sync: int = Field(1, ge=1)
+    flush: Literal["Async", "Sync"] = "Async"
+    memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
+    settings: BrokerSettings = Field(default_factory=BrokerSettings)

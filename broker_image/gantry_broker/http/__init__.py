@@ -1,0 +1,1 @@
+"""The HTTP interface of a broker: health, role, status, metrics, raw log segments."""

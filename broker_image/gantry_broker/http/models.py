@@ -1,0 +1,176 @@
+"""What a broker says of itself over HTTP, and what it is told: shared with the operator, the CLI and Spark."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class MemberRef(_Model):
+    member: int
+    incarnation: str
+
+    @classmethod
+    def of(cls, m: MemberId) -> MemberRef:
+        return cls(member=m.member, incarnation=m.incarnation)
+
+    def value(self) -> MemberId:
+        return MemberId(self.member, self.incarnation)
+
+
+class CellModel(_Model):
+    epoch: int
+    version: int
+    master: MemberRef | None
+    in_sync: list[MemberRef]
+
+    @classmethod
+    def of(cls, c: Cell) -> CellModel:
+        master = None if c.master is None else MemberRef.of(c.master)
+        return cls(
+            epoch=c.epoch, version=c.version, master=master, in_sync=[MemberRef.of(m) for m in sorted(c.in_sync)]
+        )
+
+    def value(self) -> Cell:
+        master = None if self.master is None else self.master.value()
+        return Cell(self.epoch, self.version, master, frozenset(m.value() for m in self.in_sync))
+
+
+class AssignmentModel(_Model):
+    """PUT /v1/assignment."""
+
+    cell: CellModel
+    master_address: str | None = None
+    unclean: bool = False
+
+    @classmethod
+    def of(cls, a: Assignment) -> AssignmentModel:
+        return cls(cell=CellModel.of(a.cell), master_address=a.master_address, unclean=a.unclean)
+
+    def value(self) -> Assignment:
+        return Assignment(self.cell.value(), self.master_address, self.unclean)
+
+
+class AssignmentAnswer(_Model):
+    """The (epoch, version) that the member now holds, and why not the one told, if so (rule 15)."""
+
+    accepted: bool
+    epoch: int
+    version: int
+    reason: str = ""
+
+
+class HandoverRequest(_Model):
+    """POST /v1/handover: park new sends, bring `target` to the end of the log (rule 23)."""
+
+    target: MemberRef
+    epoch: int = Field(description="Of the master that is asked; another epoch is refused.")
+    timeout_ms: int = Field(2_000, ge=1)
+
+
+class HandoverAnswer(_Model):
+    """`ready`: the target has everything, sends stay parked until the next assignment or until `parked_ms` is over."""
+
+    ready: bool
+    end: int
+    parked_ms: int = 0
+    reason: str = ""
+
+
+class AskModel(_Model):
+    base_version: int
+    in_sync: list[MemberRef]
+
+    @classmethod
+    def of(cls, a: Ask) -> AskModel:
+        return cls(base_version=a.base_version, in_sync=[MemberRef.of(m) for m in sorted(a.in_sync)])
+
+    def value(self) -> Ask:
+        return Ask(self.base_version, frozenset(m.value() for m in self.in_sync))
+
+
+class FollowerStatus(_Model):
+    """A follower as its master sees it."""
+
+    member: MemberRef
+    acked: int = Field(description="Offset up to which it has acknowledged in this epoch; -1: nothing yet.")
+    last_fetch_ms: int = Field(description="Milliseconds since its last fetch.")
+    in_sync: bool
+
+
+class MasterLink(_Model):
+    """The master as this follower sees it: what the operator asks before it calls a master dead."""
+
+    member: MemberRef | None = None
+    state: Literal["none", "connected", "refused", "silent"] = "none"
+    last_answer_ms: int = Field(-1, description="Milliseconds since its last answer to a fetch; -1: never.")
+
+
+class DiskStatus(_Model):
+    total_bytes: int
+    free_bytes: int
+    full: bool = False
+
+
+class MemberStatus(_Model):
+    """GET /v1/status, and a line of GET /v1/status/stream (one at once when something changes, else one a second)."""
+
+    cluster: str
+    group: str
+    name: str
+    member: MemberRef
+    broker_id: int = Field(description="0 for the master, else member + 1.")
+    role: Literal["Master", "Slave", "Candidate", "Waiting"] = Field(
+        description="Waiting: it has no assignment that it may act on (rule 21), or is a new incarnation."
+    )
+    epoch: int
+    version: int
+    told_epoch: int = Field(0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced.")
+    proven: bool = Field(True, description="Its log is proven to hold what it acknowledged (rule 16).")
+    last_epoch: int = Field(0, description="Epoch of the last record of its log.")
+    start: int = 0
+    end: int = 0
+    flushed: int = 0
+    confirmed: int = 0
+    lag_bytes: int = Field(0, description="Slave: the master's end, as last heard, minus its own.")
+    in_sync: list[MemberRef] = Field(default_factory=list, description="The set that it knows to be recorded.")
+    ask: AskModel | None = None
+    followers: list[FollowerStatus] = Field(default_factory=list)
+    master_link: MasterLink = Field(default_factory=MasterLink)
+    parked: bool = False
+    writable: bool = False
+    reason: str = Field("", description="Why it is not writable or not following, in words.")
+    disk: DiskStatus | None = None
+    connections: int = 0
+    address: str = ""
+    pid: int = 0
+    started_ms: int = Field(0, description="Start of the process, Unix milliseconds.")
+
+
+class SegmentInfo(_Model):
+    """One file of the commit log, for readers over HTTP."""
+
+    start: int
+    end: int = Field(description="First offset that may not be read: the segment's end or the confirmed offset.")
+    first_store_ms: int = Field(-1, description="Store time of its first record, Unix milliseconds; -1: none.")
+    last_store_ms: int = -1
+
+
+class LogInfo(_Model):
+    """GET /v1/log; the bytes are at GET /v1/log/bytes?from=OFFSET&to=OFFSET."""
+
+    cluster: str
+    group: str
+    member: MemberRef
+    role: str
+    start: int
+    confirmed: int
+    segment_bytes: int
+    segments: list[SegmentInfo]

@@ -1,0 +1,102 @@
+"""The words of replication: who a member is, what the role registry holds, what a member is told.
+
+Pure values, shared by the brokers, the operator and the simulation. The rules that they serve are in
+docs/replication.md; a rule's number is given where code keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+
+class MemberId(NamedTuple):
+    """A member of a group and one life of its disk (rule 16).
+
+    `member` is the number that never changes within the group, 0 and up (RocketMQ's brokerId changes with the role,
+    this does not). `incarnation` is new whenever the disk can no longer prove what it held: an empty disk, or with
+    ASYNC_FLUSH a start without a clean stop after another boot of the machine.
+    """
+
+    member: int
+    incarnation: str
+
+    def __str__(self) -> str:
+        return f"{self.member}/{self.incarnation}"
+
+
+class EpochStart(NamedTuple):
+    """One leadership as the log tells it: its epoch and the offset of its first (control) record (rule 7)."""
+
+    epoch: int
+    start: int
+
+
+History = tuple[EpochStart, ...]
+"""Every epoch of a log, oldest first: epochs strictly rise, starts never fall."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What the role registry holds for one group (rule 13). A swap compares the whole cell."""
+
+    epoch: int = 0
+    version: int = 0
+    master: MemberId | None = None
+    in_sync: frozenset[MemberId] = frozenset()
+
+    def promoted(self, master: MemberId, in_sync: Iterable[MemberId]) -> Cell:
+        """The next epoch under `master`. Whether that is allowed is decided by the caller (rules 16 and 20)."""
+        return Cell(self.epoch + 1, self.version + 1, master, frozenset(in_sync))
+
+    def with_set(self, in_sync: Iterable[MemberId]) -> Cell:
+        """The same leadership with another in-sync set."""
+        return replace(self, version=self.version + 1, in_sync=frozenset(in_sync))
+
+    def touched(self) -> Cell:
+        """The same content under a new version: how a refused proposal moves the version (rule 18)."""
+        return replace(self, version=self.version + 1)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Assignments are ordered by this (rule 14)."""
+        return (self.epoch, self.version)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "version": self.version,
+            "master": None if self.master is None else list(self.master),
+            "inSync": sorted(list(m) for m in self.in_sync),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Cell:
+        """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
+        master = data["master"]
+        return cls(
+            epoch=int(data["epoch"]),
+            version=int(data["version"]),
+            master=None if master is None else MemberId(int(master[0]), str(master[1])),
+            in_sync=frozenset(MemberId(int(m), str(i)) for m, i in data["inSync"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the operator tells a member, only after the cell is recorded (rule 13)."""
+
+    cell: Cell
+    master_address: str | None = None
+    """host:port on which the master serves fetches (its own member address, never the group's)."""
+    unclean: bool = False
+    """Only then may a follower cut below its own confirmed offset (rule 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The in-sync set that a master wants recorded, and the version that it is based on (rule 17)."""
+
+    base_version: int
+    in_sync: frozenset[MemberId]
