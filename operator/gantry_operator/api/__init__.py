@@ -1,0 +1,37 @@
+"""The custom resource: models, validation, and the CRD made from them.
+
+The pydantic models here are the one source of defaults, limits and descriptions. The CRD YAML, the reference page and
+the checks of local mode are all derived from them.
+"""
+
+from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.cluster import API_VERSION, GROUP, KIND, PLURAL, VERSION, BrokerCluster, Metadata
+from gantry_operator.api.manifest import ManifestError, Problem, load_manifest, parse_manifest
+from gantry_operator.api.spec import BrokerClusterSpec, BrokerGroup, External, Failover, NameServers, Storage
+from gantry_operator.api.status import BrokerClusterStatus, Condition, LastFailover, MemberRow, NameServerRow
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KIND",
+    "PLURAL",
+    "VERSION",
+    "Analytics",
+    "BrokerCluster",
+    "BrokerClusterSpec",
+    "BrokerClusterStatus",
+    "BrokerGroup",
+    "Condition",
+    "External",
+    "Failover",
+    "LastFailover",
+    "ManifestError",
+    "MemberRow",
+    "Metadata",
+    "NameServerRow",
+    "NameServers",
+    "Problem",
+    "Storage",
+    "load_manifest",
+    "parse_manifest",
+]

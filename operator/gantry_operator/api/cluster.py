@@ -1,0 +1,86 @@
+"""The resource itself: `BrokerCluster` of `gantry.dev/v1alpha1`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gantry_operator.api.base import Model, Rule
+from gantry_operator.api.spec import BrokerClusterSpec
+from gantry_operator.api.status import BrokerClusterStatus
+
+GROUP = "gantry.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "BrokerCluster"
+PLURAL = "brokerclusters"
+SINGULAR = "brokercluster"
+SHORT_NAME = "bc"
+
+PAUSED = f"{GROUP}/paused"
+"""Annotation: while "true", the operator changes nothing of what the planner makes. Failover goes on."""
+
+MAX_NAME = 32
+_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+
+
+class Metadata(BaseModel):
+    """Of Kubernetes' object metadata what matters here; the rest is kept out."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resourceVersion: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    deletionTimestamp: str | None = None
+
+
+class BrokerCluster(Model):
+    """A RocketMQ-protocol broker cluster: NameServers and replicated broker groups."""
+
+    apiVersion: Literal["gantry.dev/v1alpha1"]
+    kind: Literal["BrokerCluster"]
+    metadata: Metadata
+    spec: BrokerClusterSpec = Field(description="What the cluster should be.")
+    status: BrokerClusterStatus = Field(
+        default_factory=lambda: BrokerClusterStatus(), description="What the cluster is. Written by the operator."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.metadata.name.size() <= {MAX_NAME} && self.metadata.name.matches('^{_NAME}$')",
+            f"metadata.name is not usable: write at most {MAX_NAME} lower-case letters, digits and '-', "
+            "a letter first, no '-' at the end",
+            lambda c: len(c.metadata.name) <= MAX_NAME and re.fullmatch(_NAME, c.metadata.name) is not None,
+        ),
+    )
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    @property
+    def paused(self) -> bool:
+        return self.metadata.annotations.get(PAUSED) == "true"
+
+    @classmethod
+    def make(cls, name: str, namespace: str = "default", **spec: Any) -> BrokerCluster:
+        """A cluster from keyword arguments. Raises pydantic.ValidationError."""
+        return cls.model_validate(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": spec,
+            }
+        )

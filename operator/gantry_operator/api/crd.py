@@ -1,0 +1,186 @@
+"""The CRD as YAML, made from the models: `python -m gantry_operator.api.crd [--check] [--root DIR]`.
+
+A structural schema: references are resolved, and what Kubernetes does not take is turned into what it does (an optional
+field is one that may be left out, unknown fields are refused by the API server's own strict validation). Defaults of
+objects are `{}` so that the defaults within them apply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
+
+from gantry_operator.api.base import Model
+from gantry_operator.api.cluster import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION, BrokerCluster
+
+HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
+"""
+FILES = (Path("crds/brokerclusters.gantry.dev.yaml"), Path("helm/gantry/files/brokerclusters.gantry.dev.yaml"))
+
+_DROPPED = ("title", "additionalProperties", "discriminator", "const")
+
+COLUMNS: list[dict[str, Any]] = [
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The state in one word."},
+    {"name": "Ready", "type": "string", "jsonPath": ".status.readyMembers", "description": "Ready members of all."},
+    {"name": "Masters", "type": "string", "jsonPath": ".status.masters", "description": "The master of each group."},
+    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "Who decides on the master."},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {
+        "name": "Message",
+        "type": "string",
+        "priority": 1,
+        "jsonPath": ".status.conditions[?(@.type=='Available')].message",
+        "description": "What is the case.",
+    },
+]
+
+
+def crd() -> dict[str, Any]:
+    """The CustomResourceDefinition object."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": copy.deepcopy(COLUMNS),
+                    "schema": {"openAPIV3Schema": schema()},
+                }
+            ],
+        },
+    }
+
+
+def schema() -> dict[str, Any]:
+    """The structural schema of BrokerCluster."""
+    raw = BrokerCluster.model_json_schema(by_alias=True, mode="validation")
+    out = _structural(raw, raw.get("$defs", {}), BrokerCluster)
+    out["properties"]["apiVersion"] = {"type": "string"}
+    out["properties"]["kind"] = {"type": "string"}
+    out["properties"]["metadata"] = {"type": "object"}
+    out["properties"]["status"].pop("default", None)
+    out["required"] = ["spec"]
+    return out
+
+
+def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseModel] | None) -> dict[str, Any]:
+    """`node` without references and without what a structural schema may not have. `model` made it, if it is one."""
+    node = dict(node)
+    reference = node.pop("$ref", None)
+    if reference is not None:
+        node = {**defs[reference.rsplit("/", 1)[1]], **node}
+    options = node.get("anyOf")
+    if options is not None and "x-kubernetes-int-or-string" not in node:
+        # Optional: an absent field, which is what the API server makes of null when there is no default.
+        rest = [o for o in options if o.get("type") != "null"]
+        node.pop("anyOf")
+        node = _structural({**rest[0], **node}, defs, model)
+    if node.get("default", ...) is None:
+        node.pop("default")
+    values = node.get("additionalProperties")
+    for key in _DROPPED:
+        node.pop(key, None)
+    node.pop("$defs", None)
+    if isinstance(values, dict):
+        node["additionalProperties"] = _structural(values, defs, None)
+    if "items" in node:
+        node["items"] = _structural(node["items"], defs, model)
+    if "properties" in node:
+        fields = {} if model is None else {f.alias or n: f.annotation for n, f in model.model_fields.items()}
+        node["properties"] = {
+            name: _structural(child, defs, _model_in(fields.get(name))) for name, child in node["properties"].items()
+        }
+        # Every field of a part has a default, so an empty object stands for the whole.
+        defaults = _part_default(model)
+        for name, child in node["properties"].items():
+            if name in defaults:
+                child["default"] = defaults[name]
+    if model is not None and issubclass(model, Model) and "properties" in node and model.schema_rules():
+        node["x-kubernetes-validations"] = model.schema_rules()
+    if isinstance(node.get("description"), str):
+        node["description"] = " ".join(node["description"].split())
+    return node
+
+
+def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:
+    """Defaults that a factory makes. Only what differs from the part's own defaults is written out."""
+    out: dict[str, Any] = {}
+    if model is None or not issubclass(model, Model):
+        return out
+    for name, field in model.model_fields.items():
+        if field.default_factory is None or name == "status":
+            continue
+        value = field.get_default(call_default_factory=True, validated_data={})
+        if isinstance(value, BaseModel):
+            out[name] = value.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return out
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type):
+        return annotation if issubclass(annotation, BaseModel) else None
+    for argument in get_args(annotation):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes shared parts out each time: anchors would puzzle readers."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def render() -> str:
+    """The YAML file."""
+    return HEADER + yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+
+
+def stale(root: Path) -> list[Path]:
+    """The files under `root` that are not what the models say."""
+    text = render()
+    return [f for f in FILES if not (root / f).is_file() or (root / f).read_text(encoding="utf-8") != text]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gantry_operator.api.crd", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is stale")
+    parser.add_argument("--root", type=Path, default=Path(), help="root of the repository (default: here)")
+    options = parser.parse_args(arguments)
+    old = stale(options.root)
+    if options.check:
+        for file in old:
+            print(f"{file} is stale: run `python -m gantry_operator.api.crd`", file=sys.stderr)
+        return 1 if old else 0
+    for file in old:
+        (options.root / file).parent.mkdir(parents=True, exist_ok=True)
+        (options.root / file).write_text(render(), encoding="utf-8")
+        print(f"wrote {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Reading a manifest: YAML in, a `BrokerCluster` or problems a person can act on out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: the path of the field, its value, and what to write instead."""
+
+    path: str
+    value: Any
+    message: str
+
+    def __str__(self) -> str:
+        shown = "" if self.value is None else f" is {_show(self.value)}:"
+        return f"{self.path}{shown or ':'} {self.message}"
+
+
+class ManifestError(ValueError):
+    """A manifest that is not a BrokerCluster. `problems` has every reason, `str()` one line for each."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "") -> None:
+        self.problems = tuple(problems)
+        self.source = source
+        head = f"{source}: " if source else ""
+        super().__init__("\n".join(f"{head}{p}" for p in self.problems))
+
+
+def load_manifest(path: Path | str) -> BrokerCluster:
+    """Reads the one BrokerCluster in a YAML or JSON file; other documents in it are passed over.
+
+    Raises ManifestError for what is wrong in it, OSError when the file cannot be read.
+    """
+    path = Path(path)
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ManifestError([Problem("(file)", None, f"is not YAML: {_one_line(error)}")], str(path)) from None
+    ours = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND] or documents[:1]
+    if len(ours) != 1:
+        found = f"{len(ours)} clusters" if ours else "nothing"
+        raise ManifestError(
+            [Problem("(file)", None, f"holds {found}: write exactly one document of kind {KIND}")], str(path)
+        )
+    return parse_manifest(ours[0], str(path))
+
+
+def parse_manifest(document: Any, source: str = "") -> BrokerCluster:
+    """A BrokerCluster from what YAML or JSON gave. Raises ManifestError with every problem found."""
+    if not isinstance(document, dict):
+        raise ManifestError(
+            [Problem("(document)", document, f"write a mapping with apiVersion: {API_VERSION} and kind: {KIND}")],
+            source,
+        )
+    try:
+        return BrokerCluster.model_validate(document)
+    except ValidationError as error:
+        raise ManifestError(problems_of(error.errors()), source) from None
+
+
+def problems_of(errors: Iterable[ErrorDetails]) -> list[Problem]:
+    """pydantic's errors in the words of the manifest."""
+    return [_problem(e) for e in errors]
+
+
+def _problem(error: ErrorDetails) -> Problem:
+    loc = error["loc"]
+    path = _path(loc)
+    context = error.get("ctx", {})
+    value = error.get("input")
+    kind = error["type"]
+    if kind == "rule":
+        field = str(context["field"])
+        where = ".".join(p for p in ("" if path == "(document)" else path, field) if p) or path
+        return Problem(where, _at(value, field), str(context["message"]))
+    if kind == "extra_forbidden":
+        return Problem(path, value, _unknown_field(loc))
+    if kind == "missing":
+        return Problem(path, None, "is missing: " + _wanted(loc, "write it"))
+    return Problem(path, value, _wanted(loc, _plain(kind, context, error["msg"])))
+
+
+def _plain(kind: str, context: dict[str, Any], fallback: str) -> str:
+    bounds = {
+        "greater_than_equal": ("ge", "write {} or more"),
+        "greater_than": ("gt", "write more than {}"),
+        "less_than_equal": ("le", "write {} or less"),
+        "less_than": ("lt", "write less than {}"),
+        "multiple_of": ("multiple_of", "write a multiple of {}"),
+        "too_short": ("min_length", "write at least {} of them"),
+        "too_long": ("max_length", "write at most {} of them"),
+        "string_too_short": ("min_length", "write at least {} characters"),
+        "string_too_long": ("max_length", "write at most {} characters"),
+        "literal_error": ("expected", "write {}"),
+        "string_pattern_mismatch": ("pattern", "write something of the form {}"),
+    }
+    if kind in bounds:
+        key, text = bounds[kind]
+        return text.format(context.get(key))
+    words = {
+        "string_type": "write a string (quote it if it looks like a number)",
+        "int_type": "write a whole number",
+        "int_parsing": "write a whole number",
+        "int_from_float": "write a whole number",
+        "bool_type": "write true or false",
+        "bool_parsing": "write true or false",
+        "list_type": "write a list",
+        "dict_type": "write a mapping of names to values",
+        "model_type": "write a mapping of fields to values",
+        "model_attributes_type": "write a mapping of fields to values",
+    }
+    return words.get(kind, fallback)
+
+
+def _unknown_field(loc: tuple[int | str, ...]) -> str:
+    model = _model_at(loc[:-1])
+    known = sorted(model.model_fields) if model is not None else []
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.6)
+    lowered = {k.lower(): k for k in known}
+    guess = lowered.get(str(loc[-1]).lower()) or (near[0] if near else None)
+    if guess is not None:
+        return f"there is no such field: did you mean {guess}?"
+    return f"there is no such field: write one of {', '.join(known)}" if known else "there is no such field"
+
+
+def _wanted(loc: tuple[int | str, ...], text: str) -> str:
+    """`text`, and what the field is for where the models say so."""
+    parent = _model_at(loc[:-1])
+    field = parent.model_fields.get(str(loc[-1])) if parent is not None else None
+    return f"{text} ({field.description})" if field is not None and field.description else text
+
+
+def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model class at a location, found through the annotations."""
+    model: type[BaseModel] | None = BrokerCluster
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        if model is None or part not in model.model_fields:
+            return None
+        model = _model_in(model.model_fields[part].annotation)
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in get_args(annotation):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def _at(value: Any, field: str) -> Any:
+    """A field of a rejected input: a model, or the mapping it was made from."""
+    if not field:
+        return None
+    value = getattr(value, field, None) if not isinstance(value, dict) else value.get(field)
+    return value.model_dump() if isinstance(value, BaseModel) else value
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    out = ""
+    for part in loc:
+        out += f"[{part}]" if isinstance(part, int) else f".{part}" if out else str(part)
+    return out or "(document)"
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,122 @@
+"""`BrokerCluster.status`: what the cluster is, by the API conventions. Local mode shows the same."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Phase = Literal[
+    "Pending", "Creating", "Running", "Updating", "Degraded", "Unavailable", "Paused", "Refused", "Deleting"
+]
+
+
+class _Status(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(_Status):
+    """One aspect of the state, as in every Kubernetes object."""
+
+    type: Literal["Available", "Progressing", "Degraded"] = Field(description="Which aspect.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field(description="One word, for programs.")
+    message: str = Field("", description="What is the case and what to do, for people.")
+    lastTransitionTime: str = Field(description="When status last changed.")
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this is about.")
+
+
+class MemberRow(_Status):
+    """One broker."""
+
+    name: str = Field(description="Name of the member, and of its pod.")
+    group: str = Field(description="Its broker group.")
+    role: str = Field("Unknown", description="Master, Slave, Waiting or Unknown (it does not answer).")
+    brokerId: int = Field(-1, description="RocketMQ's id: 0 for the master.")
+    epoch: int = Field(0, description="Leadership that it follows.")
+    maxOffset: int = Field(0, description="End of its log, in bytes.")
+    lag: int = Field(0, description="Bytes behind the master.")
+    inSync: bool = Field(False, description="Whether SEND_OK waits for it.")
+    ready: bool = Field(False, description="Whether it answers and does its part.")
+    address: str = Field("", description="Its own address.")
+    node: str | None = Field(None, description="Node that it runs on.")
+    pid: int | None = Field(None, description="Process id (local mode).")
+    reason: str = Field("", description="Why it is not ready, in words.")
+
+
+class NameServerRow(_Status):
+    """One NameServer."""
+
+    name: str = Field(description="Its name.")
+    address: str = Field(description="host:port for clients.")
+    ready: bool = Field(False, description="Whether it answers.")
+    node: str | None = Field(None, description="Node that it runs on.")
+    pid: int | None = Field(None, description="Process id (local mode).")
+
+
+class LastFailover(_Status):
+    """The last change of a master."""
+
+    group: str = Field(description="Group that it happened in.")
+    from_: str | None = Field(None, alias="from", description="Master before.")
+    to: str = Field(description="Master after.")
+    reason: str = Field(description="Why.")
+    epoch: int = Field(0, description="Epoch that began with it.")
+    time: str = Field(description="When.")
+    durationMs: int = Field(0, description="Milliseconds from when it was noticed until the new master was told.")
+    planned: bool = Field(False, description="A hand-over, not a failure.")
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+
+class Addresses(_Status):
+    """What clients are configured with."""
+
+    nameServers: str = Field("", description="NameServer addresses for clients inside, separated by ';'.")
+    external: str = Field("", description="The same for clients outside (spec.external).")
+
+
+class TopicSaving(_Status):
+    """A topic that compaction would shrink."""
+
+    topic: str = Field(description="Its name.")
+    savedBytes: int = Field(0, description="Bytes that compaction would save.")
+    recommendation: str = Field("", description="What to do.")
+
+
+class AnalyticsStatus(_Status):
+    """The last runs of the report."""
+
+    lastRun: str | None = Field(None, description="When the last run started.")
+    lastResult: str | None = Field(None, description="Succeeded, Failed or Running.")
+    message: str = Field("", description="Why it failed, or what it found.")
+    lastSuccess: str | None = Field(None, description="When the last good run ended.")
+    durationSeconds: float | None = Field(None, description="How long the last good run took.")
+    scannedBytes: int | None = Field(None, description="Bytes of log that it read.")
+    report: str | None = Field(None, description="Where the last good report lies.")
+    topSavings: list[TopicSaving] = Field(default_factory=list, description="The topics that would save most.")
+    nextRun: str | None = Field(None, description="When it runs next.")
+
+
+class BrokerClusterStatus(_Status):
+    """The state of the cluster."""
+
+    observedGeneration: int | None = Field(None, description="Generation of the spec that this is about.")
+    phase: Phase = Field("Pending", description="The state in one word.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        description="Available: a client can send and read. Progressing: something is being changed. Degraded: "
+        "it works, but with less redundancy than asked for.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    readyMembers: str = Field("", description="Members that are ready, of all: 3/3.")
+    masters: str = Field("", description="The master of each group.")
+    members: list[MemberRow] = Field(default_factory=list, description="A row for each broker.")
+    nameServers: list[NameServerRow] = Field(default_factory=list, description="A row for each NameServer.")
+    addresses: Addresses = Field(default_factory=lambda: Addresses(), description="What clients are configured with.")
+    lastFailover: LastFailover | None = Field(None, description="The last change of a master.")
+    analytics: AnalyticsStatus | None = Field(None, description="The last runs of the report.")
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON for the Kubernetes API: without absent fields."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
