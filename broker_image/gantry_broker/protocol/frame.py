@@ -1,0 +1,375 @@
+"""Remoting frames, sans-I/O: bytes to `Frame` and back.
+
+On the wire: `int32 length | int32 (serialize type << 24 | header length) | header | body`, big endian; `length` counts
+what follows it. Header forms: 0 JSON (fastjson's `RemotingCommand`), 1 ROCKETMQ (compact binary). Source: traffic of
+4.9.7 and 5.5.0.
+
+`FrameDecoder.feed` takes one read of a socket and gives all frames that it completes; it is the broker's hottest
+code: one header parse and one object per frame, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from struct import error as struct_error
+from typing import Any, Final
+
+import orjson
+
+from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, MQ_VERSION, LanguageCode, SerializeType
+
+MAX_FRAME: Final = 16 * 1024 * 1024
+"""Bytes of the largest frame, without its length field."""
+MAX_HEADER: Final = 2 * 1024 * 1024
+"""Bytes of the largest header: the answer to a batch names every message in it, 33 bytes each."""
+
+_JSON: Final = int(SerializeType.JSON)
+_ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
+_PYTHON: Final = int(LanguageCode.PYTHON)
+_LANGUAGE_NAMES: Final = {int(code): code.name for code in LanguageCode}
+_LANGUAGE_CODES: Final = {code.name: int(code) for code in LanguageCode}
+_OTHER: Final = int(LanguageCode.OTHER)
+
+_LENGTHS = Struct(">iI")
+_COMPACT = Struct(">hBhiii")
+_INT = Struct(">i")
+_SHORT = Struct(">h")
+_unpack_lengths = _LENGTHS.unpack_from
+
+
+class FrameError(Exception):
+    """Bytes that are not a frame; the connection that sent them cannot be read any further.
+
+    `opaque` and `serialize` say where an error answer belongs, if that could be read; `frames` are the good frames
+    that came before it in the same read.
+    """
+
+    def __init__(self, reason: str, *, opaque: int | None = None, serialize: int = _JSON) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.opaque = opaque
+        self.serialize = serialize
+        self.frames: list[Frame] = []
+
+
+class Frame:
+    """One request or answer. `ext` holds the header's fields (strings), `body` may be empty."""
+
+    __slots__ = ("body", "code", "ext", "flag", "language", "opaque", "remark", "serialize", "version")
+
+    def __init__(
+        self,
+        code: int,
+        opaque: int = 0,
+        flag: int = 0,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+        remark: str | None = None,
+        serialize: int = _JSON,
+        language: int = _PYTHON,
+        version: int = MQ_VERSION,
+    ) -> None:
+        self.code = code
+        self.opaque = opaque
+        self.flag = flag
+        self.ext = {} if ext is None else ext
+        self.body = body
+        self.remark = remark
+        self.serialize = serialize
+        self.language = language
+        self.version = version
+
+    @property
+    def is_response(self) -> bool:
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        """A request that wants no answer."""
+        return self.flag & FLAG_ONEWAY != 0
+
+    @classmethod
+    def response_to(
+        cls,
+        request: Frame,
+        code: int,
+        remark: str | None = None,
+        ext: dict[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Frame:
+        """The answer to `request`: same opaque, same serialization."""
+        return cls(code, request.opaque, FLAG_RESPONSE, ext, body, remark, request.serialize)
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={self.ext} body={len(self.body)}B>"
+
+    def __eq__(self, other: object) -> bool:
+        """Equal meaning: every field, and the body's bytes."""
+        if not isinstance(other, Frame):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """The bytes of a frame, its length field included. Raises FrameError when a field does not fit its form."""
+    try:
+        if frame.serialize == _ROCKETMQ:
+            header = _encode_compact(frame)
+        else:
+            fields: dict[str, Any] = {
+                "code": frame.code,
+                "flag": frame.flag,
+                "language": _LANGUAGE_NAMES.get(frame.language, "OTHER"),
+                "opaque": frame.opaque,
+                "serializeTypeCurrentRPC": "JSON",
+                "version": frame.version,
+            }
+            if frame.ext:
+                fields["extFields"] = frame.ext
+            if frame.remark is not None:
+                fields["remark"] = frame.remark
+            header = orjson.dumps(fields)
+    except (struct_error, orjson.JSONEncodeError, UnicodeEncodeError) as error:
+        raise FrameError(
+            f"frame of code {frame.code} cannot be written: {error}", opaque=frame.opaque, serialize=frame.serialize
+        ) from error
+    size = len(header)
+    if size > MAX_HEADER:
+        raise FrameError(
+            f"header of {size} bytes is over the limit of {MAX_HEADER}", opaque=frame.opaque, serialize=frame.serialize
+        )
+    body = frame.body
+    return b"".join((_LENGTHS.pack(4 + size + len(body), frame.serialize << 24 | size), header, body))
+
+
+def _encode_compact(frame: Frame) -> bytes:
+    remark = b"" if frame.remark is None else frame.remark.encode()
+    parts = [
+        _COMPACT.pack(frame.code, frame.language, frame.version, frame.opaque, frame.flag, len(remark)),
+        remark,
+        b"",
+    ]
+    total = 0
+    for key, value in frame.ext.items():
+        name, text = key.encode(), value.encode()
+        parts += (_SHORT.pack(len(name)), name, _INT.pack(len(text)), text)
+        total += 6 + len(name) + len(text)
+    parts[2] = _INT.pack(total)
+    return b"".join(parts)
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames. After a FrameError it must not be fed again."""
+
+    __slots__ = ("_chunks", "_held", "_max_frame", "_needed")
+
+    def __init__(self, max_frame: int = MAX_FRAME) -> None:
+        """`max_frame`: bytes of the largest frame that is accepted, without the length field."""
+        self._max_frame = max_frame
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._needed = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of an unfinished frame that are kept."""
+        return self._held
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """All frames that `data` completes, in order.
+
+        Raises FrameError at the first one that cannot be read; those before it are in `error.frames`.
+        """
+        if self._chunks:
+            self._chunks.append(data)
+            self._held += len(data)
+            if self._held < self._needed:
+                return []  # joined only once: a large frame in small reads costs no quadratic copying
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self._held = 0
+        frames: list[Frame] = []
+        append = frames.append
+        loads = orjson.loads
+        position = 0
+        end = len(data)
+        max_frame = self._max_frame
+        try:
+            while end - position >= 8:
+                length, mark = _unpack_lengths(data, position)
+                stop = position + 4 + length
+                size = mark & 0xFFFFFF
+                if length > max_frame or size > length - 4 or size > MAX_HEADER:
+                    if not self._refuse(data, position, length, mark):
+                        break
+                elif stop > end:
+                    self._needed = stop - position
+                    break
+                start = position + 8
+                body_start = start + size
+                if mark >> 24 == _JSON:
+                    try:
+                        head = loads(data[start:body_start])
+                        ext = head.get("extFields")
+                        if ext:
+                            "".join(ext.values())  # one C call proves that every value is a string
+                        else:
+                            ext = {}
+                        code = head["code"]
+                        opaque = head["opaque"]
+                        flag = head["flag"]
+                        remark = head.get("remark")
+                        version = head["version"]
+                        if (
+                            type(code) is int
+                            and type(version) is int
+                            and (remark is None or type(remark) is str)
+                            and type(flag) is int
+                            and type(opaque) is int
+                            and -0x80000000 <= opaque <= 0x7FFFFFFF
+                        ):
+                            append(
+                                Frame(
+                                    code,
+                                    opaque,
+                                    flag,
+                                    ext,
+                                    data[body_start:stop],
+                                    remark,
+                                    _JSON,
+                                    _LANGUAGE_CODES[head["language"]],
+                                    version,
+                                )
+                            )
+                            position = stop
+                            continue
+                    except orjson.JSONDecodeError as error:
+                        raise FrameError(f"header is not JSON: {error}") from None
+                    except (KeyError, TypeError, AttributeError):
+                        pass  # a header that is merely unusual is read with care
+                    append(_careful(data[start:body_start], data[body_start:stop]))
+                elif mark >> 24 == _ROCKETMQ:
+                    append(_decode_compact(data, start, body_start, stop))
+                else:
+                    raise FrameError(f"serialize type {mark >> 24} is unknown; 0 (JSON) and 1 (ROCKETMQ) are known")
+                position = stop
+        except FrameError as error:
+            error.frames = frames
+            raise
+        if position < end:
+            rest = data[position:] if position else data
+            self._chunks.append(rest)
+            self._held = len(rest)
+            if self._held < 8:
+                self._needed = 8
+        return frames
+
+    def _refuse(self, data: bytes, position: int, length: int, mark: int) -> bool:
+        """Raises FrameError for impossible lengths; False: wait, the header that tells whom to answer is on its way."""
+        size = mark & 0xFFFFFF
+        serialize = mark >> 24
+        if length < 4 or size > length - 4 or serialize not in (_JSON, _ROCKETMQ):
+            raise FrameError(f"frame length {length} and header length {size} contradict each other")
+        if size > 65_536:
+            raise FrameError(f"frame of {length} bytes with a header of {size} bytes is over the limit")
+        start = position + 8
+        if len(data) < start + size:
+            self._needed = 8 + size
+            return False
+        head = data[start : start + size]
+        frame = _careful(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
+        raise FrameError(
+            f"frame of {length} bytes is over the limit of {self._max_frame}", opaque=frame.opaque, serialize=serialize
+        )
+
+
+def _careful(header: bytes, body: bytes) -> Frame:
+    """A JSON header with unusual values, read as fastjson does: numbers for strings, nulls and gaps allowed."""
+    head = orjson.loads(header)
+    if not isinstance(head, dict):
+        raise FrameError(f"header is a JSON {type(head).__name__}; an object is expected")
+    opaque = _int32(head, "opaque", 0, None)
+    code = _int32(head, "code", 0, opaque)
+    flag = _int32(head, "flag", 0, opaque)
+    version = _int32(head, "version", 0, opaque)
+    language = head.get("language")
+    remark = head.get("remark")
+    ext = head.get("extFields") or {}
+    if not isinstance(ext, dict):
+        raise FrameError(f"header field extFields is a JSON {type(ext).__name__}; an object is expected", opaque=opaque)
+    return Frame(
+        code,
+        opaque,
+        flag,
+        {key: _text(value, key, opaque) for key, value in ext.items() if value is not None},
+        body,
+        None if remark is None else _text(remark, "remark", opaque),
+        _JSON,
+        _LANGUAGE_CODES.get(language, _OTHER) if isinstance(language, str) else int(LanguageCode.JAVA),
+        version,
+    )
+
+
+def _int32(head: Mapping[str, Any], name: str, default: int, opaque: int | None) -> int:
+    value = head.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not -0x80000000 <= value <= 0x7FFFFFFF:
+        raise FrameError(f"header field {name} is {str(value)[:60]!r}; a 32-bit integer is expected", opaque=opaque)
+    return value
+
+
+def _text(value: object, name: str, opaque: int) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)
+    raise FrameError(
+        f"header field {name[:60]!r} is a JSON {type(value).__name__}; a string is expected", opaque=opaque
+    )
+
+
+def _decode_compact(data: bytes, start: int, body_start: int, stop: int) -> Frame:
+    opaque: int | None = None
+    try:
+        if body_start - start < 21:
+            raise FrameError("ROCKETMQ header is shorter than its 21 fixed bytes", serialize=_ROCKETMQ)
+        code, language, version, opaque, flag, size = _COMPACT.unpack_from(data, start)
+        position = start + 17
+        if size < 0 or position + size + 4 > body_start:
+            raise FrameError(f"remark of {size} bytes does not fit the header")
+        remark = data[position : position + size].decode() if size else None
+        position += size
+        (size,) = _INT.unpack_from(data, position)
+        position += 4
+        if size < 0 or position + size != body_start:
+            raise FrameError(f"extension fields of {size} bytes do not fill the header")
+        ext: dict[str, str] = {}
+        while position < body_start:
+            if body_start - position < 6:
+                raise FrameError("extension fields end within a field")
+            (size,) = _SHORT.unpack_from(data, position)
+            position += 2
+            if size < 0 or position + size + 4 > body_start:
+                raise FrameError(f"field name of {size} bytes does not fit the header")
+            name = data[position : position + size].decode()
+            position += size
+            (size,) = _INT.unpack_from(data, position)
+            position += 4
+            if size < 0 or position + size > body_start:
+                raise FrameError(f"value of field {name[:60]!r} of {size} bytes does not fit the header")
+            ext[name] = data[position : position + size].decode()
+            position += size
+    except UnicodeDecodeError as error:
+        raise FrameError(f"header text is not UTF-8: {error}", opaque=opaque, serialize=_ROCKETMQ) from None
+    except FrameError as error:
+        error.opaque = opaque
+        error.serialize = _ROCKETMQ
+        raise
+    return Frame(code, opaque, flag, ext, data[body_start:stop], remark, _ROCKETMQ, language, version)

@@ -1,0 +1,586 @@
+"""Typed request headers: a frame's string fields to values and back.
+
+Each class lists its fields under RocketMQ's wire names, with a type and a default when the sender may leave it out.
+`X.parse(frame)` raises BadField, whose text names the field, what came and what is expected; `header.ext()` is the
+way back. Numbers are held to their Java range. Source: traffic and header classes of 4.9.7 and 5.5.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, NewType, Self, get_type_hints
+
+from gantry_broker.protocol.codes import EXPRESSION_TAG, FLAG_RESPONSE, RequestCode
+from gantry_broker.protocol.frame import Frame
+
+Long = NewType("Long", int)
+"""A 64-bit signed number; a plain `int` field is 32-bit."""
+
+_INT_RANGE = (-(2**31), 2**31 - 1)
+_LONG_RANGE = (-(2**63), 2**63 - 1)
+
+
+class BadField(ValueError):
+    """A header field that is absent or of the wrong type."""
+
+    def __init__(self, field: str, value: str | None, expected: str) -> None:
+        self.field = field
+        self.value = value
+        self.expected = expected
+        what = "is absent" if value is None else f"is {value[:80]!r}"
+        super().__init__(f"the field {field} {what}; {expected} is expected")
+
+
+def parse_int(name: str, value: str | None, low: int = _INT_RANGE[0], high: int = _INT_RANGE[1]) -> int:
+    """A decimal number within its range. Raises BadField."""
+    if value is not None and value.isascii() and len(value) <= 20:
+        digits = value[1:] if value[:1] in ("-", "+") else value
+        if digits.isdigit() and low <= (number := int(value)) <= high:
+            return number
+    raise BadField(name, value, f"a whole number from {low} to {high}")
+
+
+def _parse_bool(name: str, value: str) -> bool:
+    lowered = value.lower()
+    if lowered == "true":
+        return True
+    if lowered == "false":
+        return False
+    raise BadField(name, value, "true or false")
+
+
+class Header:
+    """Base of all typed headers; subclasses are frozen dataclasses whose fields have the wire's names."""
+
+    __slots__ = ()
+    _plan: ClassVar[tuple[tuple[str, str, bool, Any], ...] | None] = None
+    WIRE_NAMES: ClassVar[dict[str, str]] = {}
+    """Field name to wire name where they differ."""
+
+    @classmethod
+    def _fields(cls) -> tuple[tuple[str, str, bool, Any], ...]:
+        plan = cls.__dict__.get("_plan")
+        if plan is None:
+            hints = get_type_hints(cls)
+            rows = []
+            for field in fields(cls):
+                hint = hints[field.name]
+                text = str(hint)
+                if hint is bool:
+                    kind = "bool"
+                elif hint is Long or "Long" in text:
+                    kind = "long"
+                elif hint is int or "int" in text:
+                    kind = "int"
+                elif "bool" in text:
+                    kind = "bool"
+                else:
+                    kind = "str"
+                required = field.default is MISSING
+                rows.append((field.name, kind, required, None if required else field.default))
+            plan = tuple(rows)
+            cls._plan = plan
+        return plan  # type: ignore[no-any-return]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        """The header of a request. Raises BadField."""
+        return cls.from_ext(frame.ext)
+
+    @classmethod
+    def from_ext(cls, ext: dict[str, str]) -> Self:
+        """The header in these fields. Raises BadField."""
+        values: list[Any] = []
+        for name, kind, required, default in cls._fields():
+            wire = cls.WIRE_NAMES.get(name, name)
+            value = ext.get(wire)
+            if value is None:
+                if required:
+                    raise BadField(wire, None, {"str": "a text", "bool": "true or false"}.get(kind, "a whole number"))
+                values.append(default)
+            elif kind == "str":
+                values.append(value)
+            elif kind == "int":
+                values.append(parse_int(wire, value))
+            elif kind == "long":
+                values.append(parse_int(wire, value, *_LONG_RANGE))
+            else:
+                values.append(_parse_bool(wire, value))
+        return cls(*values)
+
+    def ext(self) -> dict[str, str]:
+        """The fields as they go over the wire; None is left out."""
+        out = {}
+        for name, kind, _, _ in self._fields():
+            value = getattr(self, name)
+            if value is not None:
+                out[self.WIRE_NAMES.get(name, name)] = ("true" if value else "false") if kind == "bool" else str(value)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeader(Header):
+    """SEND_MESSAGE (10), with long names; 310, 320 and 325 carry the same under short ones."""
+
+    producerGroup: str
+    topic: str
+    defaultTopic: str
+    defaultTopicQueueNums: int
+    queueId: int
+    sysFlag: int
+    bornTimestamp: Long
+    flag: int
+    properties: str | None = None
+    reconsumeTimes: int | None = None
+    unitMode: bool | None = None
+    maxReconsumeTimes: int | None = None
+    batch: bool = False
+    brokerName: str | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        """Short or long names, by the request's code. Raises BadField."""
+        if frame.code in _SHORT_NAMED:
+            return cls.from_short(frame.ext)
+        return cls.from_ext(frame.ext)
+
+    @classmethod
+    def from_short(cls, ext: dict[str, str]) -> Self:
+        """The header under the names a to n. Raises BadField, with the long name."""
+        return cls.from_ext({_LONG_NAMES.get(name, name): value for name, value in ext.items()})
+
+    def short_ext(self) -> dict[str, str]:
+        """The fields for 310, 320 and 325."""
+        return {_SHORT_NAMES[name]: value for name, value in self.ext().items()}
+
+
+SHORT_SEND_NAMES = dict(zip("abcdefghijklmn", (field.name for field in fields(SendHeader)), strict=True))
+"""Short name to long name of the fields of a send."""
+_LONG_NAMES = SHORT_SEND_NAMES
+_SHORT_NAMES = {long: short for short, long in SHORT_SEND_NAMES.items()}
+_SHORT_NAMED = frozenset(
+    (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PullHeader(Header):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). Times are milliseconds."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int
+    queueOffset: Long
+    maxMsgNums: int
+    sysFlag: int
+    commitOffset: Long
+    suspendTimeoutMillis: Long = Long(0)
+    subVersion: Long = Long(0)
+    subscription: str | None = None
+    expressionType: str = EXPRESSION_TAG
+    maxMsgBytes: int | None = None
+    bname: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOffsetHeader(Header):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int
+    setZeroIfNotFound: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOffsetHeader(Header):
+    """UPDATE_CONSUMER_OFFSET (15)."""
+
+    consumerGroup: str
+    topic: str
+    queueId: int
+    commitOffset: Long
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHeader(Header):
+    """GET_MAX_OFFSET (30), GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+
+    topic: str
+    queueId: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOffsetHeader(Header):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundaryType` is 5.x's: LOWER or UPPER."""
+
+    topic: str
+    queueId: int
+    timestamp: Long
+    boundaryType: str = "LOWER"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryMessageHeader(Header):
+    """QUERY_MESSAGE (12)."""
+
+    topic: str
+    key: str
+    maxNum: int
+    beginTimestamp: Long
+    endTimestamp: Long
+    uniqueKeyQuery: bool = False
+    indexType: str | None = None
+
+    WIRE_NAMES: ClassVar[dict[str, str]] = {"uniqueKeyQuery": "_UNIQUE_KEY_QUERY"}
+
+
+@dataclass(frozen=True, slots=True)
+class ViewMessageHeader(Header):
+    """VIEW_MESSAGE_BY_ID (33): `offset` is the physical offset."""
+
+    offset: Long
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterClientHeader(Header):
+    """UNREGISTER_CLIENT (35)."""
+
+    clientID: str
+    producerGroup: str | None = None
+    consumerGroup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackHeader(Header):
+    """CONSUMER_SEND_MSG_BACK (36): `offset` is the physical offset; delay level 0 leaves it to the broker."""
+
+    offset: Long
+    group: str
+    delayLevel: int
+    originMsgId: str | None = None
+    originTopic: str | None = None
+    unitMode: bool | None = None
+    maxReconsumeTimes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndTransactionHeader(Header):
+    """END_TRANSACTION (37): `commitOrRollback` is one of the transaction bits of the system flag."""
+
+    producerGroup: str
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    commitOrRollback: int
+    fromTransactionCheck: bool = False
+    msgId: str | None = None
+    transactionId: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTransactionHeader(Header):
+    """CHECK_TRANSACTION_STATE (39), from broker to producer."""
+
+    tranStateTableOffset: Long
+    commitLogOffset: Long
+    msgId: str | None = None
+    transactionId: str | None = None
+    offsetMsgId: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupHeader(Header):
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), GET_CONSUMER_CONNECTION_LIST (203)."""
+
+    consumerGroup: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeStatsHeader(Header):
+    """GET_CONSUME_STATS (208): without a topic, all that the group consumes."""
+
+    consumerGroup: str
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerGroupHeader(Header):
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    producerGroup: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicHeader(Header):
+    """GET_TOPIC_STATS_INFO (202), DELETE_TOPIC_IN_BROKER (215), QUERY_TOPIC_CONSUME_BY_WHO (300), 351, and others."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteHeader(Header):
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    topic: str
+    acceptStandardJsonOnly: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTopicInNamesrvHeader(Header):
+    """DELETE_TOPIC_IN_NAMESRV (216). 4.9's own client sends only the topic."""
+
+    topic: str
+    clusterName: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopicHeader(Header):
+    """UPDATE_AND_CREATE_TOPIC (17)."""
+
+    topic: str
+    defaultTopic: str
+    readQueueNums: int
+    writeQueueNums: int
+    perm: int
+    topicFilterType: str
+    topicSysFlag: int | None = None
+    order: bool = False
+    attributes: str | None = None
+    force: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroupHeader(Header):
+    """DELETE_SUBSCRIPTIONGROUP (207): 4.9 says removeOffset, 5.x cleanOffset."""
+
+    groupName: str
+    removeOffset: bool | None = None
+    cleanOffset: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOffsetHeader(Header):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222) and RESET_CONSUMER_CLIENT_OFFSET (220); `timestamp` -1: to the end."""
+
+    topic: str
+    group: str
+    timestamp: Long
+    isForce: bool = False
+    queueId: int | None = None
+    offset: Long | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatusHeader(Header):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) and GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
+
+    topic: str
+    group: str
+    clientAddr: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningInfoHeader(Header):
+    """GET_CONSUMER_RUNNING_INFO (307), asked of the broker and passed on to the client."""
+
+    consumerGroup: str
+    clientId: str
+    jstackEnable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeDirectlyHeader(Header):
+    """CONSUME_MESSAGE_DIRECTLY (309)."""
+
+    consumerGroup: str
+    clientId: str | None = None
+    msgId: str | None = None
+    brokerName: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatsDataHeader(Header):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    statsName: str
+    statsKey: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConsumeStatsHeader(Header):
+    """GET_BROKER_CONSUME_STATS (317)."""
+
+    isOrder: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CloneOffsetHeader(Header):
+    """CLONE_GROUP_OFFSET (314)."""
+
+    srcGroup: str
+    destGroup: str
+    topic: str | None = None
+    offline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeTimeSpanHeader(Header):
+    """QUERY_CONSUME_TIME_SPAN (303) and QUERY_CORRECTION_OFFSET (308, with more fields)."""
+
+    topic: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionOffsetHeader(Header):
+    """QUERY_CORRECTION_OFFSET (308)."""
+
+    topic: str
+    filterGroups: str | None = None
+    compareGroup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeQueueHeader(Header):
+    """QUERY_CONSUME_QUEUE (321)."""
+
+    topic: str
+    queueId: int
+    index: Long
+    count: int
+    consumerGroup: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCheckHeader(Header):
+    """RESUME_CHECK_HALF_MESSAGE (323)."""
+
+    msgId: str | None = None
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushReplyHeader(Header):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
+
+    producerGroup: str
+    topic: str
+    defaultTopic: str
+    defaultTopicQueueNums: int
+    queueId: int
+    sysFlag: int
+    bornTimestamp: Long
+    flag: int
+    properties: str | None = None
+    reconsumeTimes: int | None = None
+    unitMode: bool = False
+    bornHost: str | None = None
+    storeHost: str | None = None
+    storeTimestamp: Long = Long(0)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterBrokerHeader(Header):
+    """REGISTER_BROKER (103). The fields that begin with `gantry` are ours.
+
+    `gantryEpoch` fences old masters, `gantryMember` is the number that does not change with the role, and
+    `gantryAddresses` is a JSON object: NameServer listener to the address that its clients are given.
+    """
+
+    brokerName: str
+    brokerAddr: str
+    clusterName: str
+    brokerId: Long
+    haServerAddr: str | None = None
+    compressed: bool = False
+    bodyCrc32: Long = Long(0)
+    enableActingMaster: bool | None = None
+    heartbeatTimeoutMillis: Long | None = None
+    gantryEpoch: Long | None = None
+    gantryMember: int | None = None
+    gantryAddresses: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnregisterBrokerHeader(Header):
+    """UNREGISTER_BROKER (104)."""
+
+    brokerName: str
+    brokerAddr: str
+    clusterName: str
+    brokerId: Long
+
+
+@dataclass(frozen=True, slots=True)
+class QueryDataVersionHeader(Header):
+    """QUERY_DATA_VERSION (322): the body holds the broker's own data version."""
+
+    brokerName: str
+    brokerAddr: str
+    clusterName: str
+    brokerId: Long
+
+
+@dataclass(frozen=True, slots=True)
+class KvHeader(Header):
+    """PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102)."""
+
+    namespace: str
+    key: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceHeader(Header):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class WritePermHeader(Header):
+    """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    brokerName: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHeader(Header):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendAnswer(Header):
+    """What a broker answers to a send; `msgId` is the offset id, several joined by commas for a batch."""
+
+    msgId: str
+    queueId: int
+    queueOffset: Long
+    transactionId: str | None = None
+    MSG_REGION: str | None = None
+    TRACE_ON: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer(Header):
+    """What a broker answers to a pull."""
+
+    suggestWhichBrokerId: Long
+    nextBeginOffset: Long
+    minOffset: Long
+    maxOffset: Long
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAnswer(Header):
+    """The answer to 14, 29, 30 and 31."""
+
+    offset: Long
+
+
+def error_answer(request: Frame, code: int, remark: str) -> Frame:
+    """An answer that tells why not."""
+    return Frame(code, request.opaque, FLAG_RESPONSE, None, b"", remark, request.serialize)
