@@ -16,6 +16,15 @@ from pydantic_core import PydanticCustomError
 
 _QUANTITY = r"^(\d+|\d+\.\d+|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DURATION = r"^(\d+h)?(\d+m)?(\d+s)?(\d+ms)?$"
+_WINDOW = r"^\d+[smhd]$"
+_VOLUME = r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
+FORMS = {
+    _QUANTITY: "an amount like 250m, 2 or 512Mi",
+    _DURATION: "a time span like 500ms, 2s or 1m30s",
+    _WINDOW: "a time span in one unit, like 30m, 12h or 7d",
+    _VOLUME: "a size like 10Gi",
+}
+"""What the patterns ask for, in words."""
 _DURATION_PART = re.compile(r"(\d+)(ms|h|m|s|d)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_BYTES = {
@@ -105,8 +114,8 @@ Quantity = Annotated[
 Duration = Annotated[str, Field(pattern=_DURATION, min_length=2, max_length=32)]
 """A time span: 500ms, 2s, 1m30s."""
 
-Window = Annotated[str, Field(pattern=r"^\d+[smhd]$", max_length=16)]
+Window = Annotated[str, Field(pattern=_WINDOW, max_length=16)]
 """A longer time span in one unit: 30m, 12h, 7d."""
 
-VolumeSize = Annotated[str, Field(pattern=r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$", max_length=24)]
+VolumeSize = Annotated[str, Field(pattern=_VOLUME, max_length=24)]
 """Bytes of a volume with a unit: 10Gi."""

@@ -2,7 +2,7 @@
 
 A structural schema: references are resolved, and what Kubernetes does not take is turned into what it does (an optional
 field is one that may be left out, unknown fields are refused by the API server's own strict validation). Defaults of
-objects are `{}` so that the defaults within them apply.
+objects are written out in full: the API server checks a default against the rules before it fills in those within.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in ope
 """
 FILES = (Path("crds/brokerclusters.gantry.dev.yaml"), Path("helm/gantry/files/brokerclusters.gantry.dev.yaml"))
 
-_DROPPED = ("title", "additionalProperties", "discriminator", "const")
+_DROPPED = ("title", "additionalProperties", "propertyNames", "discriminator", "const")
 
 COLUMNS: list[dict[str, Any]] = [
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The state in one word."},
@@ -111,7 +111,6 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
         node["properties"] = {
             name: _structural(child, defs, _model_in(fields.get(name))) for name, child in node["properties"].items()
         }
-        # Every field of a part has a default, so an empty object stands for the whole.
         defaults = _part_default(model)
         for name, child in node["properties"].items():
             if name in defaults:
@@ -119,12 +118,17 @@ def _structural(node: dict[str, Any], defs: dict[str, Any], model: type[BaseMode
     if model is not None and issubclass(model, Model) and "properties" in node and model.schema_rules():
         node["x-kubernetes-validations"] = model.schema_rules()
     if isinstance(node.get("description"), str):
-        node["description"] = " ".join(node["description"].split())
+        text = " ".join(node["description"].split())
+        default = node.get("default")
+        if isinstance(default, str | int | bool) and text:
+            shown = str(default).lower() if isinstance(default, bool) else default
+            text += f" Default: {shown}" if text.endswith(".") else f". Default: {shown}"
+        node["description"] = text
     return node
 
 
 def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:
-    """Defaults that a factory makes. Only what differs from the part's own defaults is written out."""
+    """Defaults that a factory makes, in full."""
     out: dict[str, Any] = {}
     if model is None or not issubclass(model, Model):
         return out
@@ -133,7 +137,7 @@ def _part_default(model: type[BaseModel] | None) -> dict[str, Any]:
             continue
         value = field.get_default(call_default_factory=True, validated_data={})
         if isinstance(value, BaseModel):
-            out[name] = value.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+            out[name] = value.model_dump(mode="json", exclude_none=True)
     return out
 
 

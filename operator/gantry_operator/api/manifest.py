@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gantry_operator.api.base import FORMS
 from gantry_operator.api.cluster import API_VERSION, KIND, BrokerCluster
 
 
@@ -107,6 +108,8 @@ def _plain(kind: str, context: dict[str, Any], fallback: str) -> str:
         "literal_error": ("expected", "write {}"),
         "string_pattern_mismatch": ("pattern", "write something of the form {}"),
     }
+    if kind == "string_pattern_mismatch" and context.get("pattern") in FORMS:
+        return f"write {FORMS[context['pattern']]}"
     if kind in bounds:
         key, text = bounds[kind]
         return text.format(context.get(key))

@@ -1,0 +1,78 @@
+"""Who runs: NameServers, groups and their members, with the names and numbers they keep for life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gantry_operator.api import BrokerCluster
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerPlan:
+    """One NameServer. `name` is that of its pod or process: demo-namesrv-0."""
+
+    name: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """One broker. `number` never changes within the group; `name` is that of its pod or process: demo-a-0."""
+
+    name: str
+    group: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One broker group, in the order of its members' numbers."""
+
+    name: str
+    members: tuple[MemberPlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that runs for one cluster."""
+
+    cluster: str
+    namespace: str
+    name_servers: tuple[NameServerPlan, ...]
+    groups: tuple[GroupPlan, ...]
+
+    @property
+    def members(self) -> tuple[MemberPlan, ...]:
+        return tuple(m for g in self.groups for m in g.members)
+
+    def group(self, name: str) -> GroupPlan:
+        """Raises KeyError with the names there are."""
+        for g in self.groups:
+            if g.name == name:
+                return g
+        raise KeyError(f"{self.cluster} has no group {name!r}, but {', '.join(g.name for g in self.groups)}")
+
+    def member(self, name: str) -> MemberPlan:
+        """By its full name (demo-a-0), or by what follows the cluster's name (a-0). Raises KeyError."""
+        for m in self.members:
+            if name in (m.name, f"{m.group}-{m.number}"):
+                return m
+        raise KeyError(f"{self.cluster} has no member {name!r}, but {', '.join(m.name for m in self.members)}")
+
+
+def member_name(cluster: str, group: str, number: int) -> str:
+    return f"{cluster}-{group}-{number}"
+
+
+def plan(cluster: BrokerCluster) -> Plan:
+    """The plan of a valid cluster: the same spec gives the same plan, and growing it renames nothing."""
+    name = cluster.name
+    return Plan(
+        cluster=name,
+        namespace=cluster.namespace,
+        name_servers=tuple(NameServerPlan(f"{name}-namesrv-{i}", i) for i in range(cluster.spec.nameServers.replicas)),
+        groups=tuple(
+            GroupPlan(g.name, tuple(MemberPlan(member_name(name, g.name, i), g.name, i) for i in range(g.members)))
+            for g in cluster.spec.brokerGroups
+        ),
+    )

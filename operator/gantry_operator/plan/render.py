@@ -1,0 +1,83 @@
+"""From the plan to the config of one process. Addresses, ports and folders come from whoever starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gantry_broker.config import BrokerConfig, Listener, NameServerConfig
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan.plan import MemberPlan, NameServerPlan
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddresses:
+    """Where one broker listens and how others reach it. Addresses are "host:port"."""
+
+    port: int
+    http_port: int
+    member_address: str
+    group_address: str
+    group_port: int | None = None
+    """Local mode: bound while it is master. In Kubernetes the group's Service does that."""
+    listener_addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By NameServer listener: {"external": {"group": "h:p", "member": "h:p"}}."""
+
+
+def name_server_config(
+    server: NameServerPlan,
+    *,
+    listen_host: str,
+    port: int,
+    http_port: int | None = None,
+    data_dir: Path | None = None,
+    listeners: Mapping[str, int] | None = None,
+) -> NameServerConfig:
+    """The config of one NameServer. `listeners`: port by name of each further listener."""
+    return NameServerConfig(
+        name=server.name,
+        listen_host=listen_host,
+        port=port,
+        http_port=http_port,
+        data_dir=data_dir,
+        listeners=[Listener(name=n, port=p) for n, p in sorted((listeners or {}).items())],
+    )
+
+
+def broker_config(
+    cluster: BrokerCluster,
+    member: MemberPlan,
+    addresses: BrokerAddresses,
+    *,
+    listen_host: str,
+    data_dir: Path,
+    name_servers: Sequence[str],
+    token_file: Path | None = None,
+    memory_limit_bytes: int | None = None,
+) -> BrokerConfig:
+    """The config of one broker. `name_servers` are their addresses as the broker reaches them."""
+    spec = cluster.spec
+    return BrokerConfig(
+        cluster=cluster.name,
+        group=member.group,
+        member=member.number,
+        name=member.name,
+        data_dir=data_dir,
+        mode=spec.mode,
+        listen_host=listen_host,
+        port=addresses.port,
+        http_port=addresses.http_port,
+        group_port=addresses.group_port,
+        member_address=addresses.member_address,
+        group_address=addresses.group_address,
+        listener_addresses={k: dict(v) for k, v in addresses.listener_addresses.items()},
+        name_servers=list(name_servers),
+        token_file=token_file,
+        replication=spec.replication,
+        min_in_sync=spec.minInSyncReplicas,
+        flush=spec.flush,
+        memory_limit_bytes=memory_limit_bytes,
+        settings=spec.broker,
+    )

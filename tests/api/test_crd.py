@@ -1,0 +1,80 @@
+"""The CRD is what the models say, and has the form that Kubernetes asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gantry_operator.api import crd
+from gantry_operator.api.base import parse_duration, parse_quantity
+
+ROOT = Path(__file__).parents[2]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
+
+
+def test_the_files_are_not_stale() -> None:
+    assert crd.stale(ROOT) == []
+
+
+def test_stale_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert crd.main(["--check", "--root", str(tmp_path)]) == 1
+    assert "is stale" in capsys.readouterr().err
+    assert crd.main(["--root", str(tmp_path)]) == 0
+    assert crd.main(["--check", "--root", str(tmp_path)]) == 0
+
+
+def test_the_schema_is_structural_and_every_field_is_described() -> None:
+    for path, node in nodes(crd.schema()):
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+        assert not {"$ref", "$defs", "title", "const", "propertyNames", "exclusiveMinimum"} & set(node), path
+        assert node.get("additionalProperties") is not False, path
+        if path.startswith((".spec", ".status")) and not path.endswith(("[]", "{}")):
+            assert node.get("description"), f"{path} has no description for kubectl explain"
+
+
+def test_every_rule_names_its_field_and_what_to_write() -> None:
+    rules = [(p, r) for p, n in nodes(crd.schema()) for r in n.get("x-kubernetes-validations", [])]
+    assert len(rules) >= 15
+    for path, rule in rules:
+        assert len(rule["message"]) > 30, path
+        assert "write" in rule["message"] or "give" in rule["message"] or "lower" in rule["message"], rule
+
+
+def test_yaml_has_no_anchors_and_reads_back() -> None:
+    text = crd.render()
+    assert "&id" not in text
+    assert yaml.safe_load(text) == crd.crd()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2s", 2.0), ("500ms", 0.5), ("1m30s", 90.0), ("7d", 604_800.0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2", "s", "2 s", "1s1x", "-1s"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="write for example"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(("text", "number"), [("512Mi", 2**29), ("250m", 0.25), ("2", 2), ("1.5G", 1.5e9)])
+def test_quantities(text: str, number: float) -> None:
+    assert parse_quantity(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "Mi", "1 G", "1GB", "-1", "1e3x"])
+def test_bad_quantities(text: str) -> None:
+    with pytest.raises(ValueError, match="write for example"):
+        parse_quantity(text)

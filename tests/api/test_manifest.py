@@ -1,0 +1,117 @@
+"""What is refused, and in which words: the path of the field, its value, what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster, ManifestError, load_manifest, parse_manifest
+
+ROOT = Path(__file__).parents[2]
+
+
+def manifest(name: str = "demo", **spec: Any) -> dict[str, Any]:
+    spec = {"brokerGroups": [{"name": "a", "members": 3}]} | spec
+    return {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.yaml")), ids=lambda p: p.name)
+def test_every_example_is_valid(path: Path) -> None:
+    assert load_manifest(path).spec.brokerGroups
+
+
+def test_quickstart_is_two_name_servers_and_one_group_of_three() -> None:
+    cluster = load_manifest(ROOT / "examples/quickstart.yaml")
+    assert (cluster.name, cluster.spec.nameServers.replicas) == ("demo", 2)
+    assert [(g.name, g.members) for g in cluster.spec.brokerGroups] == [("a", 3)]
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    (manifest(replicaton="Sync"), "spec.replicaton", "did you mean replication?"),
+    (manifest(replication="sync"), "spec.replication", "'Sync' or 'Async'"),
+    (manifest(mode="Raft"), "spec.mode", "write MasterSlave"),
+    (manifest(brokerGroups=[]), "spec.brokerGroups", "at least 1"),
+    (manifest(brokerGroups=[{"name": "A"}]), "spec.brokerGroups[0].name", "lower-case letters"),
+    (manifest(brokerGroups=[{"name": "master"}]), "spec.brokerGroups[0].name", "reserved"),
+    (manifest(brokerGroups=[{"name": "a"}, {"name": "a"}]), "spec.brokerGroups", "a name of its own"),
+    (manifest(brokerGroups=[{"name": "a", "members": 0}]), "spec.brokerGroups[0].members", "1 or more"),
+    (manifest(brokerGroups=[{"members": 3}]), "spec.brokerGroups[0].name", "is missing"),
+    (manifest(brokerGroups=[{"name": "a", "member": 3}]), "spec.brokerGroups[0].member", "did you mean members?"),
+    (manifest(minInSyncReplicas=4), "spec.minInSyncReplicas", "at most the smallest brokerGroups[].members"),
+    (manifest(broker={"deletewhen": "04"}), "spec.broker.deletewhen", "did you mean deleteWhen?"),
+    (manifest(broker={"deleteWhen": 4}), "spec.broker.deleteWhen", "quote it"),
+    (manifest(broker={"maxMessageSize": 1}), "spec.broker.maxMessageSize", "1024 or more"),
+    (manifest(storage={"size": "10 GB"}), "spec.storage.size", "10Gi"),
+    (manifest(resources={"limits": {"memory": "1 G"}}), "spec.resources.limits.memory", "512Mi"),
+    (
+        manifest(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),
+        "spec.resources.requests",
+        "lower requests or raise limits",
+    ),
+    (manifest(failover={"detectionTimeout": "1ms"}), "spec.failover.detectionTimeout", "from 500ms to 5m"),
+    (manifest(failover={"detectionTimeout": "fast"}), "spec.failover.detectionTimeout", "time span"),
+    (manifest(external={"type": "NodePort"}), "spec.external", "host is missing"),
+    (manifest(external={"type": "Ingress"}), "spec.external.type", "'NodePort' or 'LoadBalancer'"),
+    (manifest(external={"type": "LoadBalancer", "host": "{pod}.x"}), "spec.external", "unknown field in braces"),
+    (manifest(analytics={"schedule": "tomorrow"}), "spec.analytics.schedule", "minute, hour"),
+    (manifest(analytics={"sparkConf": {"shuffle": "8"}}), "spec.analytics.sparkConf", "spark."),
+    (manifest(analytics={"topics": ["a b"]}), "spec.analytics.topics", "wildcards"),
+    (manifest(nameServers={"replicas": "two"}), "spec.nameServers.replicas", "whole number"),
+    (manifest(name="Demo"), "(document)", "metadata.name is not usable"),
+    (manifest(name="d" * 33), "(document)", "at most 32"),
+    (manifest() | {"kind": "Broker"}, "kind", "'BrokerCluster'"),
+    (manifest() | {"apiVersion": "v1"}, "apiVersion", "gantry.dev/v1alpha1"),
+    ({"kind": "BrokerCluster"}, "apiVersion", "is missing"),
+]
+
+
+@pytest.mark.parametrize(("document", "path", "words"), BAD, ids=[f"{p}-{i}" for i, (_, p, _) in enumerate(BAD)])
+def test_bad_input_is_explained(document: dict[str, Any], path: str, words: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(document, "demo.yaml")
+    assert any(p.path == path and words in p.message for p in caught.value.problems), str(caught.value)
+    assert str(caught.value).startswith("demo.yaml: ")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(manifest(replicaton="Sync", flush="Never", minInSyncReplicas=0))
+    assert {p.path for p in caught.value.problems} == {"spec.replicaton", "spec.flush", "spec.minInSyncReplicas"}
+
+
+def test_a_value_is_shown_beside_its_path() -> None:
+    with pytest.raises(ManifestError, match=r'^spec\.flush is "Never": write .Async. or .Sync.'):
+        parse_manifest(manifest(flush="Never"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "holds nothing"), ("a: [", "is not YAML"), ("- 1", "write a mapping"), ("a: 1\n---\nb: 2", "is missing")],
+)
+def test_files_that_hold_no_cluster(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(ManifestError, match=words):
+        load_manifest(file)
+
+
+def test_other_documents_are_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("kind: Namespace\n---\n" + (ROOT / "examples/quickstart.yaml").read_text())
+    assert load_manifest(file).name == "demo"
+
+
+def test_what_the_api_server_adds_is_taken(tmp_path: Path) -> None:
+    """A stored object has defaults, managed fields and a status."""
+    cluster = parse_manifest(manifest())
+    stored = cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
+    stored["metadata"] |= {
+        "uid": "u",
+        "generation": 3,
+        "managedFields": [{}],
+        "annotations": {"gantry.dev/paused": "true"},
+    }
+    again = BrokerCluster.model_validate(stored)
+    assert again.spec == cluster.spec
+    assert again.paused

@@ -1,0 +1,96 @@
+"""The order of replacement: stories, and invariants over thousands of generated groups that are rolled to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gantry_operator.plan import MemberState, next_step, replacement_order
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def member(number: int, **kw: bool) -> MemberState:
+    values = {"outdated": False, "ready": True, "in_sync": True, "master": number == 0} | kw
+    return MemberState(f"demo-a-{number}", number, **values)
+
+
+def test_nothing_to_do() -> None:
+    assert next_step([member(0), member(1)]).kind == "done"
+
+
+def test_slaves_go_first_and_the_master_hands_over_to_a_new_one() -> None:
+    old = [member(i, outdated=True) for i in range(3)]
+    assert replacement_order(old) == ["demo-a-2", "demo-a-1", "demo-a-0"]
+    assert next_step(old).member == "demo-a-2"
+    new_slaves = [old[0], member(1), member(2)]
+    step = next_step(new_slaves)
+    assert (step.kind, step.member, step.to) == ("handover", "demo-a-0", "demo-a-1")
+    handed_over = [replace(old[0], master=False), replace(member(1), master=True), member(2)]
+    assert next_step(handed_over) == next_step(handed_over)
+    assert (next_step(handed_over).kind, next_step(handed_over).member) == ("replace", "demo-a-0")
+
+
+def test_waits_for_a_member_that_catches_up() -> None:
+    step = next_step([member(0, outdated=True), member(1, outdated=True), member(2, in_sync=False)])
+    assert step.kind == "wait"
+    assert "demo-a-2" in step.reason
+
+
+def test_a_broken_member_is_replaced_at_once_so_that_a_bad_image_can_be_taken_back() -> None:
+    states = [member(0), member(1), member(2, outdated=True, ready=False, in_sync=False)]
+    assert (next_step(states).kind, next_step(states).member) == ("replace", "demo-a-2")
+
+
+def test_a_leaving_master_hands_over_and_stays_when_nobody_can_take_over() -> None:
+    step = next_step([member(0, master=False), member(1, master=True, leaving=True)])
+    assert (step.kind, step.to) == ("handover", "demo-a-0")
+    assert next_step([member(0, master=True, leaving=True)]).kind == "wait"
+
+
+def test_without_a_master_only_broken_members_are_touched() -> None:
+    assert next_step([member(0, master=False, outdated=True), member(1, outdated=True)]).kind == "wait"
+
+
+def test_a_single_member_is_replaced_and_the_reason_says_what_that_means() -> None:
+    step = next_step([member(0, outdated=True)])
+    assert (step.kind, step.member) == ("replace", "demo-a-0")
+    assert "away" in step.reason
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[MemberState]:
+    size = draw(st.integers(1, 5))
+    keep = draw(st.integers(1, size))
+    master = draw(st.integers(0, size - 1))
+    return [
+        MemberState(f"demo-a-{i}", i, draw(st.booleans()), True, True, i == master, leaving=i >= keep)
+        for i in range(size)
+    ]
+
+
+@settings(max_examples=1500, deadline=None)
+@given(groups())
+def test_rolled_to_the_end_without_ever_stopping_the_master_of_a_larger_group(states: list[MemberState]) -> None:
+    for _ in range(3 * len(states) + 3):
+        step = next_step(states)
+        if step.kind == "done":
+            break
+        assert step.kind != "wait", "everybody works and is in sync: something can always be done"
+        target = next(m for m in states if m.name == step.member)
+        if step.kind == "handover":
+            heir = next(m for m in states if m.name == step.to)
+            assert heir.in_sync
+            assert heir.ready
+            assert not heir.leaving
+            assert not heir.outdated
+            states = [replace(m, master=m.name == step.to) for m in states]
+        elif target.leaving:
+            assert not target.master
+            states = [m for m in states if m.name != step.member]
+        else:
+            assert not target.master or len([m for m in states if not m.leaving]) == 1
+            states = [replace(m, outdated=False) if m.name == step.member else m for m in states]
+    else:
+        raise AssertionError("never done")
+    assert not any(m.outdated or m.leaving for m in states)
+    assert sum(m.master for m in states) == 1

@@ -1,0 +1,69 @@
+"""The plan and the configs that are made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gantry_broker.config import BrokerConfig, NameServerConfig
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import BrokerAddresses, broker_config, name_server_config, plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CLUSTER = BrokerCluster.make(
+    "demo", "mq", brokerGroups=[{"name": "a", "members": 3}, {"name": "b", "members": 1}], broker={"deleteWhen": "05"}
+)
+
+
+def test_names_and_numbers() -> None:
+    p = plan(CLUSTER)
+    assert [s.name for s in p.name_servers] == ["demo-namesrv-0", "demo-namesrv-1"]
+    assert [m.name for m in p.members] == ["demo-a-0", "demo-a-1", "demo-a-2", "demo-b-0"]
+    assert [m.number for m in p.group("a").members] == [0, 1, 2]
+    assert p.member("a-1") == p.member("demo-a-1") == p.group("a").members[1]
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(KeyError, match="but a, b"):
+        plan(CLUSTER).group("c")
+    with pytest.raises(KeyError, match="demo-b-0"):
+        plan(CLUSTER).member("demo-b-1")
+
+
+def test_broker_config_says_what_the_spec_says(tmp_path: Path) -> None:
+    member = plan(CLUSTER).member("demo-a-1")
+    addresses = BrokerAddresses(
+        10911, 10921, "demo-a-1:10911", "demo-a-master:10911", None, {"external": {"group": "h:1", "member": "h:2"}}
+    )
+    config = broker_config(
+        CLUSTER, member, addresses, listen_host="0.0.0.0", data_dir=tmp_path, name_servers=["ns:9876"]
+    )
+    assert (config.group, config.member, config.name, config.min_in_sync) == ("a", 1, "demo-a-1", 1)
+    assert (config.replication, config.flush, config.settings.deleteWhen) == ("Sync", "Async", "05")
+    assert config.listener_addresses["external"]["member"] == "h:2"
+    file = tmp_path / "broker.json"
+    file.write_text(config.model_dump_json())
+    assert BrokerConfig.load(file) == config
+
+
+def test_name_server_config(tmp_path: Path) -> None:
+    config = name_server_config(
+        plan(CLUSTER).name_servers[1], listen_host="127.0.0.1", port=9876, listeners={"external": 9877}
+    )
+    file = tmp_path / "namesrv.json"
+    file.write_text(config.model_dump_json())
+    assert NameServerConfig.load(file) == config
+    assert (config.name, config.listeners[0].port) == ("demo-namesrv-1", 9877)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 9), st.integers(1, 9))
+def test_growing_renames_nothing(groups: int, members: int, more: int) -> None:
+    def names(count: int, size: int) -> list[tuple[str, int]]:
+        spec = [{"name": f"g{i}", "members": size} for i in range(count)]
+        return [(m.name, m.number) for m in plan(BrokerCluster.make("demo", brokerGroups=spec)).members]
+
+    small, large = names(groups, members), names(groups + 1, max(members, more))
+    assert set(small) <= set(large)
+    assert len(set(large)) == len(large)
