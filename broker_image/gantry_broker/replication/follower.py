@@ -1,0 +1,88 @@
+"""The slave's half of replication: where its log ends, and what it does with an answer.
+
+A follower has at most one question under way, but an answer may be late, come twice or come after the log has changed:
+it is applied only when it fits (rule 2). Both modes use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gantry_broker.replication.epochs import last_epoch
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
+from gantry_broker.replication.ports import Log
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.types import MemberId
+
+
+class Follower:
+    """One epoch under one leader."""
+
+    def __init__(
+        self,
+        me: MemberId,
+        epoch: int,
+        leader: MemberId,
+        log: Log,
+        *,
+        unclean: bool,
+        report: Callable[[str], None],
+        rules: Rules = ALL,
+    ) -> None:
+        self.me = me
+        self.epoch = epoch
+        self.leader = leader
+        self.leader_end = log.end
+        self.stopped = ""
+        """Why it no longer fetches, in words (rule 3); empty while it does."""
+        self._log = log
+        self._unclean = unclean
+        self._report = report
+        self._rules = rules
+
+    def fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
+        """The next question; None once it has stopped."""
+        if self.stopped:
+            return None
+        log = self._log
+        return Fetch(self.epoch, self.me, log.end, log.flushed, log.history, log.confirmed, max_bytes)
+
+    @property
+    def position(self) -> Position:
+        return Position(self._log.end, last_epoch(self._log.history))
+
+    def apply(self, answer: FetchAnswer) -> bool:
+        """Apply an answer; False when it does not fit and was dropped, or was refused."""
+        if answer.kind is AnswerKind.REFUSED:
+            return False
+        # Rule 2: of this epoch, and for the place where the log ends now.
+        fits = answer.epoch == self.epoch and answer.asked == self.position
+        if Rule.ANSWER_FITS_ASKER in self._rules and not fits:
+            return False
+        self.leader_end = answer.leader_end
+        if Rule.CONFIRM_AFTER_APPLY not in self._rules:
+            self._log.confirm(min(answer.confirmed, self._log.end))
+        if answer.kind in (AnswerKind.CUT, AnswerKind.RESET):
+            if not self._may_part_from(answer.parted):
+                return False
+            if answer.kind is AnswerKind.CUT:
+                # Rule 5: durable before the next question.
+                self._log.cut(min(answer.to, self._log.end))
+            else:
+                self._log.reset(answer.to, answer.history)
+        elif answer.data:
+            self._log.append_raw(self._log.end, answer.data)
+        # Rule 3: only now, and never above one's own end.
+        self._log.confirm(min(answer.confirmed, self._log.end))
+        return True
+
+    def _may_part_from(self, parted: int) -> bool:
+        """Rule 3: what was shown is not undone, unless the assignment says so."""
+        if parted >= self._log.confirmed or self._unclean or Rule.CONFIRM_AFTER_APPLY not in self._rules:
+            return True
+        self.stopped = (
+            f"{self.leader} (epoch {self.epoch}) has another log from offset {parted} on, but everything below "
+            f"{self._log.confirmed} was confirmed here; set failover.unclean to give it up"
+        )
+        self._report(self.stopped)
+        return False

@@ -1,0 +1,305 @@
+"""The master's half of replication in MasterSlave mode: who has acknowledged what, and what may be promised.
+
+One `Leader` is one leadership: it is made when the role is taken (its table of acknowledgements is empty then, rule 4)
+and thrown away when the role is lost. No sockets, no clock: times are milliseconds given by the caller.
+
+The master waits for every member of the recorded set, of every set that it has asked for and not been answered
+(rule 18), and of a follower that it is about to ask for. Waiting for more members than recorded is always safe; the
+arithmetic below may therefore add members freely, and removes one only when it was told that the cell says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gantry_broker.replication.epochs import cut, divergence, last_epoch
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+from gantry_broker.replication.ports import Log
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.types import Ask, Cell, History, MemberId
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a group replicates. Times in milliseconds, sizes in bytes."""
+
+    sync_replication: bool = True
+    """SEND_OK waits for confirmation; otherwise for the master's own copy only (rule 8)."""
+    sync_flush: bool = False
+    """Acknowledgements count bytes on disk (rule 11)."""
+    min_in_sync: int = 1
+    silent_ms: int = 1_500
+    """A follower that has asked nothing for so long is proposed for removal from the set."""
+    behind_ms: int = 10_000
+    """So is one that asks, but has not reached the end of the log (as of its last question) for so long."""
+    join_bytes: int = 1 << 20
+    """A follower this close to the end is waited for, so that it can catch up with a log that grows."""
+    join_ms: int = 1_000
+    """For so long; then it must come closer by itself."""
+
+
+@dataclass(slots=True)
+class FollowerView:
+    """A follower as its leader sees it; `acked` is -1 until it has acknowledged in this leadership."""
+
+    acked: int = -1
+    end: int = -1
+    seen_ms: int = 0
+    """When it last asked or, if later, was last answered."""
+    waiting: bool = False
+    """A question of it is being held."""
+    caught_up_ms: int = 0
+    target: int = 0
+    """The leader's end at its last question: what it must reach to count as caught up."""
+    join_until_ms: int = 0
+    """Waited for until then, so that it can be proposed (rule 19)."""
+    join_again_ms: int = 0
+
+
+@dataclass(slots=True)
+class Park:
+    """A hand-over under way: new sends are parked (rule 23)."""
+
+    target: MemberId
+    version: int
+    """Only an assignment above this version ends it."""
+
+
+class Leader:
+    """One leadership. Raises nothing: what is not understood is refused in the answer and reported."""
+
+    def __init__(
+        self,
+        me: MemberId,
+        cell: Cell,
+        log: Log,
+        options: Options,
+        now_ms: int,
+        *,
+        role_end: int,
+        report: Callable[[str], None],
+        rules: Rules = ALL,
+        acked: dict[MemberId, FollowerView] | None = None,
+    ) -> None:
+        """`role_end`: where the log ended when the role was taken. `acked` only by a test that breaks rule 4."""
+        self.me = me
+        self.epoch = cell.epoch
+        self.recorded = cell.in_sync
+        self.version = cell.version
+        self.park: Park | None = None
+        self._log = log
+        self._options = options
+        self._rules = rules
+        self._role_end = role_end
+        self._report = report
+        self._asks: list[Ask] = []
+        # Rule 4: an empty table.
+        self.followers: dict[MemberId, FollowerView] = acked if acked is not None else {}
+        for member in cell.in_sync:
+            if member != me:
+                self._view(member, now_ms)
+
+    # ---- what is promised
+
+    @property
+    def own_end(self) -> int:
+        """The master's own acknowledgement, by the measure that counts for the others (rule 11)."""
+        if self._options.sync_flush and Rule.ACK_ON_DISK in self._rules:
+            return self._log.flushed
+        return self._log.end
+
+    def waited_for(self) -> frozenset[MemberId]:
+        """Rule 18: the union of the recorded set and of every set asked for since; and who is about to join."""
+        members = self.recorded
+        if Rule.WAIT_FOR_ASKED in self._rules:
+            for ask in self._asks:
+                members |= ask.in_sync
+            members |= {m for m, view in self.followers.items() if view.join_until_ms}
+        return members
+
+    def confirmable(self) -> int:
+        """Rule 8: what every member that is waited for has acknowledged, if the recorded set is large enough."""
+        if len(self.recorded) < self._options.min_in_sync:
+            return self._log.confirmed
+        if Rule.CONFIRM_BY_WHOLE_SET not in self._rules:
+            acked = sorted((v.acked for v in self.followers.values()), reverse=True)
+            return min(self.own_end, acked[0] if acked else self.own_end)
+        lowest = self.own_end
+        for member in self.waited_for():
+            if member != self.me:
+                view = self.followers.get(member)
+                lowest = min(lowest, -1 if view is None else view.acked)
+        return lowest
+
+    def enough_alive(self, now_ms: int) -> bool:
+        """Whether the promise can be kept now: false means SLAVE_NOT_AVAILABLE without waiting for the time-out."""
+        if len(self.recorded) < self._options.min_in_sync:
+            return False
+        alive = sum(1 for m in self.recorded if m == self.me or not self._silent(self.followers.get(m), now_ms))
+        return alive >= self._options.min_in_sync
+
+    # ---- fetches
+
+    def acknowledge(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
+        """Take a fetch of this epoch as an acknowledgement. An answer comes back when it cannot count as one."""
+        if fetch.member.member == self.me.member:
+            return self._refuse(fetch, f"member {fetch.member} is this master")
+        on_my_log = divergence(self._log.history, self._log.end, fetch.history, fetch.end)
+        if Rule.ACK_ON_SAME_LOG in self._rules and on_my_log < fetch.end:
+            if self._beyond(fetch, fetch.end) and on_my_log == self._log.end:
+                return self._absurd(fetch)
+            return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
+        if Rule.REFUSE_ABSURD_ACK in self._rules and self._beyond(fetch, max(fetch.end, fetch.flushed)):
+            return self._absurd(fetch)
+        view = self._view(fetch.member, now_ms)
+        # Rule 11: a fetch is not an fsync.
+        on_disk = self._options.sync_flush and Rule.ACK_ON_DISK in self._rules
+        view.acked = fetch.flushed if on_disk else fetch.end
+        view.end = fetch.end
+        view.seen_ms = now_ms
+        if view.acked >= view.target:
+            view.caught_up_ms = now_ms
+        view.target = self._log.end
+        return None
+
+    def answer(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
+        """The answer to a fetch that was acknowledged; None when there is no news for it yet and it may be held."""
+        data = b""
+        if fetch.end < self._log.start:
+            return self._reset(fetch, fetch.end)
+        if fetch.end < self._log.end:
+            data = self._log.read_raw(fetch.end, fetch.max_bytes)
+            if Rule.RECORD_BORDERS not in self._rules:
+                data = data[: fetch.max_bytes]
+        elif fetch.confirmed >= min(self._log.confirmed, fetch.end):
+            return None
+        return self.records(fetch, data, now_ms)
+
+    def records(self, fetch: Fetch, data: bytes, now_ms: int) -> FetchAnswer:
+        """An answer with `data`, which may be empty: the end of a hold."""
+        view = self._view(fetch.member, now_ms)
+        view.seen_ms = max(view.seen_ms, now_ms)
+        view.waiting = False
+        return self._answer(AnswerKind.RECORDS, fetch, data=data)
+
+    def hold(self, member: MemberId, waiting: bool, now_ms: int) -> None:
+        """The driver says whether it holds a question of `member`: a held one shows that it is alive."""
+        view = self._view(member, now_ms)
+        view.waiting = waiting
+
+    def _cut(self, fetch: Fetch, to: int) -> FetchAnswer:
+        if to < self._log.start:
+            return self._reset(fetch, to)
+        return self._answer(AnswerKind.CUT, fetch, to=to, parted=to)
+
+    def _reset(self, fetch: Fetch, parted: int) -> FetchAnswer:
+        to = self._log.start
+        return self._answer(AnswerKind.RESET, fetch, to=to, parted=parted, history=cut(self._log.history, to))
+
+    def _answer(
+        self,
+        kind: AnswerKind,
+        fetch: Fetch,
+        *,
+        to: int = 0,
+        parted: int = 0,
+        data: bytes = b"",
+        history: History = (),
+    ) -> FetchAnswer:
+        log = self._log
+        return FetchAnswer(kind, self.epoch, fetch.position, log.confirmed, log.end, to, parted, data, history)
+
+    def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
+        return FetchAnswer(AnswerKind.REFUSED, self.epoch, fetch.position, reason=reason)
+
+    def _beyond(self, fetch: Fetch, acked: int) -> bool:
+        return acked > self._log.end and last_epoch(fetch.history) == self.epoch
+
+    def _absurd(self, fetch: Fetch) -> FetchAnswer:
+        """Rule 12: an acknowledgement beyond the leader's own end."""
+        reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
+        self._report(reason)
+        return self._refuse(fetch, reason)
+
+    def _view(self, member: MemberId, now_ms: int) -> FollowerView:
+        view = self.followers.get(member)
+        if view is None:
+            view = self.followers[member] = FollowerView(seen_ms=now_ms, caught_up_ms=now_ms, target=self._role_end)
+        return view
+
+    # ---- the in-sync set
+
+    @property
+    def ask(self) -> Ask | None:
+        """The set that this master wants recorded, for the operator to apply on its base version or refuse."""
+        return self._asks[-1] if self._asks else None
+
+    def told(self, cell: Cell) -> None:
+        """A newer version of the cell of this epoch (rule 14): what was asked on a lower one is settled (rule 18)."""
+        self.recorded, self.version = cell.in_sync, cell.version
+        self._asks = [a for a in self._asks if a.base_version >= cell.version]
+        for member, view in self.followers.items():
+            if member in cell.in_sync:
+                view.join_until_ms = 0
+        if self.park is not None and cell.version > self.park.version:
+            self.park = None
+
+    def review(self, now_ms: int) -> None:
+        """Ask for another set when the followers have changed; at most one change of mind per version and state."""
+        wanted = self._wanted(now_ms)
+        standing = self._asks[-1].in_sync if self._asks else self.recorded
+        if wanted != standing:
+            # An ask that is taken back is asked over with what is recorded: the answer moves the version.
+            self._asks.append(Ask(self.version, wanted))
+            for view in self.followers.values():
+                view.join_until_ms = 0
+
+    def _wanted(self, now_ms: int) -> frozenset[MemberId]:
+        """Who is to be in the set: those that keep up, and those that have caught up (rule 19)."""
+        standing = self._asks[-1].in_sync if self._asks else self.recorded
+        wanted = {m for m in self.recorded if m == self.me or self._keeps_up(m, now_ms)}
+        for member in sorted(set(self.followers) - self.recorded):
+            if any(m.member == member.member for m in wanted):
+                continue  # Two lives of one disk would count as two copies.
+            view = self.followers[member]
+            if self._keeps_up(member, now_ms) and (member in standing or self._caught_up(view, now_ms)):
+                wanted.add(member)
+        if len(wanted) < min(self._options.min_in_sync, len(self.recorded)):
+            # A smaller set would confirm nothing either, and leave fewer to choose a master from.
+            return self.recorded
+        return frozenset(wanted)
+
+    def _caught_up(self, view: FollowerView, now_ms: int) -> bool:
+        """Rule 19. A follower that is close is waited for, else a log that grows would always be ahead of it."""
+        if view.acked >= self._log.confirmed and view.acked >= self._role_end:
+            return True
+        if Rule.PROPOSE_CAUGHT_UP not in self._rules:
+            return True
+        near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.join_bytes
+        if view.join_until_ms and now_ms >= view.join_until_ms:
+            view.join_until_ms, view.join_again_ms = 0, now_ms + self._options.join_ms
+        elif near and not view.join_until_ms and now_ms >= view.join_again_ms:
+            view.join_until_ms = now_ms + self._options.join_ms
+        return False
+
+    def _keeps_up(self, member: MemberId, now_ms: int) -> bool:
+        view = self.followers.get(member)
+        return view is not None and not self._silent(view, now_ms) and not self._behind(view, now_ms)
+
+    def _silent(self, view: FollowerView | None, now_ms: int) -> bool:
+        return view is None or (not view.waiting and now_ms - view.seen_ms > self._options.silent_ms)
+
+    def _behind(self, view: FollowerView, now_ms: int) -> bool:
+        return now_ms - view.caught_up_ms > self._options.behind_ms and view.acked < view.target
+
+    # ---- hand-over
+
+    def handed_over(self) -> bool:
+        """Rule 23: the target has all that was appended, and nobody waits any longer for what can still come."""
+        if self.park is None:
+            return False
+        view = self.followers.get(self.park.target)
+        has_all = view is not None and view.acked >= self._log.end
+        promised = self._log.confirmed >= self._log.end or len(self.recorded) < self._options.min_in_sync
+        return has_all and promised

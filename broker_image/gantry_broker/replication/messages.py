@@ -1,0 +1,64 @@
+"""What a follower asks its leader, and what it is answered. `wire.py` puts both into remoting frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from gantry_broker.replication.types import History, MemberId
+
+
+class Position(NamedTuple):
+    """Where a log ends: the offset after its last record, and that record's epoch (rule 2)."""
+
+    end: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A follower's question, which is its acknowledgement as well (rule 1)."""
+
+    epoch: int
+    """The epoch of the assignment that the follower acts on."""
+    member: MemberId
+    end: int
+    flushed: int
+    """The end on disk: what is acknowledged under SYNC_FLUSH (rule 11)."""
+    history: History
+    confirmed: int = 0
+    """What the follower knows to be confirmed, so that the leader sees whether it has news."""
+    max_bytes: int = 1 << 20
+
+    @property
+    def position(self) -> Position:
+        return Position(self.end, self.history[-1].epoch if self.history else 0)
+
+
+class AnswerKind(Enum):
+    RECORDS = "records"
+    """`data` continues the asker's log; it may be empty, then only `confirmed` is news."""
+    CUT = "cut"
+    """The asker's log leaves the leader's at `to`."""
+    RESET = "reset"
+    """The leader no longer has the bytes from there; the asker starts an empty log at `to`, with `history`."""
+    REFUSED = "refused"
+    """Another epoch than the asker's, no leader, or an impossible question; `reason` says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswer:
+    kind: AnswerKind
+    epoch: int
+    """The leader's epoch; in a refusal the highest epoch that it has seen (which fences a master, rule 14)."""
+    asked: Position
+    """Where the asker's log ended: an answer fits no other (rule 2)."""
+    confirmed: int = 0
+    leader_end: int = 0
+    to: int = 0
+    parted: int = 0
+    """CUT, RESET: the offset up to which both logs agree; what the asker gives up lies above it."""
+    data: bytes = b""
+    history: History = ()
+    reason: str = ""

@@ -1,0 +1,382 @@
+"""One member of a group in MasterSlave mode: the state machine that keeps the rules.
+
+The rules in short (docs/replication.md has them whole):
+
+- An assignment is written down, then acted upon, and never an older one (14, 15).
+- Whoever stops being master first answers its waiting sends, then does anything else (10).
+- A higher epoch seen anywhere ends a leadership at once, but is no assignment (14).
+- A leadership begins with a control record (7) and an empty table of acknowledgements (4); it is begun once: a master
+  that restarts waits for a new epoch (21).
+- Only this (member, incarnation) is meant by its name in a cell (16).
+
+Everything goes in as a call with the time; out come answers, calls of the two ports, and the waiters' statuses. One
+`Replica` is one life of a process: what it must know over a restart is in `Durable` and in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.epochs import last_epoch
+from gantry_broker.replication.follower import Follower
+from gantry_broker.replication.leader import FollowerView, Leader, Options, Park
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+from gantry_broker.replication.ports import Log, StateDisk
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.waiters import Callback, Waiters
+
+
+class Role(Enum):
+    """The value is what `MemberStatus.role` says."""
+
+    MASTER = "Master"
+    SLAVE = "Slave"
+    CANDIDATE = "Candidate"
+    WAITING = "Waiting"
+
+
+class Assigned(NamedTuple):
+    """What became of an assignment."""
+
+    accepted: bool
+    reason: str = ""
+
+
+class Replica:
+    """See the module. Not safe for threads; the port calls are synchronous."""
+
+    def __init__(
+        self,
+        state: Durable,
+        log: Log,
+        disk: StateDisk,
+        options: Options,
+        *,
+        report: Callable[[str], None] = lambda text: None,
+        rules: Rules = ALL,
+        now_ms: int = 0,
+    ) -> None:
+        """A start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
+
+        `report` is told, in words, what a human should know: an absurd acknowledgement, a follower that stopped.
+        """
+        self.options = options
+        self.told_epoch = max(state.cell.epoch, last_epoch(log.history))
+        self.reason = "no assignment yet"
+        self.waiters = Waiters()
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self._state = state
+        self._log = log
+        self._disk = disk
+        self._report = report
+        self._rules = rules
+        self._control_end = 0
+        self._go_on(now_ms)
+
+    def _go_on(self, now_ms: int) -> None:
+        """Rule 21: followers go on following; a master waits for a new epoch, which may be its own again."""
+        cell = self._state.cell
+        if cell.master is None:
+            return
+        if not self._is_me(cell.master):
+            if cell.master.member != self.me.member:
+                self._follow()
+            else:
+                self.reason = f"this disk is a new incarnation ({self.me}); the cell names {cell.master}"
+        elif Rule.NEW_EPOCH_AFTER_RESTART in self._rules:
+            self.reason = f"restarted as the master of epoch {cell.epoch}: waits for a new epoch"
+        else:
+            self._lead(now_ms)
+
+    # ---- what it is
+
+    @property
+    def me(self) -> MemberId:
+        return self._state.me
+
+    @property
+    def cell(self) -> Cell:
+        """The newest assignment that it holds."""
+        return self._state.cell
+
+    @property
+    def state(self) -> Durable:
+        return self._state
+
+    @property
+    def role(self) -> Role:
+        if self.leader is not None:
+            return Role.MASTER
+        return Role.SLAVE if self.follower is not None else Role.WAITING
+
+    @property
+    def parked(self) -> bool:
+        """A hand-over is under way: the master appends nothing (rule 23)."""
+        return self.leader is not None and self.leader.park is not None and Rule.PARK_BEFORE_SWAP in self._rules
+
+    @property
+    def may_append(self) -> bool:
+        return self.leader is not None and not self.parked
+
+    @property
+    def readable_end(self) -> int:
+        """Rule 9: the first offset that no reader is shown."""
+        return self._log.confirmed if Rule.READ_CONFIRMED_ONLY in self._rules else self._log.end
+
+    @property
+    def settled(self) -> bool:
+        """Rule 9: false on a new master until its control record is confirmed.
+
+        Until then "nothing above" means "not known yet": a pull beyond the confirmed offset is held and never answered
+        with "offset moved".
+        """
+        return self.leader is None or self._log.confirmed >= self._control_end
+
+    @property
+    def ask(self) -> Ask | None:
+        return None if self.leader is None else self.leader.ask
+
+    # ---- what it is told
+
+    def assign(self, told: Assignment, now_ms: int) -> Assigned:
+        """Take an assignment: refused when older than what it holds (rules 14, 15) or when it cannot be meant."""
+        cell, held = told.cell, self._state.cell
+        refusal = self._refusal(cell)
+        if refusal:
+            return Assigned(False, refusal)
+        if told == self._held:
+            return Assigned(True, self.reason)  # Told again.
+        new_epoch = cell.epoch != held.epoch
+        if new_epoch:
+            self._stop(f"epoch {cell.epoch} under {cell.master}")  # Rule 10: the waiting sends first.
+        state = Durable(self.me, cell, told.master_address, told.unclean)
+        if Rule.DURABLE_ASSIGNMENT in self._rules:
+            self._disk.save(state)  # Rule 15: on disk before it is acted upon.
+        self._state = state
+        self.told_epoch = max(self.told_epoch, cell.epoch)
+        if self.leader is not None:
+            self.leader.told(cell)
+            self.leader.review(now_ms)
+            self._confirm()
+            return Assigned(True)
+        return self._take_role(new_epoch, now_ms)
+
+    @property
+    def _held(self) -> Assignment:
+        return Assignment(self._state.cell, self._state.master_address, self._state.unclean)
+
+    def _refusal(self, cell: Cell) -> str:
+        held = self._state.cell
+        if Rule.ORDERED_ASSIGNMENTS in self._rules:
+            if cell.order < held.order:
+                return f"holds epoch {held.epoch} version {held.version}, told {cell.epoch} version {cell.version}"
+            if cell.order == held.order and cell != held:
+                return f"epoch {cell.epoch} version {cell.version} was told before with other content"
+        elif cell.epoch < held.epoch:
+            return f"holds epoch {held.epoch}, told {cell.epoch}"
+        newest = last_epoch(self._log.history)
+        if cell.epoch < newest and Rule.DURABLE_ASSIGNMENT in self._rules:
+            return f"its log has epoch {newest}, told {cell.epoch}: an old registry"
+        if cell.master is None:
+            return f"epoch {cell.epoch} names no master"
+        return ""
+
+    def _take_role(self, new_epoch: bool, now_ms: int) -> Assigned:
+        cell = self._state.cell
+        assert cell.master is not None
+        if self._is_me(cell.master):
+            if not new_epoch and Rule.NEW_EPOCH_AFTER_RESTART in self._rules:
+                self.reason = f"was the master of epoch {cell.epoch} before: waits for a new epoch"  # Rule 21.
+                return Assigned(True, self.reason)
+            if cell.epoch < self.told_epoch:
+                self.reason = f"saw epoch {self.told_epoch}, above its own {cell.epoch}: waits for a new epoch"
+                return Assigned(True, self.reason)
+            self._lead(now_ms)
+            return Assigned(True)
+        if cell.master.member == self.me.member:
+            # Rule 16: its former life was promoted; this disk cannot be what was meant.
+            self.follower = None
+            self.reason = f"epoch {cell.epoch} names {cell.master} as master, but this disk is now {self.me}"
+            return Assigned(False, self.reason)
+        self._follow()
+        return Assigned(True)
+
+    def _is_me(self, master: MemberId) -> bool:
+        if Rule.INCARNATIONS not in self._rules:
+            return master.member == self.me.member
+        return master == self.me  # Rule 16.
+
+    def saw_epoch(self, epoch: int) -> None:
+        """Rule 14: a higher epoch, wherever it was seen, stops a master at once; it is not an assignment."""
+        if epoch <= self.told_epoch:
+            return
+        self.told_epoch = epoch
+        if self.leader is not None and Rule.ORDERED_ASSIGNMENTS in self._rules:
+            self._stop(f"saw epoch {epoch}, above its own {self.cell.epoch}: waits to be told")
+
+    # ---- roles
+
+    def _lead(self, now_ms: int) -> None:
+        cell = self._state.cell
+        former = self.leader_table if Rule.FRESH_ACK_TABLE not in self._rules else None
+        role_end = self._log.end
+        self.follower = None
+        if Rule.EPOCH_STARTS_WITH_RECORD in self._rules or not self._log.history:
+            self._log.begin_epoch(cell.epoch, now_ms)  # Rule 7, also when the master stays the same.
+        self._control_end = self._log.end
+        self.leader = Leader(
+            self.me,
+            cell,
+            self._log,
+            self.options,
+            now_ms,
+            role_end=role_end,
+            report=self._report,
+            rules=self._rules,
+            acked=former,
+        )
+        self.reason = ""
+        self._confirm()
+
+    leader_table: dict[MemberId, FollowerView] | None = None
+    """The table of the last leadership; only a test that takes rule 4 away looks at it."""
+
+    def _follow(self) -> None:
+        cell = self._state.cell
+        assert cell.master is not None
+        if self.follower is not None and self.follower.epoch == cell.epoch and not self.follower.stopped:
+            return
+        self.follower = Follower(
+            self.me,
+            cell.epoch,
+            cell.master,
+            self._log,
+            unclean=self._state.unclean,
+            report=self._report,
+            rules=self._rules,
+        )
+        self.reason = ""
+
+    def _stop(self, reason: str) -> None:
+        """End whatever role it has."""
+        if self.leader is not None:
+            self.leader_table = self.leader.followers
+            self.leader = None
+            if Rule.ANSWER_WAITERS_FIRST in self._rules:
+                self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
+        self.follower = None
+        self.reason = reason
+
+    # ---- the master
+
+    def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
+        """A follower's question. None: nothing new; hold it and ask `again` when something changes."""
+        self.saw_epoch(fetch.epoch)
+        leader = self.leader
+        if leader is None:
+            return self._refuse(fetch, self.reason or f"{self.me} is not the master")
+        if fetch.epoch != leader.epoch and Rule.ACK_ON_SAME_LOG in self._rules:
+            return self._refuse(fetch, f"this is epoch {leader.epoch}, asked in {fetch.epoch}")  # Rule 1.
+        answer = leader.acknowledge(fetch, now_ms)
+        if answer is not None:
+            return answer
+        leader.review(now_ms)
+        self._confirm()
+        return leader.answer(fetch, now_ms)
+
+    def again(self, fetch: Fetch, now_ms: int, *, hold: bool) -> FetchAnswer | None:
+        """Answer a held fetch: what is new, or with `hold` false an empty answer rather than None."""
+        leader = self.leader
+        if leader is None or fetch.epoch != leader.epoch:
+            return self._refuse(fetch, self.reason or f"{self.me} is no longer the master")
+        answer = leader.answer(fetch, now_ms)
+        if answer is None and not hold:
+            answer = leader.records(fetch, b"", now_ms)
+        return answer
+
+    def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
+        return FetchAnswer(AnswerKind.REFUSED, self.told_epoch, fetch.position, reason=reason)
+
+    def appended(self) -> None:
+        """The master has appended, or its disk has more of the log (SYNC_FLUSH): confirm what this makes possible."""
+        self._confirm()
+
+    def add_waiter(self, end: int, deadline_ms: int, callback: Callback) -> None:
+        """Call `callback` once with the status of the sends below `end`, as soon as it is known."""
+        if self.leader is None:
+            callback(SendStatus.FLUSH_SLAVE_TIMEOUT)
+            return
+        self.waiters.add(end, deadline_ms, callback)
+        self._settle()
+
+    def tick(self, now_ms: int) -> None:
+        """Deadlines and silent followers; every 100 ms or so while there is a role."""
+        self.waiters.expire(now_ms, self._log.flushed, self.options.sync_flush)
+        if self.leader is not None:
+            self.leader.review(now_ms)
+            self._confirm()
+            if len(self.waiters) and self.options.sync_replication and not self.leader.enough_alive(now_ms):
+                self.waiters.fail(SendStatus.SLAVE_NOT_AVAILABLE)
+
+    def _confirm(self) -> None:
+        """Rule 8."""
+        if self.leader is not None:
+            upto = self.leader.confirmable()
+            if upto > self._log.confirmed:
+                self._log.confirm(min(upto, self._log.end))
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.options.sync_replication or self.leader is None:
+            self.waiters.reached(self._log.confirmed)
+        else:
+            self.waiters.reached(self.leader.own_end)  # Rule 8: under Async only SEND_OK comes earlier.
+
+    # ---- hand-over (rule 23)
+
+    def park(self, target: MemberId, epoch: int, version: int) -> str:
+        """Stop appending until an assignment above `version`. Answers why not, or nothing.
+
+        `version` is that of the cell on which the operator's swap will be based: a swap on any other must fail.
+        """
+        leader = self.leader
+        if leader is None or leader.epoch != epoch:
+            return f"is not the master of epoch {epoch}: {self.reason or f'its epoch is {self.cell.epoch}'}"
+        if version != leader.version:
+            return f"holds version {leader.version} of the cell, asked on {version}"
+        if target == self.me:
+            return f"{target} is the master already"
+        if target not in leader.recorded:
+            return f"{target} is not in the in-sync set"
+        leader.park = Park(target, version)
+        return ""
+
+    def unpark(self, cell: Cell) -> bool:
+        """The registry was read after the hand-over had run out of time: go on only if it still says so."""
+        if self.leader is None or cell != self._state.cell:
+            return False
+        self.leader.park = None
+        return True
+
+    # ---- the slave
+
+    def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
+        return None if self.follower is None else self.follower.fetch(max_bytes)
+
+    def answered(self, answer: FetchAnswer) -> bool:
+        """Apply what the leader answered; false when it was dropped, or refused."""
+        self.saw_epoch(answer.epoch)
+        if self.follower is None:
+            return False
+        applied = self.follower.apply(answer)
+        if self.follower.stopped:
+            self.reason = self.follower.stopped
+        if Rule.ANSWER_WAITERS_FIRST not in self._rules:
+            self.waiters.reached(self._log.confirmed)
+        return applied

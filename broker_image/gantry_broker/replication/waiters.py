@@ -1,0 +1,50 @@
+"""Sends that wait for their promise, in the order of the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from gantry_broker.protocol.codes import SendStatus
+
+Callback = Callable[[SendStatus], None]
+
+
+class Waiters:
+    """One entry per batch of sends: the log's end after the batch. Ends are added in rising order."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[int, int, Callback]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, end: int, deadline_ms: int, callback: Callback) -> None:
+        """`callback` is called once, with the status, by one of the methods below."""
+        self._queue.append((end, deadline_ms, callback))
+
+    def reached(self, offset: int) -> None:
+        """Answers SEND_OK to every batch that lies below `offset`."""
+        queue = self._queue
+        while queue and queue[0][0] <= offset:
+            queue.popleft()[2](SendStatus.SEND_OK)
+
+    def expire(self, now_ms: int, flushed: int, sync_flush: bool) -> None:
+        """Answers what is past its deadline with the half of the promise that was not kept."""
+        if not any(deadline <= now_ms for _, deadline, _ in self._queue):
+            return
+        late = [w for w in self._queue if w[1] <= now_ms]
+        self._queue = deque(w for w in self._queue if w[1] > now_ms)
+        for end, _, callback in late:
+            on_disk = not sync_flush or end <= flushed
+            callback(SendStatus.FLUSH_SLAVE_TIMEOUT if on_disk else SendStatus.FLUSH_DISK_TIMEOUT)
+
+    def fail(self, status: SendStatus) -> None:
+        """Answers everything that waits with `status`."""
+        late, self._queue = self._queue, deque()
+        for _, _, callback in late:
+            callback(status)
+
+    def next_deadline(self) -> int | None:
+        """When `expire` has something to do, Unix milliseconds of the caller's clock."""
+        return min((deadline for _, deadline, _ in self._queue), default=None)
