@@ -1,0 +1,178 @@
+"""The Java driver program of tests/interop/java as a session: commands in, JSON lines out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rig import java
+from rig.target import Target
+
+Line = dict[str, Any]
+
+
+class Running:
+    """One command of a session. Its lines come as they are printed."""
+
+    def __init__(self, driver: Driver, number: str, words: list[str]) -> None:
+        self.driver, self.number, self.words = driver, number, words
+        self.queue: queue.Queue[Line] = queue.Queue()
+        self.lines: list[Line] = []
+        self.done = False
+
+    def next(self, timeout_s: float) -> Line | None:
+        """The next line, or None at the end. Raises TimeoutError."""
+        if self.done:
+            return None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self.queue.get(timeout=0.5)
+            except queue.Empty:
+                if self.driver.popen.poll() is not None and self.queue.empty():
+                    raise RuntimeError(f"the Java driver ended: {self.driver.tail()}") from None
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self.words[:8]}: no answer within {timeout_s} s") from None
+                continue
+            if line["event"] == "done":
+                self.done = True
+                return None
+            self.lines.append(line)
+            return line
+
+    def wait_for(self, event: str, timeout_s: float = 60) -> Line:
+        """The next line of this kind. Raises AssertionError when the command ends before."""
+        while (line := self.next(timeout_s)) is not None:
+            if line["event"] == event:
+                return line
+        raise AssertionError(f"{self.words[:8]} ended without {event!r}: {self.lines[-5:]}")
+
+    def finish(self, timeout_s: float = 120) -> Result:
+        while self.next(timeout_s) is not None:
+            pass
+        return Result(self.words, self.lines)
+
+
+class Result:
+    """All lines of a command that has ended."""
+
+    def __init__(self, words: list[str], lines: list[Line]) -> None:
+        self.words, self.lines = words, lines
+
+    def of(self, event: str) -> list[Line]:
+        return [line for line in self.lines if line["event"] == event]
+
+    @property
+    def errors(self) -> list[Line]:
+        return self.of("error")
+
+    @property
+    def summary(self) -> Line:
+        found = self.of("summary")
+        if not found:
+            raise AssertionError(f"{self.words[:8]} printed no summary: {self.lines[-3:]}")
+        return found[-1]
+
+
+class Driver:
+    """One JVM with one version of the client and one header serialization; commands run in it side by side."""
+
+    def __init__(self, target: Target, version: str, serialize: str, log: Path) -> None:
+        self.target, self.version, self.serialize, self.log = target, version, serialize, log
+        # The client keeps offsets of broadcasting groups and its log below the user's home: not the real one.
+        home = log.parent / f"home-{log.stem}"
+        (home / "conf").mkdir(parents=True, exist_ok=True)
+        (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
+        flags = [
+            f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
+            f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
+        ]  # fmt: skip
+        words = java.command(f"driver{version}", "dev.gantry.interop.Driver", "session", heap="768m", flags=flags)
+        with log.open("ab") as err:
+            self.popen = subprocess.Popen(
+                [*target.prefix, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
+                start_new_session=True, env={**os.environ, "ROCKETMQ_HOME": str(home)},
+            )  # fmt: skip
+        self._commands: dict[str, Running] = {}
+        self._count = 0
+        self._ready = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        if not self._ready.wait(60):
+            self.close()
+            raise RuntimeError(f"the Java driver does not start: {self.tail()}")
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for text in self.popen.stdout:
+            if not text.startswith("{"):
+                continue
+            line: Line = json.loads(text)
+            if line["event"] == "ready" and line["id"] == "":
+                self._ready.set()
+                continue
+            command = self._commands.get(line["id"])
+            if command is not None:
+                command.queue.put(line)
+
+    def start(self, command: str, *words: object, **options: object) -> Running:
+        """Starts a command; options become `--name value` (True: a switch, None: left out), `_` becomes `-`."""
+        texts = [str(word) for word in words]
+        if command not in ("mqadmin", "stop"):
+            options = {"namesrv": self.target.namesrv, **options}
+        for name, value in options.items():
+            if value is None or value is False:
+                continue
+            texts.append("--" + name.replace("_", "-"))
+            if value is not True:
+                texts.append(str(value))
+        self._count += 1
+        running = Running(self, str(self._count), [command, *texts])
+        self._commands[running.number] = running
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("\t".join([running.number, command, *texts]) + "\n")
+        self.popen.stdin.flush()
+        return running
+
+    def run(self, command: str, *words: object, timeout_s: float = 120, **options: object) -> Result:
+        return self.start(command, *words, **options).finish(timeout_s)
+
+    def mqadmin(self, *words: object, timeout_s: float = 60) -> str:
+        """The output of one `mqadmin` command; `-n` is added."""
+        return str(self.run("mqadmin", *words, "-n", self.target.namesrv, timeout_s=timeout_s).summary["output"])
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            assert self.popen.stdin is not None
+            with contextlib.suppress(OSError):
+                self.popen.stdin.close()
+            try:
+                self.popen.wait(5)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+
+@contextlib.contextmanager
+def driver(target: Target, version: str, serialize: str, folder: Path) -> Iterator[Driver]:
+    """version: "49" or "55"; serialize: "JSON" or "ROCKETMQ"."""
+    session = Driver(target, version, serialize, folder / f"driver-{target.name}-{version}-{serialize}.log")
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+__all__ = ["Driver", "Line", "Result", "Running", "driver"]

@@ -1,0 +1,100 @@
+"""Our own NameServer and broker as processes on 127.0.0.1, and the quickstart cluster through `gantry up`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rig.processes import Started, free_port, until
+from rig.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+
+
+def _ready(http_port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{http_port}/readyz", timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextlib.contextmanager
+def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "Async") -> Iterator[Target]:
+    """One NameServer and a broker group of one member; settings are BrokerSettings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ns_port, ns_http, port, http_port, group_port = (free_port() for _ in range(5))
+    group_address = f"127.0.0.1:{group_port}"
+    ns_file, broker_file = folder / "namesrv.json", folder / "broker.json"
+    ns_file.write_text(json.dumps({
+        "name": "ns-0", "listen_host": "127.0.0.1", "port": ns_port, "http_port": ns_http,
+        "data_dir": str(folder / "ns-0"),
+    }))  # fmt: skip
+    broker_file.write_text(json.dumps({
+        "cluster": "demo", "group": "demo-a", "member": 0, "name": "demo-a-0", "data_dir": str(folder / "demo-a-0"),
+        "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port,
+        "member_address": f"127.0.0.1:{port}", "group_address": group_address,
+        "name_servers": [f"127.0.0.1:{ns_port}"], "flush": flush,
+        "settings": {"enablePropertyFilter": True, **(settings or {})},
+    }))  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        ns = stack.enter_context(
+            Started([sys.executable, "-m", "gantry_broker.namesrv", "--config", str(ns_file)], folder / "namesrv.log")
+        )
+        br = stack.enter_context(
+            Started([sys.executable, "-m", "gantry_broker.broker", "--config", str(broker_file)], folder / "broker.log")
+        )
+        until("the broker's HTTP", lambda: _alive(http_port), 30, [ns, br])
+        _promote(http_port)
+        until("the broker", lambda: _ready(http_port), 30, [ns, br])
+        yield Target(
+            name="gantry", namesrv=f"127.0.0.1:{ns_port}", broker_address=group_address, cluster="demo",
+            broker_name="demo-a", prefix=[], namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,
+        )  # fmt: skip
+
+
+def _alive(http_port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{http_port}/livez", timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _promote(http_port: int) -> None:
+    """Makes the only member of its group the master, as the failover loop would."""
+    base = f"http://127.0.0.1:{http_port}/v1"
+    status = httpx.get(f"{base}/status", timeout=5).raise_for_status().json()
+    me = status["member"]
+    cell = {"epoch": status["epoch"] + 1, "version": status["version"] + 1, "master": me, "in_sync": [me]}
+    answer = httpx.put(f"{base}/assignment", json={"cell": cell}, timeout=5).raise_for_status().json()
+    if not answer["accepted"]:
+        raise RuntimeError(f"the broker refuses its role: {answer}")
+
+
+class Cluster:
+    """`gantry up FILE` in a folder of its own."""
+
+    def __init__(self, folder: Path, manifest: Path = QUICKSTART) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    def gantry(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Runs `gantry WORDS --dir DIR`. Raises CalledProcessError with the output in it."""
+        command = [sys.executable, "-m", "gantry_operator.cli", *words, "--dir", str(self.folder)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "NO_COLOR": "1"}
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{words}: exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.gantry("status", "-o", "json").stdout)["status"]
+        return status

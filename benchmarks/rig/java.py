@@ -1,0 +1,89 @@
+"""The Java side: finds Java and Maven, builds `tests/interop/java` once, and gives class paths out."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "tests" / "interop" / "java"
+OUT = ROOT / "build" / "interop"
+
+# RocketMQ reaches into the JDK for direct buffers; Java 17 forbids that without these.
+OPENED = [
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("jdk.internal.ref", "java.nio", "sun.nio.ch", "java.util", "java.lang")
+    ),
+]
+
+
+class JavaMissing(Exception):
+    """The Java part cannot run here; the text says why and what to install."""
+
+
+def java_version() -> int:
+    """The major version of `java` on the path. Raises JavaMissing."""
+    java = shutil.which("java")
+    if java is None:
+        raise JavaMissing("there is no Java here: install a JDK of version 17 or later and Maven 3.8 or later")
+    text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', text)
+    if found is None:
+        raise JavaMissing(f"`java -version` says {text.strip()[:100]!r}: install a JDK of version 17 or later")
+    return int(found.group(1))
+
+
+def _stamp() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.rglob("pom.xml"), *SOURCES.rglob("*.java")]):
+        digest.update(str(path.relative_to(SOURCES)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def build() -> Path:
+    """Builds what is not built yet and returns the folder of class paths. Raises JavaMissing.
+
+    Only the first build (or the first after a change of the sources) needs Maven and its repository.
+    """
+    version = java_version()
+    if version < 17:
+        raise JavaMissing(f"Java {version} is too old: install a JDK of version 17 or later")
+    OUT.mkdir(parents=True, exist_ok=True)
+    mark = OUT / "stamp"
+    with (OUT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        wanted = _stamp()
+        if mark.exists() and mark.read_text() == wanted:
+            return OUT / "classpath"
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise JavaMissing("Maven is not installed: install Maven 3.8 or later (the first build needs it)")
+        shutil.rmtree(OUT / "classpath", ignore_errors=True)
+        done = subprocess.run(
+            [maven, "-q", "-B", "-ntp", f"-Dgantry.out={OUT}", "package"],
+            cwd=SOURCES, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            text = done.stdout + done.stderr
+            if "resolve" in text or "transfer" in text:
+                raise JavaMissing(f"Maven could not get RocketMQ's published artifacts: {text.strip()[-400:]}")
+            raise RuntimeError(f"tests/interop/java does not build:\n{text[-4000:]}")
+        mark.write_text(wanted)
+    return OUT / "classpath"
+
+
+def command(classpath: str, main: str, *words: str, heap: str = "256m", flags: list[str] | None = None) -> list[str]:
+    """The command line of one Java program; classpath is a module of tests/interop/java, e.g. "driver49"."""
+    jars = build() / classpath
+    return [
+        shutil.which("java") or "java", f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", *OPENED, *(flags or []),
+        "-cp", f"{jars}{os.sep}*", main, *words,
+    ]  # fmt: skip

@@ -1,0 +1,72 @@
+"""Apache RocketMQ itself, one NameServer and one broker, in a network namespace of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from rig import java
+from rig.processes import Started, namespace, until
+from rig.target import Target
+
+_LOGBACK = """<configuration>
+  <appender name="STDOUT" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %p %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="STDOUT"/></root>
+</configuration>
+"""
+_BROKER_PORT = 10911
+
+
+def _listening(prefix: list[str], port: int) -> bool:
+    out = subprocess.run([*prefix, "ss", "-ltnH", f"sport = :{port}"], capture_output=True, text=True, check=False)
+    if out.returncode == 0:
+        return bool(out.stdout.strip())
+    probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
+    return subprocess.run([*prefix, "python3", "-c", probe], capture_output=True, check=False).returncode == 0
+
+
+@contextlib.contextmanager
+def rocketmq(
+    folder: Path, settings: dict[str, str] | None = None, *, heap: str = "1g", direct: str = "2g"
+) -> Iterator[Target]:
+    """Apache RocketMQ 4.9.7; settings are lines of its broker.conf.
+
+    Raises JavaMissing or NoNamespace where it cannot run.
+    """
+    java.build()
+    home = folder / "home"
+    (home / "conf").mkdir(parents=True)
+    for name in ("logback_namesrv.xml", "logback_broker.xml"):
+        (home / "conf" / name).write_text(_LOGBACK)
+    namesrv = folder / "namesrv.properties"
+    namesrv.write_text(f"listenPort=9876\nkvConfigPath={folder}/kvConfig.json\n")
+    broker = folder / "broker.conf"
+    values = {
+        "brokerClusterName": "demo", "brokerName": "demo-a", "brokerId": "0", "brokerIP1": "127.0.0.1",
+        "namesrvAddr": "127.0.0.1:9876", "listenPort": str(_BROKER_PORT), "storePathRootDir": f"{folder}/store",
+        "storePathCommitLog": f"{folder}/store/commitlog", "enablePropertyFilter": "true",
+        **(settings or {}),
+    }  # fmt: skip
+    broker.write_text("".join(f"{k}={v}\n" for k, v in values.items()))
+    env = {"ROCKETMQ_HOME": str(home), "HOME": str(folder)}
+    flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}"]
+    with namespace("rmq") as prefix, contextlib.ExitStack() as stack:
+        ns = stack.enter_context(Started(
+            [*prefix, *java.command("server49", "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
+                                    flags=[f"-Duser.home={folder}"])],
+            folder / "namesrv.log", env))  # fmt: skip
+        until("RocketMQ's NameServer", lambda: _listening(prefix, 9876), 30, [ns])
+        br = stack.enter_context(Started(
+            [*prefix, *java.command("server49", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker),
+                                    heap=heap, flags=flags)],
+            folder / "broker.log", env))  # fmt: skip
+        until("RocketMQ's broker", lambda: _listening(prefix, _BROKER_PORT), 60, [ns, br])
+        until("RocketMQ's broker", lambda: "boot success" in br.tail(100_000), 60, [ns, br])
+        yield Target(
+            name="rocketmq", namesrv="127.0.0.1:9876", broker_address=f"127.0.0.1:{_BROKER_PORT}", cluster="demo",
+            broker_name="demo-a", prefix=prefix, namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,
+        )  # fmt: skip

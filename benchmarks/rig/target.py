@@ -1,0 +1,21 @@
+"""What a test or a benchmark needs to know of a running system, ours or Apache RocketMQ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running NameServer and broker. `prefix` goes before the command line of whatever talks to them."""
+
+    name: str
+    namesrv: str
+    broker_address: str
+    cluster: str
+    broker_name: str
+    prefix: list[str]
+    namesrv_pid: int
+    broker_pids: list[int]
+    log: Path

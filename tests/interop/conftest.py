@@ -1,0 +1,108 @@
+"""Two systems behind one fixture: ours, and Apache RocketMQ 4.9.7 from its published jars.
+
+A test that takes `target` runs against both, so what it expects is RocketMQ's own behaviour. Without Java 17,
+Maven or (for Apache RocketMQ, which listens on all addresses) a network namespace, the tests are skipped and say what
+to install.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from rig import gantry, java, rocketmq
+from rig.driver import Driver
+from rig.processes import NoNamespace
+from rig.target import Target
+
+# Short enough for a test to wait for: what takes minutes by default.
+SETTINGS = {
+    "messageDelayLevel": "1s 2s 3s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s",
+    "transactionTimeOut": 1000,
+    "transactionCheckInterval": 1000,
+    "transactionCheckMax": 3,
+}
+
+
+@pytest.fixture(scope="session")
+def java_side() -> Path:
+    try:
+        return java.build()
+    except java.JavaMissing as e:
+        pytest.skip(f"interoperability with the official client is not tested here: {e}")
+
+
+@pytest.fixture(scope="session")
+def _targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Target]]:
+    started: dict[str, Target] = {}
+    with ExitStack() as stack:
+
+        def get(name: str) -> Target:
+            if name not in started:
+                folder = tmp_path_factory.mktemp(name)
+                if name == "gantry":
+                    started[name] = stack.enter_context(gantry.single(folder, dict(SETTINGS)))
+                else:
+                    texts = {key: str(value) for key, value in SETTINGS.items()}
+                    try:
+                        started[name] = stack.enter_context(rocketmq.rocketmq(folder, texts))
+                    except NoNamespace as e:
+                        pytest.skip(f"Apache RocketMQ is not compared with here: {e}")
+            return started[name]
+
+        yield get
+
+
+@pytest.fixture(scope="session")
+def _drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Target, str, str], Driver]]:
+    folder = tmp_path_factory.mktemp("drivers")
+    started: dict[tuple[str, str, str], Driver] = {}
+
+    def get(target: Target, version: str, serialize: str) -> Driver:
+        key = (target.name, version, serialize)
+        if key not in started:
+            log = folder / f"{'-'.join(key)}.log"
+            started[key] = Driver(target, version, serialize, log)
+        return started[key]
+
+    yield get
+    for driver in started.values():
+        driver.close()
+
+
+@pytest.fixture(scope="session", params=["gantry", "rocketmq"])
+def target(request: pytest.FixtureRequest, java_side: Path, _targets: Callable[[str], Target]) -> Target:
+    """Our broker, then Apache RocketMQ's."""
+    return _targets(request.param)
+
+
+@pytest.fixture(scope="session")
+def ours(java_side: Path, _targets: Callable[[str], Target]) -> Target:
+    return _targets("gantry")
+
+
+@pytest.fixture(scope="session", params=["49", "55"])
+def driver(request: pytest.FixtureRequest, target: Target, _drivers: Callable[[Target, str, str], Driver]) -> Driver:
+    """The official client 4.9.7, then 5.5.0 (remoting), with JSON headers."""
+    return _drivers(target, request.param, "JSON")
+
+
+@pytest.fixture(scope="session")
+def drivers(_drivers: Callable[[Target, str, str], Driver]) -> Callable[[Target, str, str], Driver]:
+    return _drivers
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> str:
+    """A name for a topic or group that no other test uses."""
+    _COUNT[0] += 1
+    return f"{request.node.originalname.removeprefix('test_')[:40]}_{_COUNT[0]}"
+
+
+_COUNT = [0]
