@@ -63,7 +63,7 @@ class Header:
         if plan is None:
             hints = get_type_hints(cls)
             rows = []
-            for field in fields(cls):
+            for field in fields(cls):  # type: ignore[arg-type]
                 hint = hints[field.name]
                 text = str(hint)
                 if hint is bool:
@@ -80,7 +80,7 @@ class Header:
                 rows.append((field.name, kind, required, None if required else field.default))
             plan = tuple(rows)
             cls._plan = plan
-        return plan  # type: ignore[no-any-return]
+        return plan
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:

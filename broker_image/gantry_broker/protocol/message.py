@@ -1,9 +1,9 @@
 """RocketMQ's stored message: the record of the commit log, which is also what a pull answers.
 
 Layout, big endian: size i32, magic, body CRC, queue id i32, flag i32, queue offset i64, physical offset i64, system
-flag i32, born ms i64, born host (4 or 16 bytes of address, i32 port), store ms i64, store host (likewise), reconsume times
-i32, prepared transaction offset i64, body (i32 length), topic (u8 length; u16 in version 2), properties (i16 length).
-Source: records on disk of 4.9.7 and 5.5.0.
+flag i32, born ms i64, born host (4 or 16 bytes of address, i32 port), store ms i64, store host (likewise), reconsume
+times i32, prepared transaction offset i64, body (i32 length), topic (u8 length; u16 in version 2), properties (i16
+length). Source: records on disk of 4.9.7 and 5.5.0.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Remoting frames over asyncio: the listening and the calling end."""

@@ -1,0 +1,657 @@
+"""Typed bodies that NameServers, brokers, clients and `mqadmin` exchange.
+
+Every class reads itself with `from_json` (a parsed value; BodyError names the field that is wrong) and writes itself
+with `to_json` (a value for `fastjson.dumps`). Names on the wire are fastjson's, from the recorded traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
+from gantry_broker.protocol.fastjson import MessageQueue
+
+
+class BodyError(ValueError):
+    """A request's or answer's body that is not what its code demands."""
+
+
+class Fields:
+    """Careful access to a JSON object: each getter raises BodyError that names the field, or gives its default."""
+
+    __slots__ = ("_map", "_where")
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise BodyError(f"{where} is a JSON {type(value).__name__}; an object is expected")
+        self._map = value
+        self._where = where
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._map.get(name)
+        if value is None:
+            if default is None:
+                raise BodyError(f"the field {self._where}.{name} is absent; a text is expected")
+            return default
+        if not isinstance(value, str):
+            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; a text is expected")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._map.get(name)
+        if value is None:
+            if default is None:
+                raise BodyError(f"the field {self._where}.{name} is absent; a whole number is expected")
+            return default
+        if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 20:
+            return int(value)
+        if type(value) is not int or not -(2**63) <= value < 2**63:
+            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; a whole number is expected")
+        return value
+
+    def real(self, name: str, default: float = 0.0) -> float:
+        value = self._map.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; a number is expected")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._map.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; true or false is expected")
+        return value
+
+    def items(self, name: str) -> Iterable[Any]:
+        value = self._map.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, (list, tuple)):
+            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; an array is expected")
+        return value
+
+    def map(self, name: str) -> Mapping[Any, Any]:
+        value = self._map.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; an object is expected")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        values = list(self.items(name))
+        for value in values:
+            if not isinstance(value, str):
+                raise BodyError(f"an entry of {self._where}.{name} is {_short(value)}; texts are expected")
+        return values
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def parse(body: bytes, where: str) -> Fields:
+    """The object in a body. Raises BodyError."""
+    try:
+        return Fields(fastjson.loads(body), where)
+    except fastjson.JsonError as error:
+        raise BodyError(f"{where}: {error}") from None
+
+
+@dataclass(slots=True)
+class DataVersion:
+    """How new a table is: compared as a whole, changed with every change of the table."""
+
+    timestamp: int = 0
+    counter: int = 0
+    state_version: int = 0
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        if value is None:
+            return cls()
+        fields = Fields(value, "dataVersion")
+        return cls(fields.number("timestamp", 0), fields.number("counter", 0), fields.number("stateVersion", 0))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+
+    def next(self, now_ms: int) -> DataVersion:
+        return DataVersion(now_ms, self.counter + 1, self.state_version)
+
+
+@dataclass(slots=True)
+class TopicConfig:
+    """A topic on one broker."""
+
+    name: str
+    read_queues: int = 16
+    write_queues: int = 16
+    perm: int = Perm.READ | Perm.WRITE
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Any, name: str | None = None) -> Self:
+        fields = Fields(value, "topicConfig")
+        return cls(
+            fields.text("topicName", name),
+            fields.number("readQueueNums", 16),
+            fields.number("writeQueueNums", 16),
+            fields.number("perm", 6),
+            fields.text("topicFilterType", "SINGLE_TAG"),
+            fields.number("topicSysFlag", 0),
+            fields.flag("order"),
+            {str(key): str(item) for key, item in fields.map("attributes").items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attributes": self.attributes,
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+
+@dataclass(slots=True)
+class TopicConfigs:
+    """All topics of a broker: `config/topics.json`, and the heart of a registration."""
+
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    version: DataVersion = field(default_factory=DataVersion)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "topicConfigSerializeWrapper")
+        topics = {}
+        for name, item in fields.map("topicConfigTable").items():
+            config = TopicConfig.from_json(item, str(name))
+            topics[config.name] = config
+        return cls(topics, DataVersion.from_json(fields.map("dataVersion") or None))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dataVersion": self.version.to_json(),
+            "topicConfigTable": {name: config.to_json() for name, config in self.topics.items()},
+        }
+
+
+@dataclass(slots=True)
+class RegisterBody:
+    """The body of REGISTER_BROKER."""
+
+    configs: TopicConfigs = field(default_factory=TopicConfigs)
+    filter_servers: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "registration")
+        return cls(TopicConfigs.from_json(fields.map("topicConfigSerializeWrapper")), fields.texts("filterServerList"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"filterServerList": self.filter_servers, "topicConfigSerializeWrapper": self.configs.to_json()}
+
+
+@dataclass(slots=True)
+class QueueData:
+    """How many queues of a topic a broker group has, in a route."""
+
+    broker: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int = 0
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "queueData")
+        return cls(
+            fields.text("brokerName"),
+            fields.number("readQueueNums"),
+            fields.number("writeQueueNums"),
+            fields.number("perm"),
+            fields.number("topicSysFlag", 0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "brokerName": self.broker,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+        }
+
+
+@dataclass(slots=True)
+class BrokerData:
+    """A broker group in a route: addresses by broker id, 0 is the master."""
+
+    cluster: str
+    name: str
+    addresses: dict[int, str]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "brokerData")
+        addresses = {}
+        for key, address in fields.map("brokerAddrs").items():
+            if not str(key).isdigit() or not isinstance(address, str):
+                raise BodyError(f"brokerData.brokerAddrs has {_short(key)}: {_short(address)}; id and address expected")
+            addresses[int(key)] = address
+        return cls(fields.text("cluster", ""), fields.text("brokerName"), addresses)
+
+    def to_json(self, *, bare_ids: bool = False) -> dict[str, Any]:
+        """`bare_ids`: numbers without quotes, as fastjson writes them in cluster information."""
+        ids: dict[Any, str] = dict(self.addresses) if bare_ids else {str(k): v for k, v in self.addresses.items()}
+        return {
+            "brokerAddrs": ids,
+            "brokerName": self.name,
+            "cluster": self.cluster,
+            "enableActingMaster": False,
+        }
+
+
+@dataclass(slots=True)
+class TopicRoute:
+    """Where a topic's queues are: the answer to GET_ROUTEINFO_BY_TOPIC."""
+
+    queues: list[QueueData] = field(default_factory=list)
+    brokers: list[BrokerData] = field(default_factory=list)
+    order_conf: str | None = None
+    filter_servers: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "route")
+        return cls(
+            [QueueData.from_json(item) for item in fields.items("queueDatas")],
+            [BrokerData.from_json(item) for item in fields.items("brokerDatas")],
+            fields.text("orderTopicConf", "") or None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "brokerDatas": [broker.to_json() for broker in self.brokers],
+            "filterServerTable": self.filter_servers,
+            "queueDatas": [queue.to_json() for queue in self.queues],
+        }
+        if self.order_conf is not None:
+            out["orderTopicConf"] = self.order_conf
+        return out
+
+
+@dataclass(slots=True)
+class ClusterInfo:
+    """All broker groups and the clusters that they are in: the answer to GET_BROKER_CLUSTER_INFO."""
+
+    brokers: dict[str, BrokerData] = field(default_factory=dict)
+    clusters: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "clusterInfo")
+        clusters = Fields(fields.map("clusterAddrTable"), "clusterInfo.clusterAddrTable")
+        return cls(
+            {str(name): BrokerData.from_json(item) for name, item in fields.map("brokerAddrTable").items()},
+            {str(name): clusters.texts(str(name)) for name in fields.map("clusterAddrTable")},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "brokerAddrTable": {name: broker.to_json(bare_ids=True) for name, broker in self.brokers.items()},
+            "clusterAddrTable": self.clusters,
+        }
+
+
+def topic_list(topics: Iterable[str], broker_addr: str | None = None) -> bytes:
+    """The body of TopicList answers (206, 224, 304, 305, 311 to 313)."""
+    out: dict[str, Any] = {"topicList": list(topics)}
+    if broker_addr is not None:
+        out["brokerAddr"] = broker_addr
+    return fastjson.dumps(out)
+
+
+@dataclass(slots=True)
+class SubscriptionData:
+    """What a consumer group wants of a topic."""
+
+    topic: str
+    expression: str = "*"
+    expression_type: str = EXPRESSION_TAG
+    tags: list[str] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    version: int = 0
+    class_filter: bool = False
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "subscriptionData")
+        codes = list(fields.items("codeSet"))
+        if not all(type(code) is int for code in codes):
+            raise BodyError(f"subscriptionData.codeSet is {_short(codes)}; whole numbers are expected")
+        return cls(
+            fields.text("topic"),
+            fields.text("subString", "*"),
+            fields.text("expressionType", EXPRESSION_TAG),
+            fields.texts("tagsSet"),
+            codes,
+            fields.number("subVersion", 0),
+            fields.flag("classFilterMode"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "classFilterMode": self.class_filter,
+            "codeSet": self.codes,
+            "expressionType": self.expression_type,
+            "subString": self.expression,
+            "subVersion": self.version,
+            "tagsSet": self.tags,
+            "topic": self.topic,
+        }
+
+
+@dataclass(slots=True)
+class ConsumerData:
+    """One consumer group of a client, in its heartbeat."""
+
+    group: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    subscriptions: list[SubscriptionData] = field(default_factory=list)
+    unit_mode: bool = False
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "consumerData")
+        return cls(
+            fields.text("groupName"),
+            fields.text("consumeType", "CONSUME_PASSIVELY"),
+            fields.text("messageModel", "CLUSTERING"),
+            fields.text("consumeFromWhere", "CONSUME_FROM_LAST_OFFSET"),
+            [SubscriptionData.from_json(item) for item in fields.items("subscriptionDataSet")],
+            fields.flag("unitMode"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "consumeFromWhere": self.from_where,
+            "consumeType": self.consume_type,
+            "groupName": self.group,
+            "messageModel": self.message_model,
+            "subscriptionDataSet": [item.to_json() for item in self.subscriptions],
+            "unitMode": self.unit_mode,
+        }
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """What a client tells a broker every 30 s: the body of HEART_BEAT.
+
+    `fingerprint` and `without_subscriptions` are 5.x's second form; a broker that does not offer it never gets it.
+    """
+
+    client_id: str
+    producers: list[str] = field(default_factory=list)
+    consumers: list[ConsumerData] = field(default_factory=list)
+    fingerprint: int = 0
+    without_subscriptions: bool = False
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "heartbeat")
+        return cls(
+            fields.text("clientID"),
+            [Fields(item, "producerData").text("groupName") for item in fields.items("producerDataSet")],
+            [ConsumerData.from_json(item) for item in fields.items("consumerDataSet")],
+            fields.number("heartbeatFingerprint", 0),
+            fields.flag("withoutSub"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "clientID": self.client_id,
+            "consumerDataSet": [item.to_json() for item in self.consumers],
+            "producerDataSet": [{"groupName": name} for name in self.producers],
+        }
+
+
+@dataclass(slots=True)
+class SubscriptionGroup:
+    """A consumer group's configuration: `config/subscriptionGroup.json` and code 200."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_slow: int = 1
+    notify_ids_changed: bool = True
+    sys_flag: int = 0
+    consume_timeout_minutes: int = 15
+    orderly: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: Any, name: str | None = None) -> Self:
+        fields = Fields(value, "subscriptionGroupConfig")
+        return cls(
+            fields.text("groupName", name),
+            fields.flag("consumeEnable", True),
+            fields.flag("consumeFromMinEnable", True),
+            fields.flag("consumeBroadcastEnable", True),
+            fields.number("retryQueueNums", 1),
+            fields.number("retryMaxTimes", 16),
+            fields.number("brokerId", 0),
+            fields.number("whichBrokerWhenConsumeSlowly", 1),
+            fields.flag("notifyConsumerIdsChangedEnable", True),
+            fields.number("groupSysFlag", 0),
+            fields.number("consumeTimeoutMinute", 15),
+            fields.flag("consumeMessageOrderly"),
+            {str(key): str(item) for key, item in fields.map("attributes").items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attributes": self.attributes,
+            "brokerId": self.broker_id,
+            "consumeBroadcastEnable": self.consume_broadcast_enable,
+            "consumeEnable": self.consume_enable,
+            "consumeFromMinEnable": self.consume_from_min_enable,
+            "consumeMessageOrderly": self.orderly,
+            "consumeTimeoutMinute": self.consume_timeout_minutes,
+            "groupName": self.name,
+            "groupSysFlag": self.sys_flag,
+            "notifyConsumerIdsChangedEnable": self.notify_ids_changed,
+            "retryMaxTimes": self.retry_max_times,
+            "retryQueueNums": self.retry_queues,
+            "whichBrokerWhenConsumeSlowly": self.which_broker_when_slow,
+        }
+
+
+def queue_from_json(value: Any) -> MessageQueue:
+    """A message queue that is a value (not a key). Raises BodyError."""
+    fields = Fields(value, "messageQueue")
+    return MessageQueue(fields.text("topic"), fields.text("brokerName"), fields.number("queueId"))
+
+
+@dataclass(slots=True)
+class LockRequest:
+    """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): who wants which queues."""
+
+    group: str
+    client_id: str
+    queues: list[MessageQueue] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "lock")
+        return cls(
+            fields.text("consumerGroup"),
+            fields.text("clientId"),
+            [queue_from_json(item) for item in fields.items("mqSet")],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "clientId": self.client_id,
+            "consumerGroup": self.group,
+            "mqSet": [queue_to_json(queue) for queue in self.queues],
+        }
+
+
+def queue_to_json(queue: MessageQueue) -> dict[str, Any]:
+    return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
+
+
+def locked_queues(body: bytes) -> list[MessageQueue]:
+    """The queues in the answer to LOCK_BATCH_MQ. Raises BodyError."""
+    return [queue_from_json(item) for item in parse(body, "locked").items("lockOKMQSet")]
+
+
+@dataclass(slots=True)
+class TopicOffset:
+    """How far a queue reaches, in the answer to GET_TOPIC_STATS_INFO."""
+
+    min_offset: int
+    max_offset: int
+    last_update: int = 0
+
+
+@dataclass(slots=True)
+class ConsumeOffset:
+    """How far a group is in a queue, in the answer to GET_CONSUME_STATS. `last_timestamp` in ms."""
+
+    broker_offset: int
+    consumer_offset: int
+    last_timestamp: int = 0
+    pull_offset: int = 0
+
+
+def topic_stats_to_json(table: Mapping[MessageQueue, TopicOffset], put_tps: float = 0.0) -> dict[str, Any]:
+    return {
+        "offsetTable": {
+            queue: {
+                "lastUpdateTimestamp": item.last_update,
+                "maxOffset": item.max_offset,
+                "minOffset": item.min_offset,
+            }
+            for queue, item in table.items()
+        },
+        "topicPutTps": put_tps,
+    }
+
+
+def topic_stats_from_json(body: bytes) -> dict[MessageQueue, TopicOffset]:
+    """The answer to GET_TOPIC_STATS_INFO. Raises BodyError."""
+    out = {}
+    for queue, item in _queue_table(parse(body, "topicStats"), "offsetTable").items():
+        fields = Fields(item, "topicOffset")
+        out[queue] = TopicOffset(
+            fields.number("minOffset"), fields.number("maxOffset"), fields.number("lastUpdateTimestamp", 0)
+        )
+    return out
+
+
+def consume_stats_to_json(table: Mapping[MessageQueue, ConsumeOffset], tps: float = 0.0) -> dict[str, Any]:
+    return {
+        "consumeTps": tps,
+        "offsetTable": {
+            queue: {
+                "brokerOffset": item.broker_offset,
+                "consumerOffset": item.consumer_offset,
+                "lastTimestamp": item.last_timestamp,
+                "pullOffset": item.pull_offset,
+            }
+            for queue, item in table.items()
+        },
+    }
+
+
+def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffset], float]:
+    """The answer to GET_CONSUME_STATS: offsets by queue, messages per second. Raises BodyError."""
+    stats = parse(body, "consumeStats")
+    out = {}
+    for queue, item in _queue_table(stats, "offsetTable").items():
+        fields = Fields(item, "offset")
+        out[queue] = ConsumeOffset(
+            fields.number("brokerOffset"),
+            fields.number("consumerOffset"),
+            fields.number("lastTimestamp", 0),
+            fields.number("pullOffset", 0),
+        )
+    return out, stats.real("consumeTps")
+
+
+def offset_table(body: bytes) -> dict[MessageQueue, int]:
+    """`{"offsetTable":{queue:offset}}`: reset offsets (220, 222). Raises BodyError.
+
+    The Go and C++ clients' form, a list of `{"brokerName","queueId","topic","offset"}`, is read too.
+    """
+    fields = parse(body, "offsets")
+    out: dict[MessageQueue, int] = {}
+    try:
+        table: Mapping[Any, Any] = _queue_table(fields, "offsetTable")
+    except BodyError:
+        for item in fields.items("offsetTable"):
+            entry = Fields(item, "offset")
+            out[queue_from_json(item)] = entry.number("offset")
+        return out
+    for queue, offset in table.items():
+        if type(offset) is not int:
+            raise BodyError(f"offsets.offsetTable has {_short(offset)} for {queue}; a whole number is expected")
+        out[queue] = offset
+    return out
+
+
+def _queue_table(fields: Fields, name: str) -> Mapping[MessageQueue, Any]:
+    table = fields.map(name)
+    for queue in table:
+        if not isinstance(queue, MessageQueue):
+            raise BodyError(f"a key of {name} is {_short(queue)}; a message queue is expected")
+    return table
+
+
+@dataclass(slots=True)
+class ClientConnection:
+    """A connected client, in the answers to 203 and 204. `language` is a LanguageCode's name."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        fields = Fields(value, "connection")
+        return cls(
+            fields.text("clientId"),
+            fields.text("clientAddr"),
+            fields.text("language", "OTHER"),
+            fields.number("version", 0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "clientAddr": self.address,
+            "clientId": self.client_id,
+            "language": self.language,
+            "version": self.version,
+        }

@@ -1,0 +1,207 @@
+"""The calling end of the remoting protocol: one connection per address, made when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
+from gantry_broker.remoting.connection import Connection, oneway
+from gantry_broker.remoting.errors import ConnectError, ConnectionLost
+
+log = logging.getLogger(__name__)
+
+RequestHandler = Callable[[Connection, Frame], Awaitable[Frame | None]]
+"""Answers a request that the server makes; None: no answer."""
+
+CONNECT_SECONDS: Final = 3.0
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" (IPv6 with or without brackets). Raises ConnectError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or not 0 < int(port) < 65536 or not host:
+        raise ConnectError(f"address {address[:100]!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class RemotingClient:
+    """Requests to any number of addresses.
+
+    Use as `async with RemotingClient() as client`, or call `close`. `on_disconnect(address)` is told when a
+    connection that was made ends, whoever ended it.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_disconnect: Callable[[str], None] | None = None,
+        connect_timeout: float = CONNECT_SECONDS,
+        max_frame: int = MAX_FRAME,
+    ) -> None:
+        self._connections: dict[str, Connection] = {}
+        self._connecting: dict[str, asyncio.Task[Connection]] = {}
+        self._addresses: dict[Connection, str] = {}
+        self._handlers: dict[int, RequestHandler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_disconnect = on_disconnect
+        self._connect_timeout = connect_timeout
+        self._max_frame = max_frame
+        self._closed = False
+        self._all_ended = asyncio.Event()
+
+    async def __aenter__(self) -> RemotingClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def register(self, code: int, handler: RequestHandler) -> None:
+        """Says who answers requests of `code` that servers make."""
+        self._handlers[code] = handler
+
+    async def request(self, address: str, frame: Frame, timeout: float) -> Frame:
+        """The answer of `address`. `timeout` in seconds covers connecting and answering.
+
+        Raises ConnectError (never sent), ConnectionLost and RequestTimeout (perhaps done).
+        """
+        conn = self._connections.get(address)
+        if conn is None or conn.closed:
+            started = asyncio.get_running_loop().time()
+            conn = await self._connect(address, min(timeout, self._connect_timeout))
+            timeout = max(timeout - (asyncio.get_running_loop().time() - started), 0.001)
+        if conn.paused:
+            await conn.drained()
+        return await conn.request(frame, timeout)
+
+    async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
+        """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""
+        conn = self._connections.get(address)
+        if conn is None or conn.closed:
+            conn = await self._connect(address, timeout)
+        if conn.paused:
+            await conn.drained()
+        if conn.closed:
+            raise ConnectionLost(f"connection to {address} has ended", sent=False)
+        conn.write(encode_frame(oneway(frame)))
+
+    def connected(self, address: str) -> bool:
+        conn = self._connections.get(address)
+        return conn is not None and not conn.closed
+
+    @property
+    def addresses(self) -> Iterable[str]:
+        """Addresses with a connection."""
+        return [address for address, conn in self._connections.items() if not conn.closed]
+
+    def drop(self, address: str) -> None:
+        """Ends the connection to an address; the next request makes a new one."""
+        conn = self._connections.get(address)
+        if conn is not None:
+            conn.close()
+
+    async def close(self) -> None:
+        """Ends all connections after what was written has gone out; requests that wait get ConnectionLost."""
+        self._closed = True
+        for connecting in list(self._connecting.values()):
+            connecting.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._connecting.values(), *self._tasks, return_exceptions=True)
+        for conn in list(self._addresses):
+            conn.close()
+        if self._addresses:
+            self._all_ended.clear()
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._all_ended.wait()
+            except TimeoutError:
+                for conn in list(self._addresses):
+                    conn.abort()
+
+    async def _connect(self, address: str, timeout: float) -> Connection:
+        if self._closed:
+            raise ConnectError("the client is closed")
+        task = self._connecting.get(address)
+        if task is None:
+            task = asyncio.ensure_future(self._open(address))
+            self._connecting[address] = task
+            task.add_done_callback(lambda done: self._opened(address, done))
+        try:
+            # Shielded: several requests may wait for the one connection, each with its own patience.
+            return await asyncio.wait_for(asyncio.shield(task), timeout)
+        except TimeoutError:
+            raise ConnectError(f"no connection to {address} within {timeout:g} s") from None
+        except asyncio.CancelledError:
+            if self._closed:
+                raise ConnectError("the client is closed") from None
+            raise
+
+    def _opened(self, address: str, task: asyncio.Task[Connection]) -> None:
+        self._connecting.pop(address, None)
+        if not task.cancelled():
+            task.exception()  # fetched, or asyncio would report it when every waiter has gone
+
+    async def _open(self, address: str) -> Connection:
+        host, port = split_address(address)
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, conn = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self, max_frame=self._max_frame, on_end=self._ended), host, port
+                )
+        except (OSError, TimeoutError) as error:
+            raise ConnectError(f"no connection to {address}: {error or 'timed out'}") from None
+        if not conn.closed:
+            self._connections[address] = conn
+        self._addresses[conn] = address
+        if conn.closed:
+            self._ended(conn)
+        return conn
+
+    def _ended(self, conn: Connection) -> None:
+        address = self._addresses.pop(conn, None)
+        if address is None:
+            return
+        if not self._addresses:
+            self._all_ended.set()
+        if self._connections.get(address) is conn:
+            del self._connections[address]
+        if self._on_disconnect is not None:
+            self._on_disconnect(address)
+
+    # What servers ask of us
+
+    def on_open(self, conn: Connection) -> None:
+        """Kept by `_open`."""
+
+    def on_close(self, conn: Connection) -> None:
+        """Kept by `_ended`."""
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        for frame in frames:
+            handler = self._handlers.get(frame.code)
+            if handler is None:
+                if not frame.is_oneway:
+                    conn.send(
+                        Frame.response_to(
+                            frame,
+                            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                            f"request code {frame.code} is not supported by this client",
+                        )
+                    )
+                continue
+            task = asyncio.ensure_future(self._answer(conn, frame, handler))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, conn: Connection, frame: Frame, handler: RequestHandler) -> None:
+        try:
+            answer = await handler(conn, frame)
+        except Exception as error:
+            log.exception("request %d from %r failed", frame.code, conn)
+            answer = Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        if answer is not None and not frame.is_oneway:
+            conn.send(answer)

@@ -1,0 +1,290 @@
+"""One TCP connection of the remoting protocol, the same for both ends.
+
+Frames of one read are handed over together. Answers to requests that this end made are taken out before. A peer that
+reads slowly stops being read (`paused`) once `HIGH_WATER` bytes wait for it, and is cut off when answers that were
+already under way exceed `HARD_LIMIT`: one slow reader must not cost the memory of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Final, Protocol, cast
+
+from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
+
+log = logging.getLogger(__name__)
+
+HIGH_WATER: Final = 1024 * 1024
+"""Bytes waiting for a peer above which it is not read any more."""
+HARD_LIMIT: Final = 64 * 1024 * 1024
+"""Bytes waiting for a peer above which its connection is cut."""
+_UNKNOWN_PEER: Final = ("0.0.0.0", 0)
+
+
+class Handler(Protocol):
+    """What a server or client does with requests; all calls come from the event loop and must not block."""
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        """All requests of one read. Work that takes time is started as a task by the handler."""
+
+    def on_open(self, conn: Connection) -> None:
+        """A connection has been made."""
+
+    def on_close(self, conn: Connection) -> None:
+        """A connection has ended; called once for each `on_open`."""
+
+
+class Ticks:
+    """A clock that its owner moves every few seconds: fine enough to tell idle connections, free to read."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+class Connection(asyncio.Protocol):
+    """A connection. `attrs` belongs to the handler, `listener` is the listening server's name ("" for a client's)."""
+
+    __slots__ = (
+        "_decoder",
+        "_drained",
+        "_handler",
+        "_loop",
+        "_on_end",
+        "_opaque",
+        "_pending",
+        "_ticks",
+        "_transport",
+        "_write",
+        "attrs",
+        "closed",
+        "last_active",
+        "listener",
+        "paused",
+        "peer",
+        "peer_bytes",
+    )
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        listener: str = "",
+        max_frame: int = MAX_FRAME,
+        ticks: Ticks | None = None,
+        on_end: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._handler = handler
+        self._decoder = FrameDecoder(max_frame)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._write: Callable[[bytes], None] = _write_nowhere
+        self._pending: dict[int, asyncio.Future[Frame]] = {}
+        self._opaque = 0
+        self._drained: asyncio.Future[None] | None = None
+        self._ticks = ticks or Ticks()
+        self._on_end = on_end
+        self.listener = listener
+        self.attrs: dict[str, Any] = {}
+        self.closed = False
+        self.paused = False
+        self.peer: tuple[str, int] = _UNKNOWN_PEER
+        self.peer_bytes = b"\0" * 8
+        self.last_active = self._ticks.now
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.peer[0]}:{self.peer[1]}{' closed' if self.closed else ''}>"
+
+    # Transport callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self._write = self._transport.write
+        peer = transport.get_extra_info("peername")
+        if peer:
+            address = ipaddress.ip_address(peer[0].partition("%")[0])
+            mapped = getattr(address, "ipv4_mapped", None)
+            self.peer = (str(mapped or address), peer[1])
+            self.peer_bytes = pack_host(*self.peer)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._handler.on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.closed:
+            return
+        self.last_active = self._ticks.now
+        try:
+            frames = self._decoder.feed(data)
+        except FrameError as error:
+            self._deliver(error.frames)
+            self._refuse(error)
+            return
+        if frames:
+            self._deliver(frames)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self.last_active = self._ticks.now
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        if self._drained is not None:
+            if not self._drained.done():
+                self._drained.set_result(None)
+            self._drained = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._write = _write_nowhere
+        pending, self._pending = self._pending, {}
+        reason = f"connection to {self.peer[0]}:{self.peer[1]} ended" + (f": {exc}" if exc else "")
+        for future in pending.values():
+            if not future.done():
+                future.set_exception(ConnectionLost(reason))
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+        try:
+            self._handler.on_close(self)
+        finally:
+            if self._on_end is not None:
+                self._on_end(self)
+
+    # What handlers use
+
+    def write(self, data: bytes) -> None:
+        """Sends encoded frames; does nothing on a connection that has ended."""
+        self._write(data)
+        if self.paused and self._transport is not None and self._transport.get_write_buffer_size() > HARD_LIMIT:
+            log.warning("%r reads too slowly: over %d bytes wait for it; connection cut", self, HARD_LIMIT)
+            self.abort()
+
+    def send(self, frame: Frame) -> None:
+        """Encodes and sends one frame; a frame that cannot be encoded is answered as a system error."""
+        try:
+            data = encode_frame(frame)
+        except FrameError as error:
+            if not frame.is_response:
+                raise
+            log.error("answer cannot be sent: %s", error)
+            data = encode_frame(
+                Frame(
+                    ResponseCode.SYSTEM_ERROR,
+                    frame.opaque,
+                    frame.flag,
+                    None,
+                    b"",
+                    error.reason[:500].encode("utf-8", "replace").decode(),
+                    frame.serialize,
+                )
+            )
+        self.write(data)
+
+    async def request(self, frame: Frame, timeout: float) -> Frame:
+        """Sends a request (its opaque is set here) and gives the answer.
+
+        `timeout` is in seconds. Raises RequestTimeout and ConnectionLost (the peer may have done it or not).
+        """
+        if self.closed:
+            raise ConnectionLost(f"connection to {self.peer[0]}:{self.peer[1]} has ended", sent=False)
+        self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
+        frame.opaque = opaque
+        data = encode_frame(frame)
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        self._pending[opaque] = future
+        timer = self._loop.call_later(timeout, self._expire, opaque, frame.code, timeout)
+        try:
+            self.write(data)
+            return await future
+        finally:
+            timer.cancel()
+            self._pending.pop(opaque, None)
+
+    async def drained(self) -> None:
+        """Waits until the peer has read enough that more may be written."""
+        while self.paused and not self.closed:
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.shield(self._drained)
+
+    def close(self) -> None:
+        """Ends the connection after what was written has gone out."""
+        if not self.closed:
+            self.closed = True
+            self._write = _write_nowhere
+            if self._transport is not None:
+                self._transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once; what waits to be sent is lost."""
+        self.closed = True
+        self._write = _write_nowhere
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the peer to read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    # Inner parts
+
+    def _deliver(self, frames: list[Frame]) -> None:
+        if self._pending:
+            requests = []
+            for frame in frames:
+                if frame.flag & FLAG_RESPONSE:
+                    future = self._pending.get(frame.opaque)
+                    if future is not None and not future.done():
+                        future.set_result(frame)
+                else:
+                    requests.append(frame)
+        else:
+            requests = [frame for frame in frames if not frame.flag & FLAG_RESPONSE]  # others come too late
+        if not requests:
+            return
+        try:
+            self._handler.on_frames(self, requests)
+        except Exception:
+            # Some requests may stay unanswered: the peer learns that soonest by losing the connection.
+            log.exception("handling %d requests from %r failed", len(requests), self)
+            self.close()
+
+    def _refuse(self, error: FrameError) -> None:
+        log.info("%r sent what is not a frame: %s", self, error.reason)
+        if error.opaque is not None:
+            remark = error.reason.encode("utf-8", "replace").decode()[:1000]
+            self.send(Frame(ResponseCode.SYSTEM_ERROR, error.opaque, FLAG_RESPONSE, None, b"", remark, error.serialize))
+        self.close()
+
+    def _expire(self, opaque: int, code: int, timeout: float) -> None:
+        future = self._pending.get(opaque)
+        if future is not None and not future.done():
+            future.set_exception(
+                RequestTimeout(f"{self.peer[0]}:{self.peer[1]} did not answer request {code} within {timeout:g} s")
+            )
+
+
+def oneway(frame: Frame) -> Frame:
+    """Marks a request as one that wants no answer."""
+    frame.flag |= FLAG_ONEWAY
+    return frame
+
+
+def _write_nowhere(data: bytes) -> None:
+    """The peer is gone."""

@@ -1,0 +1,32 @@
+"""How a request can fail before there is an answer. What an answer says is not an error of this layer."""
+
+from __future__ import annotations
+
+
+class RemotingError(Exception):
+    """Base: the request has no answer. `sent` False: the peer has certainly not seen it."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class ConnectError(RemotingError):
+    """No connection could be made: refused, unreachable, an unknown name, or not in time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=False)
+
+
+class ConnectionLost(RemotingError):
+    """The connection ended while the answer was awaited."""
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message, sent=sent)
+
+
+class RequestTimeout(RemotingError):
+    """No answer in time; the peer may still do what was asked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=True)

@@ -1,0 +1,159 @@
+"""A listening port of the remoting protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from gantry_broker.protocol.frame import MAX_FRAME, Frame
+from gantry_broker.remoting.connection import Connection, Handler, Ticks
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS: Final = 120.0
+"""A connection on which nothing moves for so long is closed (RocketMQ's `serverChannelMaxIdleTimeSeconds`)."""
+MAX_CONNECTIONS: Final = 10_000
+_SWEEP_SECONDS: Final = 5.0
+
+
+class RemotingServer:
+    """Listens, keeps its connections, closes idle ones and those above a limit.
+
+    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` in seconds.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        host: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        name: str = "",
+        max_connections: int = MAX_CONNECTIONS,
+        max_frame: int = MAX_FRAME,
+        idle_s: float = IDLE_SECONDS,
+    ) -> None:
+        self._handler = handler
+        self._host = host
+        self._port = port
+        self._reuse_port = reuse_port
+        self._name = name
+        self._max_connections = max_connections
+        self._max_frame = max_frame
+        self._idle_s = idle_s
+        self._server: asyncio.Server | None = None
+        self._ticks = Ticks()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self.connections: set[Connection] = set()
+        self.refused = 0
+        self._ended = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; 0 before `start` when it was to be chosen."""
+        return self._port
+
+    @property
+    def listening(self) -> bool:
+        return self._server is not None
+
+    async def start(self) -> int:
+        """Begins to listen and gives the port. Raises OSError when the port is taken. May follow `stop_listening`."""
+        loop = asyncio.get_running_loop()
+        self._ticks.now = loop.time()
+        self._server = await loop.create_server(
+            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=1024
+        )
+        self._port = self._server.sockets[0].getsockname()[1]
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(min(_SWEEP_SECONDS, self._idle_s / 2), self._sweep)
+        return self._port
+
+    def stop_listening(self) -> None:
+        """Frees the port; connections that exist go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Stops listening and ends all connections; what was written gets `grace_s` seconds to go out."""
+        self.stop_listening()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for conn in list(self.connections):
+            conn.close()
+        if not await self._all_ended(grace_s):
+            for conn in list(self.connections):
+                conn.abort()
+            await self._all_ended(1.0)
+
+    async def _all_ended(self, patience_s: float) -> bool:
+        self._ended.clear()
+        if not self.connections:
+            return True
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _end(self, conn: Connection) -> None:
+        self.connections.discard(conn)
+        if not self.connections:
+            self._ended.set()
+
+    def close_connections(self) -> None:
+        """Ends all connections after what was written has gone out, and goes on listening."""
+        for conn in list(self.connections):
+            conn.close()
+
+    def _accept(self) -> asyncio.Protocol:
+        if len(self.connections) >= self._max_connections:
+            self.refused += 1
+            if self.refused & (self.refused - 1) == 0:
+                log.warning("%d connections are open: %d further ones refused", len(self.connections), self.refused)
+            return _Refused()
+        conn = Connection(
+            self._handler,
+            listener=self._name,
+            max_frame=self._max_frame,
+            ticks=self._ticks,
+            on_end=self._end,
+        )
+        self.connections.add(conn)
+        return conn
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = self._ticks.now = loop.time()
+        for conn in list(self.connections):
+            if now - conn.last_active > self._idle_s:
+                log.info("%r is idle; closed", conn)
+                conn.abort()
+        self._sweeper = loop.call_later(min(_SWEEP_SECONDS, self._idle_s / 2), self._sweep)
+
+
+class _Refused(asyncio.Protocol):
+    """A connection over the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        with contextlib.suppress(OSError):
+            transport.close()
+
+
+class RequestOnly:
+    """A Handler whose connections need no care when they open or close; subclasses write `on_frames`."""
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        raise RuntimeError(f"{type(self).__name__} does not say what to do with requests")
+
+    def on_open(self, conn: Connection) -> None:
+        """Nothing to do."""
+
+    def on_close(self, conn: Connection) -> None:
+        """Nothing to do."""
