@@ -289,7 +289,10 @@ class FrameDecoder:
 
 def _careful(header: bytes, body: bytes) -> Frame:
     """A JSON header with unusual values, read as fastjson does: numbers for strings, nulls and gaps allowed."""
-    head = orjson.loads(header)
+    try:
+        head = orjson.loads(header)
+    except orjson.JSONDecodeError as error:
+        raise FrameError(f"header is not JSON: {error}") from None
     if not isinstance(head, dict):
         raise FrameError(f"header is a JSON {type(head).__name__}; an object is expected")
     opaque = _int32(head, "opaque", 0, None)
