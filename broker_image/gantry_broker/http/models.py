@@ -72,6 +72,9 @@ class HandoverRequest(_Model):
 
     target: MemberRef
     epoch: int = Field(description="Of the master that is asked; another epoch is refused.")
+    version: int | None = Field(
+        None, description="Of the cell that the swap will expect; another than the master holds is refused. None: that."
+    )
     timeout_ms: int = Field(2_000, ge=1)
 
 

@@ -64,6 +64,8 @@ class Park:
     target: MemberId
     version: int
     """Only an assignment above this version ends it."""
+    ready: bool = False
+    """It was said that the target has everything: from then on a swap may happen."""
 
 
 class Leader:
@@ -164,17 +166,19 @@ class Leader:
         return None
 
     def answer(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """The answer to a fetch that was acknowledged; None when there is no news for it yet and it may be held."""
-        data = b""
+        """Records for a fetch that was acknowledged; None when its log ends where this one does."""
         if fetch.end < self._log.start:
             return self._reset(fetch, fetch.end)
-        if fetch.end < self._log.end:
-            data = self._log.read_raw(fetch.end, fetch.max_bytes)
-            if Rule.RECORD_BORDERS not in self._rules:
-                data = data[: fetch.max_bytes]
-        elif fetch.confirmed >= min(self._log.confirmed, fetch.end):
+        if fetch.end >= self._log.end:
             return None
+        data = self._log.read_raw(fetch.end, fetch.max_bytes)
+        if Rule.RECORD_BORDERS not in self._rules:
+            data = data[: fetch.max_bytes]  # Rule 6 taken away.
         return self.records(fetch, data, now_ms)
+
+    def has_news(self, fetch: Fetch) -> bool:
+        """Whether more is confirmed than the asker knows: worth an answer without records, if none come soon."""
+        return fetch.confirmed < min(self._log.confirmed, fetch.end)
 
     def records(self, fetch: Fetch, data: bytes, now_ms: int) -> FetchAnswer:
         """An answer with `data`, which may be empty: the end of a hold."""

@@ -154,7 +154,7 @@ class Replica:
             return Assigned(True, self.reason)  # Told again.
         new_epoch = cell.epoch != held.epoch
         if new_epoch:
-            self._stop(f"epoch {cell.epoch} under {cell.master}")  # Rule 10: the waiting sends first.
+            self.stop(f"epoch {cell.epoch} under {cell.master}")  # Rule 10: the waiting sends first.
         state = Durable(self.me, cell, told.master_address, told.unclean)
         if Rule.DURABLE_ASSIGNMENT in self._rules:
             self._disk.save(state)  # Rule 15: on disk before it is acted upon.
@@ -218,7 +218,7 @@ class Replica:
             return
         self.told_epoch = epoch
         if self.leader is not None and Rule.ORDERED_ASSIGNMENTS in self._rules:
-            self._stop(f"saw epoch {epoch}, above its own {self.cell.epoch}: waits to be told")
+            self.stop(f"saw epoch {epoch}, above its own {self.cell.epoch}: waits to be told")
 
     # ---- roles
 
@@ -263,8 +263,8 @@ class Replica:
         )
         self.reason = ""
 
-    def _stop(self, reason: str) -> None:
-        """End whatever role it has."""
+    def stop(self, reason: str) -> None:
+        """End whatever role it has; `reason` says why, in words."""
         if self.leader is not None:
             self.leader_table = self.leader.followers
             self.leader = None
@@ -276,7 +276,7 @@ class Replica:
     # ---- the master
 
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
-        """A follower's question. None: nothing new; hold it and ask `again` when something changes."""
+        """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
         self.saw_epoch(fetch.epoch)
         leader = self.leader
         if leader is None:
@@ -288,15 +288,18 @@ class Replica:
             return answer
         leader.review(now_ms)
         self._confirm()
-        return leader.answer(fetch, now_ms)
+        return None
 
-    def again(self, fetch: Fetch, now_ms: int, *, hold: bool) -> FetchAnswer | None:
-        """Answer a held fetch: what is new, or with `hold` false an empty answer rather than None."""
+    def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
+        """The answer to a fetch that `fetched` has taken; None while there are no records for it, and it is held.
+
+        With `news` it is answered when more is confirmed than the asker knows, with `empty` in any case.
+        """
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
             return self._refuse(fetch, self.reason or f"{self.me} is no longer the master")
         answer = leader.answer(fetch, now_ms)
-        if answer is None and not hold:
+        if answer is None and (empty or (news and leader.has_news(fetch))):
             answer = leader.records(fetch, b"", now_ms)
         return answer
 
@@ -354,15 +357,29 @@ class Replica:
             return f"{target} is the master already"
         if target not in leader.recorded:
             return f"{target} is not in the in-sync set"
-        leader.park = Park(target, version)
+        if leader.park is None or leader.park.target != target:
+            leader.park = Park(target, version)
         return ""
 
-    def unpark(self, cell: Cell) -> bool:
-        """The registry was read after the hand-over had run out of time: go on only if it still says so."""
-        if self.leader is None or cell != self._state.cell:
+    def handed_over(self) -> bool:
+        """Whether the target of the hand-over has everything; once true, only the cell ends the parking."""
+        leader = self.leader
+        if leader is None or leader.park is None or not leader.handed_over():
             return False
-        self.leader.park = None
+        leader.park.ready = True
         return True
+
+    def give_up_handover(self) -> None:
+        """The target did not get there in time. After "it has everything" was said, this changes nothing."""
+        if self.leader is not None and self.leader.park is not None and not self.leader.park.ready:
+            self.leader.park = None
+
+    def read_cell(self, cell: Cell) -> None:
+        """The registry as it was read after the time of a hand-over had run out (rule 23)."""
+        if self.leader is not None and cell.epoch == self.leader.epoch and cell.master == self.me:
+            self.leader.park = None
+        else:
+            self.saw_epoch(cell.epoch)
 
     # ---- the slave
 

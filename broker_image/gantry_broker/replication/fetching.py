@@ -1,0 +1,119 @@
+"""The follower's edge: one loop that asks the leader, applies the answer, and asks again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
+from gantry_broker.replication import wire
+from gantry_broker.replication.holding import HOLD_S
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.client import RemotingClient
+
+log = logging.getLogger(__name__)
+
+SILENT_S: Final = HOLD_S + 1.0
+"""A leader answers after `HOLD_S` at the latest."""
+RETRY_S: Final = 0.05
+LONGEST_RETRY_S: Final = 0.5
+
+LinkState = Literal["none", "connected", "refused", "silent"]
+
+
+class Asker(Protocol):
+    """What the loop needs of the service."""
+
+    def next_fetch(self) -> tuple[str, Fetch] | None: ...
+
+    async def answered(self, answer: FetchAnswer) -> bool: ...
+
+    def link_changed(self) -> None: ...
+
+
+class FetchLoop:
+    """Runs while there is somebody to follow. What it is given to follow is compared, so it may be told often."""
+
+    def __init__(self, client: RemotingClient, asker: Asker) -> None:
+        self.state: LinkState = "none"
+        self._client = client
+        self._asker = asker
+        self._following: object = None
+        self._task: asyncio.Task[None] | None = None
+        self._answered_at = -1.0
+
+    def last_answer_ms(self) -> int:
+        """Milliseconds since the leader's last answer; -1: none since it is followed."""
+        return -1 if self._answered_at < 0 else int((time.monotonic() - self._answered_at) * 1000)
+
+    def follow(self, following: object) -> None:
+        """Follow another leader (any value that names it), or nobody (None)."""
+        if following == self._following:
+            return
+        self._following = following
+        self._answered_at = -1.0
+        self.state = "none"
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if following is not None:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        task = self._task
+        self.follow(None)
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause = RETRY_S
+        while True:
+            try:
+                moved = await self._ask_once()
+            except Exception:
+                # A loop that dies would leave the group with one copy less, silently.
+                log.exception("fetching failed")
+                moved = False
+            if moved:
+                pause = RETRY_S
+                continue
+            await asyncio.sleep(pause * (0.75 + random.random() / 2))
+            pause = min(pause * 2, LONGEST_RETRY_S)
+
+    async def _ask_once(self) -> bool:
+        """One question; false when the next one should wait a little."""
+        asked = self._asker.next_fetch()
+        if asked is None:
+            return False
+        address, fetch = asked
+        try:
+            frame = await self._client.request(address, wire.fetch_frame(fetch), SILENT_S)
+            answer = wire.parse_answer(frame)
+        except RequestTimeout:
+            self._link("silent")
+            return True
+        except ConnectionLost:
+            # The next question tells whether the process is gone (refused) or only this connection.
+            self._client.drop(address)
+            return self.state == "connected"
+        except ConnectError as error:
+            self._link("silent" if "within" in str(error) else "refused")
+            return False
+        except wire.WireError as error:
+            log.warning("%s: %s", address, error)
+            return False
+        self._answered_at = time.monotonic()
+        self._link("connected")
+        return await self._asker.answered(answer) or (
+            answer.kind is not AnswerKind.REFUSED and asked != self._asker.next_fetch()
+        )
+
+    def _link(self, state: LinkState) -> None:
+        if state != self.state:
+            self.state = state
+            self._asker.link_changed()

@@ -1,0 +1,166 @@
+"""The leader's edge: fetches that wait for news, and the throttle of those that have much to catch up.
+
+A fetch at the end of the log is held: it is answered as soon as something is appended, a little later when something is
+confirmed (the next records usually bring that along), and empty after `HOLD_S`. A follower that lacks much is given
+chunks, and while producers send, it waits between them so long that it costs the senders a few per cent of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.replication import wire
+from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.types import MemberId
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+HOLD_S: Final = 1.0
+"""Followers wait longer than this for an answer before they call the leader silent."""
+NEWS_S: Final = 0.03
+"""How long news of the confirmed offset waits for records to travel with."""
+CATCH_UP_BYTES: Final = 4 << 20
+"""A follower that lacks more than this is catching up, and throttled while producers send."""
+CATCH_UP_SHARE: Final = 0.05
+"""Part of the event loop's time that reading for it may take then."""
+BUSY_S: Final = 0.25
+"""Producers count as sending for so long after the last append."""
+LONGEST_PAUSE_S: Final = 0.25
+
+
+class Held:
+    """One fetch that waits for its answer."""
+
+    __slots__ = ("conn", "empty_at", "fetch", "news_at", "not_before", "request")
+
+    def __init__(self, conn: Connection, request: Frame, fetch: Fetch, now: float, not_before: float) -> None:
+        self.conn = conn
+        self.request = request
+        self.fetch = fetch
+        self.not_before = not_before
+        self.news_at = now + NEWS_S
+        self.empty_at = now + HOLD_S
+
+
+class Holding:
+    """`ask(fetch, news, empty)` gives an answer or None; `held(member, waiting)` tells the core who waits."""
+
+    def __init__(
+        self,
+        ask: Callable[[Fetch, bool, bool], FetchAnswer | None],
+        held: Callable[[MemberId, bool], None],
+        has_news: Callable[[Fetch], bool],
+        log_end: Callable[[], int],
+    ) -> None:
+        self._ask = ask
+        self._held_changed = held
+        self._has_news = has_news
+        self._log_end = log_end
+        self._held: dict[MemberId, Held] = {}
+        self._catching_up: dict[MemberId, float] = {}
+        self._appended_at = 0.0
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    def take(self, conn: Connection, request: Frame, fetch: Fetch, answer: FetchAnswer | None) -> None:
+        """Answer with `answer`; None: with what there is now, or hold it."""
+        now = self._loop.time()
+        if answer is not None:
+            self._answer(conn, request, answer)
+            return
+        former = self._held.get(fetch.member)
+        if former is not None and former.conn is conn and former.request.opaque != request.opaque:
+            self._answer_anyhow(former)
+        self._held[fetch.member] = Held(conn, request, fetch, now, self._catching_up.pop(fetch.member, 0.0))
+        self._held_changed(fetch.member, True)
+        self._serve()
+
+    def lacks_much(self, fetch: Fetch) -> bool:
+        return self._log_end() - fetch.end > CATCH_UP_BYTES
+
+    def appended(self) -> None:
+        """Something was appended: every held fetch has an answer, given once per pass of the event loop."""
+        self._appended_at = self._loop.time()
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed: look at the held fetches in the next pass of the event loop."""
+        if self._held and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._serve)
+
+    def connection_lost(self, conn: Connection) -> None:
+        for member, held in list(self._held.items()):
+            if held.conn is conn:
+                del self._held[member]
+                self._held_changed(member, False)
+
+    def close(self) -> None:
+        """Answer what is held; nothing is held any more."""
+        self._closed = True
+        for held in list(self._held.values()):
+            self._answer_anyhow(held)
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _serve(self) -> None:
+        self._scheduled = False
+        now = self._loop.time()
+        for member, held in list(self._held.items()):
+            if held.not_before > now:
+                continue
+            started = time.perf_counter()
+            answer = self._ask(held.fetch, held.news_at <= now, held.empty_at <= now or self._closed)
+            if answer is None:
+                continue
+            del self._held[member]
+            self._answer(held.conn, held.request, answer)
+            if len(answer.data) > 0 and self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S:
+                took = time.perf_counter() - started
+                self._catching_up[member] = now + min(took / CATCH_UP_SHARE, LONGEST_PAUSE_S)
+        self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        if not self._held or self._closed:
+            return
+        end = self._log_end()
+        at = min(
+            held.not_before
+            if held.fetch.end < end and held.not_before > now
+            else (max(held.news_at, now) if self._has_news(held.fetch) else held.empty_at)
+            for held in self._held.values()
+        )
+        if self._timer is not None and now < self._timer_at <= at and not self._timer.cancelled():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._serve)
+
+    def _answer_anyhow(self, held: Held) -> None:
+        answer = self._ask(held.fetch, True, True)
+        if answer is not None:
+            self._answer(held.conn, held.request, answer)
+
+    @staticmethod
+    def _answer(conn: Connection, request: Frame, answer: FetchAnswer) -> None:
+        if not conn.closed:
+            conn.send(wire.answer_frame(request, answer))
+
+
+def refuse_malformed(conn: Connection, request: Frame, error: wire.WireError) -> None:
+    log.warning("fetch of %r: %s", conn, error)
+    conn.send(Frame.response_to(request, ResponseCode.SYSTEM_ERROR, f"fetch: {error}"))

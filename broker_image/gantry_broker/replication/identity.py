@@ -1,0 +1,97 @@
+"""Who this member is after a start: the same life of its disk, or a new one (rule 16).
+
+The disk proves what it acknowledged when the flush is synchronous, when the last stop was clean, or when the machine
+has not booted since (the kernel still had what was written). Anything else is a new incarnation: an empty disk, or
+ASYNC_FLUSH after a power failure.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import MemberId
+from gantry_broker.store.files import atomic_write
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class StateError(Exception):
+    """config/replica.json cannot be understood: it names the file and what is wrong."""
+
+
+class Started(NamedTuple):
+    state: Durable
+    proven: bool
+    """False when a disk that held something could not prove that it holds all that was acknowledged."""
+
+
+def boot_id() -> str:
+    """Names this boot of the machine; empty where the kernel does not tell, so that nothing is proven by it."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class ReplicaFile:
+    """config/replica.json: `Durable`, the boot in which it was written, and whether the process stopped cleanly."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._boot = boot_id()
+        self._state: Durable | None = None
+
+    def start(self, member: int, *, sync_flush: bool, log_is_empty: bool) -> Started:
+        """Read the file, decide on the incarnation, and write it down. Raises StateError, OSError."""
+        data = self._read()
+        if data is None:
+            return self._begin(Durable(MemberId(member, _new_incarnation())), proven=True)
+        try:
+            state, boot, clean = Durable.from_json(data), str(data["boot"]), bool(data["clean"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{self.path}: {error!r}; restore the file, or empty the member's disk") from error
+        if state.me.member != member:
+            raise StateError(f"{self.path} is of member {state.me.member}, this is member {member}")
+        lost = log_is_empty and state.cell.epoch > 0
+        if not lost and (sync_flush or clean or (boot == self._boot and boot != "")):
+            return self._begin(state, proven=True)
+        return self._begin(replace(state, me=MemberId(member, _new_incarnation())), proven=False)
+
+    def _begin(self, state: Durable, *, proven: bool) -> Started:
+        self.save(state)
+        return Started(state, proven)
+
+    def save(self, state: Durable) -> None:
+        """Durable when this returns; the mark of a clean stop is gone from then on."""
+        self._state = state
+        self._write(state, clean=False)
+
+    def mark_clean(self) -> None:
+        """The log is closed and on disk: call it last."""
+        if self._state is not None:
+            self._write(self._state, clean=True)
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            data = orjson.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except orjson.JSONDecodeError as error:
+            raise StateError(f"{self.path}: {error}; restore the file, or empty the member's disk") from error
+        if not isinstance(data, dict):
+            raise StateError(f"{self.path}: is no JSON object; restore the file, or empty the member's disk")
+        return data
+
+    def _write(self, state: Durable, *, clean: bool) -> None:
+        data = orjson.dumps({**state.to_json(), "boot": self._boot, "clean": clean}, option=orjson.OPT_INDENT_2)
+        atomic_write(self.path, data)
+
+
+def _new_incarnation() -> str:
+    return uuid.uuid4().hex[:12]

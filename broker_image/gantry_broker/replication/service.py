@@ -1,0 +1,437 @@
+"""The asyncio driver of replication: binds a `Replica` to the message store, the clock and the sockets.
+
+It decides nothing by itself: it feeds the core (`replica.py`), carries fetches out and answers in, runs the fsyncs of
+SYNC_FLUSH, and tells the broker what changed. The broker's part of the contract:
+
+- It appends only while `may_append` is true, tells `appended` once per pass, and adds one waiter per pass.
+- It gives frames with GantryCode.FETCH to `on_fetch`, and ended connections to `on_connection_lost`.
+- It shows readers what the store shows (confirmed records only), and holds a pull above that while `settled` is false.
+- `on_role_change` comes after the waiting sends were answered (rule 10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_broker.http.models import AskModel, AssignmentAnswer, FollowerStatus, HandoverAnswer, MasterLink, MemberRef
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.replication import wire
+from gantry_broker.replication.fetching import FetchLoop
+from gantry_broker.replication.holding import Holding, refuse_malformed
+from gantry_broker.replication.identity import ReplicaFile
+from gantry_broker.replication.leader import Options
+from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.storelog import StoreLog
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.store.flush import GroupCommit
+
+if TYPE_CHECKING:
+    from gantry_broker.config import BrokerConfig
+    from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.remoting.connection import Connection
+    from gantry_broker.store.store import Confirmed, MessageStore
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.1
+PARKED_MS: Final = 5_000
+"""A hand-over that was answered "ready" and then heard of no more: after this the registry is read, if it can be."""
+
+__all__ = ["ReplicationService", "Role"]
+
+
+class ReplicationService:
+    """One member's replication; owned by the event loop in which `start` was awaited."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        client: RemotingClient,
+        *,
+        epoch_body: Callable[[int], bytes] = lambda epoch: b"",
+        on_confirmed: Callable[[Confirmed], None] = lambda confirmed: None,
+        on_role_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_cut: Callable[[int], None] = lambda to: None,
+        report: Callable[[str], None] = log.warning,
+        read_cell: Callable[[], Awaitable[Cell | None]] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """`epoch_body(epoch)`: body of an epoch's control record.
+
+        `on_confirmed` gets what `MessageStore.confirm` returned; `on_role_change` says that `role` or `may_append`
+        changed; `on_change` that anything of `status_fields` did; `on_cut(to)` that the log was cut to or reset at
+        `to`. `read_cell` reads the role registry where the process can, for a hand-over that was forgotten.
+        """
+        self._config = config
+        self._store = store
+        self._on_role_change = on_role_change
+        self._on_change = on_change
+        self._report = report
+        self._read_cell = read_cell
+        self._monotonic = monotonic
+        self._file = ReplicaFile(config.data_dir / "config" / "replica.json")
+        self._log = StoreLog(store, epoch_body=epoch_body, on_confirmed=on_confirmed, on_cut=on_cut, unix_ms=unix_ms)
+        self._sync_flush = config.flush == "Sync"
+        self._fetching = FetchLoop(client, self)
+        self._commit: GroupCommit | None = None
+        self._holding: Holding | None = None
+        self._core: Replica | None = None
+        self._proven = True
+        self._tick: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flushing = False
+        self._flushed_at = 0.0
+        self._shown: tuple[object, ...] = ()
+        self._acked = asyncio.Event()
+        self._park_until = 0.0
+        self._handed_to: str | None = None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Find out who this member is, and go on where it stopped. Raises identity.StateError, OSError."""
+        loop = asyncio.get_running_loop()
+        empty = self._store.end == self._store.start == 0
+        started = self._file.start(self._config.member, sync_flush=self._sync_flush, log_is_empty=empty)
+        self._proven = started.proven
+        self._commit = GroupCommit(self._store)
+        self._holding = Holding(self._answer_to, self._held, self._has_news, lambda: self._store.end)
+        self._core = Replica(
+            started.state,
+            self._log,
+            self._file,
+            Options(
+                sync_replication=self._config.replication == "Sync",
+                sync_flush=self._sync_flush,
+                min_in_sync=self._config.min_in_sync,
+            ),
+            report=self._report,
+            now_ms=self._now(),
+        )
+        self._changed()
+        self._tick = loop.call_later(TICK_S, self._on_tick)
+
+    async def stop(self) -> None:
+        """Give up the role (the waiting sends are answered first) and end every task. The store stays open."""
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._core is not None:
+            self._core.stop("stops")
+            self._changed()
+        if self._holding is not None:
+            self._holding.close()
+        await self._fetching.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._commit is not None:
+            await self._commit.close()
+
+    def mark_clean(self) -> None:
+        """The store was closed and is on disk: the next start is proven (rule 16). Call it last."""
+        self._file.mark_clean()
+
+    @property
+    def core(self) -> Replica:
+        """The state machine; raises RuntimeError before `start`."""
+        if self._core is None:
+            raise RuntimeError("the replication service was not started")
+        return self._core
+
+    # ---- what it is
+
+    @property
+    def me(self) -> MemberId:
+        return self.core.me
+
+    @property
+    def role(self) -> Role:
+        return self.core.role
+
+    @property
+    def epoch(self) -> int:
+        return self.core.cell.epoch
+
+    @property
+    def broker_id(self) -> int:
+        """RocketMQ's: 0 for the master, else the member's number + 1."""
+        return 0 if self.role is Role.MASTER else self._config.member + 1
+
+    @property
+    def parked(self) -> bool:
+        """A hand-over is under way: keep new sends, in their order, until this changes (rule 23)."""
+        return self.core.parked
+
+    @property
+    def may_append(self) -> bool:
+        """Ask before every append, whatever is appended."""
+        return self.core.may_append
+
+    @property
+    def settled(self) -> bool:
+        """Rule 9: while false, a pull above the confirmed offset is held, and never answered "offset moved"."""
+        return self.core.settled
+
+    @property
+    def handed_to(self) -> str | None:
+        """After a hand-over: the member address of the new master.
+
+        What is parked is forwarded there in its order, then what still arrives; None when there was no hand-over, or
+        once this member has another role.
+        """
+        return self._handed_to
+
+    @property
+    def master_address(self) -> str | None:
+        """Where the group's master serves fetches, as last told; None for the master itself."""
+        return None if self.role is Role.MASTER else self.core.state.master_address
+
+    def status_fields(self) -> dict[str, Any]:
+        """The fields of `MemberStatus` that replication knows."""
+        core, now = self.core, self._now()
+        leader, follower, cell = core.leader, core.follower, core.cell
+        ask = core.ask
+        followers = []
+        if leader is not None:
+            followers = [
+                FollowerStatus(
+                    member=MemberRef.of(member),
+                    acked=view.acked,
+                    last_fetch_ms=max(0, now - view.seen_ms),
+                    in_sync=member in leader.recorded,
+                )
+                for member, view in sorted(leader.followers.items())
+            ]
+        return {
+            "member": MemberRef.of(core.me),
+            "broker_id": self.broker_id,
+            "role": core.role.value,
+            "epoch": cell.epoch,
+            "version": cell.version,
+            "told_epoch": core.told_epoch,
+            "proven": self._proven or core.me in cell.in_sync or core.me == cell.master,
+            "last_epoch": self._log.history[-1].epoch if self._log.history else 0,
+            "start": self._store.start,
+            "end": self._store.end,
+            "flushed": self._store.flushed,
+            "confirmed": self._store.confirmed,
+            "lag_bytes": 0 if follower is None else max(0, follower.leader_end - self._store.end),
+            "in_sync": [MemberRef.of(m) for m in sorted(cell.in_sync)],
+            "ask": None if ask is None else AskModel.of(ask),
+            "followers": followers,
+            "master_link": self._link(),
+            "parked": core.parked,
+            "writable": core.may_append,
+            "reason": core.reason,
+        }
+
+    def _link(self) -> MasterLink:
+        master = self.core.cell.master
+        if self.core.follower is None or master is None:
+            return MasterLink()
+        return MasterLink(
+            member=MemberRef.of(master), state=self._fetching.state, last_answer_ms=self._fetching.last_answer_ms()
+        )
+
+    # ---- what it is told
+
+    async def assign(self, told: Assignment) -> AssignmentAnswer:
+        """Take an assignment. It is on disk before it is acted upon (rule 15). Raises OSError when that fails."""
+        parked_for = self._parked_for()
+        done = self.core.assign(told, self._now())
+        cell = self.core.cell
+        if parked_for is not None and not self.core.parked:
+            moved = done.accepted and told.cell.master == parked_for and told.cell.master != self.me
+            self._handed_to = told.master_address if moved else None
+        elif self.role is Role.MASTER:
+            self._handed_to = None
+        self._changed()
+        return AssignmentAnswer(accepted=done.accepted, epoch=cell.epoch, version=cell.version, reason=done.reason)
+
+    def _parked_for(self) -> MemberId | None:
+        leader = self.core.leader
+        return None if leader is None or leader.park is None else leader.park.target
+
+    def saw_epoch(self, epoch: int) -> None:
+        """An epoch seen anywhere: a higher one stops a master at once (rule 14)."""
+        if epoch > self.core.told_epoch:
+            self.core.saw_epoch(epoch)
+            self._changed()
+
+    # ---- the master
+
+    def appended(self, end: int) -> None:
+        """The broker has appended up to `end`; once per pass of the event loop is enough."""
+        core = self.core
+        core.appended()
+        if self._holding is not None:
+            self._holding.appended()
+        if self._sync_flush:
+            self._flush_soon()
+
+    def add_waiter(self, end: int, callback: Callable[[SendStatus], None], timeout_ms: int) -> None:
+        """`callback(status)` is called once, in the order of the log: SEND_OK as soon as the promise holds."""
+        self.core.add_waiter(end, self._now() + timeout_ms, callback)
+
+    def on_fetch(self, conn: Connection, frame: Frame) -> None:
+        """A frame with GantryCode.FETCH: answered now, or held until there is something to say."""
+        try:
+            fetch = wire.parse_fetch(frame)
+        except wire.WireError as error:
+            refuse_malformed(conn, frame, error)
+            return
+        assert self._holding is not None
+        answer = self.core.fetched(fetch, self._now())
+        self._acked.set()
+        self._holding.take(conn, frame, fetch, answer)
+        self._changed()
+
+    def on_connection_lost(self, conn: Connection) -> None:
+        """A connection has ended, of whatever kind."""
+        if self._holding is not None:
+            self._holding.connection_lost(conn)
+
+    def _answer_to(self, fetch: Fetch, news: bool, empty: bool) -> FetchAnswer | None:
+        return self.core.again(fetch, self._now(), news=news, empty=empty)
+
+    def _held(self, member: MemberId, waiting: bool) -> None:
+        leader = self.core.leader
+        if leader is not None:
+            leader.hold(member, waiting, self._now())
+
+    def _has_news(self, fetch: Fetch) -> bool:
+        leader = self.core.leader
+        return leader is None or leader.has_news(fetch)
+
+    async def handover(
+        self, target: MemberId, epoch: int, version: int | None = None, timeout_ms: int = 2_000
+    ) -> HandoverAnswer:
+        """Park new sends and wait until `target` has everything (rule 23).
+
+        `version`: that of the cell which the swap will expect; None: the version that this master holds. After
+        "ready" the sends stay parked until an assignment above that version.
+        """
+        reason = self.core.park(target, epoch, self.core.cell.version if version is None else version)
+        if reason:
+            return HandoverAnswer(ready=False, end=self._store.end, reason=reason)
+        self._changed()
+        self._flush_soon()
+        deadline = self._monotonic() + timeout_ms / 1000
+        self._park_until = deadline + PARKED_MS / 1000
+        while not self.core.handed_over():
+            left = deadline - self._monotonic()
+            if left <= 0 or not self.core.parked:
+                self.core.give_up_handover()
+                self._changed()
+                return HandoverAnswer(
+                    ready=False, end=self._store.end, reason=f"{target} did not reach {self._store.end} in time"
+                )
+            self._acked.clear()
+            try:
+                async with asyncio.timeout(min(left, TICK_S)):
+                    await self._acked.wait()
+            except TimeoutError:
+                continue
+        return HandoverAnswer(ready=True, end=self._store.end, parked_ms=PARKED_MS)
+
+    # ---- the slave (called by the fetch loop)
+
+    def next_fetch(self) -> tuple[str, Fetch] | None:
+        """Whom to ask what; None while there is nobody to ask."""
+        fetch = self.core.next_fetch()
+        address = self.core.state.master_address
+        return None if fetch is None or address is None else (address, fetch)
+
+    async def answered(self, answer: FetchAnswer) -> bool:
+        """Apply an answer; under SYNC_FLUSH the next question waits for the disk, since it acknowledges (rule 11)."""
+        applied = self.core.answered(answer)
+        self._changed()
+        if self._sync_flush and self._store.flushed < self._store.end and self._commit is not None:
+            await self._commit.wait(self._store.end)
+        return applied
+
+    def link_changed(self) -> None:
+        self._on_change()
+
+    # ---- inner parts
+
+    def _now(self) -> int:
+        return int(self._monotonic() * 1000)
+
+    def _on_tick(self) -> None:
+        self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
+        try:
+            self.core.tick(self._now())
+            now = self._monotonic()
+            interval = self._config.settings.flushIntervalCommitLog / 1000
+            if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
+                self._flush_soon()
+            if self.core.parked and self._read_cell is not None and now > self._park_until:
+                self._park_until = now + 1.0
+                self._spawn(self._read_registry(self._read_cell))
+            self._changed()
+        except Exception as error:
+            # A loop that dies of its own exception would never shrink the set again: say so, go on.
+            log.exception("tick of replication failed")
+            self._report(f"replication: {type(error).__name__}: {error}")
+
+    async def _read_registry(self, read: Callable[[], Awaitable[Cell | None]]) -> None:
+        cell = await read()
+        if cell is not None:
+            self.core.read_cell(cell)
+            self._changed()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing and self._store.flushed < self._store.end:
+            self._flushing = True
+            self._spawn(self._flush())
+
+    async def _flush(self) -> None:
+        """Group commit: one fsync for all that was appended before it began."""
+        assert self._commit is not None
+        try:
+            await self._commit.wait(self._store.end)
+        finally:
+            self._flushing = False
+            self._flushed_at = self._monotonic()
+        self.core.appended()
+        self._acked.set()
+        if self._sync_flush:
+            self._flush_soon()
+        self._changed()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)  # type: ignore[arg-type]
+        if not task.cancelled() and task.exception() is not None:
+            self._report(f"replication: {task.exception()!r}")
+
+    def _changed(self) -> None:
+        """Tell the broker what changed, and set the fetch loop right."""
+        core = self.core
+        role = (core.role, core.may_append, core.cell.epoch)
+        status = (*role, core.cell.version, core.told_epoch, core.ask, core.reason, core.settled)
+        if status == self._shown:
+            return
+        former, self._shown = self._shown, status
+        following = None if core.follower is None else (core.follower, core.state.master_address)
+        self._fetching.follow(following)
+        if self._holding is not None:
+            self._holding.wake()
+        if former[:3] != role:
+            self._acked.set()
+            self._on_role_change()
+        self._on_change()

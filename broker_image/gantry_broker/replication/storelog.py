@@ -1,0 +1,83 @@
+"""The core's log port over the message store, and what happens around it: flushes, and who is told of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gantry_broker.replication import epochs
+from gantry_broker.replication.types import EpochStart, History
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import Confirmed, MessageStore
+
+
+class StoreLog:
+    """See `ports.Log`. Errors of the store pass through as they are."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        epoch_body: Callable[[int], bytes],
+        on_confirmed: Callable[[Confirmed], None],
+        on_cut: Callable[[int], None],
+        unix_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._epoch_body = epoch_body
+        self._on_confirmed = on_confirmed
+        self._on_cut = on_cut
+        self._unix_ms = unix_ms
+        self._raw_history: object = None
+        self._history: History = ()
+
+    @property
+    def start(self) -> int:
+        return self._store.start
+
+    @property
+    def end(self) -> int:
+        return self._store.end
+
+    @property
+    def flushed(self) -> int:
+        return self._store.flushed
+
+    @property
+    def confirmed(self) -> int:
+        return self._store.confirmed
+
+    @property
+    def history(self) -> History:
+        raw = self._store.history
+        if raw is not self._raw_history:
+            # A leadership that wrote nothing must not be compared with one that did.
+            entries = [EpochStart(*e) for e in raw]
+            ends = [e.start for e in entries[1:]] + [self._store.end]
+            self._history = tuple(e for e, end in zip(entries, ends, strict=True) if e.start < end)
+            if not entries or entries[-1].start < self._store.end:
+                self._raw_history = raw
+        return self._history
+
+    def begin_epoch(self, epoch: int, now_ms: int) -> None:
+        self._store.prepare_master()
+        self._store.begin_epoch(epoch, self._epoch_body(epoch), self._unix_ms())
+
+    def read_raw(self, at: int, max_bytes: int) -> bytes:
+        return self._store.read_raw(at, max_bytes)
+
+    def append_raw(self, at: int, data: bytes) -> None:
+        self._store.append_raw(at, data)
+
+    def cut(self, to: int) -> None:
+        self._store.cut(to)
+        self._on_cut(to)
+
+    def reset(self, to: int, history: History) -> None:
+        self._store.reset(to, epochs.cut(history, to))
+        self._on_cut(to)
+
+    def confirm(self, offset: int) -> None:
+        if offset > self._store.confirmed:
+            self._on_confirmed(self._store.confirm(offset))

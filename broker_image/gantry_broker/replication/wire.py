@@ -1,0 +1,111 @@
+"""Fetches and their answers as remoting frames (GantryCode.FETCH).
+
+The numbers travel in the header, the history of an answer as JSON in the header too (a reset is rare), the history of
+a fetch as JSON in its body, and the records of an answer verbatim as its body.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import orjson
+
+from gantry_broker.protocol.codes import GantryCode, ResponseCode, SerializeType
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
+from gantry_broker.replication.types import EpochStart, History, MemberId
+
+
+class WireError(Exception):
+    """A frame that is not what its code says; the text names the field."""
+
+
+@lru_cache(maxsize=64)
+def _history_bytes(history: History) -> bytes:
+    return orjson.dumps([list(e) for e in history])
+
+
+@lru_cache(maxsize=64)
+def _history(data: bytes) -> History:
+    try:
+        return tuple(EpochStart(int(epoch), int(start)) for epoch, start in orjson.loads(data))
+    except (orjson.JSONDecodeError, TypeError, ValueError) as error:
+        raise WireError(f"history: {error}") from error
+
+
+def _number(ext: dict[str, str], name: str) -> int:
+    try:
+        return int(ext[name])
+    except (KeyError, ValueError) as error:
+        raise WireError(f"{name} = {ext.get(name)!r}: must be an integer") from error
+
+
+def fetch_frame(fetch: Fetch) -> Frame:
+    ext = {
+        "epoch": str(fetch.epoch),
+        "member": str(fetch.member.member),
+        "incarnation": fetch.member.incarnation,
+        "end": str(fetch.end),
+        "flushed": str(fetch.flushed),
+        "confirmed": str(fetch.confirmed),
+        "maxBytes": str(fetch.max_bytes),
+    }
+    return Frame(GantryCode.FETCH, ext=ext, body=_history_bytes(fetch.history), serialize=int(SerializeType.ROCKETMQ))
+
+
+def parse_fetch(frame: Frame) -> Fetch:
+    """Raises WireError."""
+    ext = frame.ext
+    incarnation = ext.get("incarnation", "")
+    if not incarnation:
+        raise WireError("incarnation: is missing")
+    return Fetch(
+        _number(ext, "epoch"),
+        MemberId(_number(ext, "member"), incarnation),
+        _number(ext, "end"),
+        _number(ext, "flushed"),
+        _history(frame.body),
+        _number(ext, "confirmed"),
+        max(1, min(_number(ext, "maxBytes"), 8 << 20)),
+    )
+
+
+def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
+    ext = {
+        "kind": answer.kind.value,
+        "epoch": str(answer.epoch),
+        "askedEnd": str(answer.asked.end),
+        "askedEpoch": str(answer.asked.epoch),
+        "confirmed": str(answer.confirmed),
+        "leaderEnd": str(answer.leader_end),
+    }
+    if answer.kind in (AnswerKind.CUT, AnswerKind.RESET):
+        ext["to"] = str(answer.to)
+        ext["parted"] = str(answer.parted)
+        ext["history"] = _history_bytes(answer.history).decode()
+    remark = answer.reason or None
+    return Frame.response_to(request, ResponseCode.SUCCESS, remark, ext, answer.data)
+
+
+def parse_answer(frame: Frame) -> FetchAnswer:
+    """Raises WireError, also for an answer that says that the request was not understood."""
+    if frame.code != ResponseCode.SUCCESS:
+        raise WireError(f"answer {frame.code}: {frame.remark}")
+    ext = frame.ext
+    try:
+        kind = AnswerKind(ext.get("kind"))
+    except ValueError as error:
+        raise WireError(f"kind: {error}") from error
+    parted = kind in (AnswerKind.CUT, AnswerKind.RESET)
+    return FetchAnswer(
+        kind,
+        _number(ext, "epoch"),
+        Position(_number(ext, "askedEnd"), _number(ext, "askedEpoch")),
+        _number(ext, "confirmed"),
+        _number(ext, "leaderEnd"),
+        _number(ext, "to") if parted else 0,
+        _number(ext, "parted") if parted else 0,
+        frame.body,
+        _history(ext.get("history", "[]").encode()) if parted else (),
+        frame.remark or "",
+    )
