@@ -1,0 +1,53 @@
+"""Who is master: observations in, decisions out, each with its reason.
+
+`decide` is pure: time, the registry's content and what was heard of the members are arguments. `loop` is the one
+asyncio edge that drives it, in local mode and on Kubernetes alike.
+"""
+
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import (
+    AcceptAsk,
+    AskHandover,
+    Bootstrap,
+    Decision,
+    EndHandover,
+    FailoverSettings,
+    Fence,
+    FollowerView,
+    HandoverReady,
+    MemberView,
+    Observation,
+    Promote,
+    Recover,
+    RefuseAsk,
+    Report,
+    ShrinkSet,
+    Switchover,
+    Tell,
+    Wait,
+    Write,
+)
+
+__all__ = [
+    "AcceptAsk",
+    "AskHandover",
+    "Bootstrap",
+    "Decision",
+    "EndHandover",
+    "FailoverSettings",
+    "Fence",
+    "FollowerView",
+    "HandoverReady",
+    "MemberView",
+    "Observation",
+    "Promote",
+    "Recover",
+    "RefuseAsk",
+    "Report",
+    "ShrinkSet",
+    "Switchover",
+    "Tell",
+    "Wait",
+    "Write",
+    "decide",
+]

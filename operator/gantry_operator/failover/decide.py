@@ -1,0 +1,193 @@
+"""The decisions of one group, from what is seen of it. Numbers in brackets are rules of docs/replication.md.
+
+Safety does not rest on good observations: whatever is seen, a promotion stays within the recorded set, every write is
+swapped against the whole cell, and nothing is told that is not recorded. What is seen only decides when to act.
+"""
+
+from __future__ import annotations
+
+from gantry_broker.replication.types import Assignment, Cell
+
+from gantry_operator.failover.choose import candidates, next_cell, promote, unclean, unproven
+from gantry_operator.failover.detect import MasterState, master_state
+from gantry_operator.failover.first import first_cell, recovered_cell
+from gantry_operator.failover.inset import answer_ask, names, shrink
+from gantry_operator.failover.model import (
+    AskHandover,
+    Decision,
+    EndHandover,
+    Fence,
+    MemberView,
+    Observation,
+    Promote,
+    Report,
+    Switchover,
+    Tell,
+    Wait,
+)
+
+
+def decide(obs: Observation) -> list[Decision]:
+    """At most one write, then what may be told meanwhile. An empty list: all is well."""
+    cell = obs.cell
+    if cell is None:
+        return [first_cell(obs)]
+    ahead = [m for m in obs.members if m.report is not None and m.report.order > cell.order]
+    if ahead:
+        who = ", ".join(m.name for m in ahead)
+        return [recovered_cell(obs, f"the registry holds less than {who} was told")]
+    state = master_state(obs, cell)
+    if state.state in ("leading", "untold"):
+        return _with_master(obs, cell, state)
+    decision = _without_master(obs, cell, state)
+    return [decision, *_fences(obs, cell)]
+
+
+def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decision]:
+    assert cell.master is not None
+    view = obs.view(cell.master.member)
+    assert view is not None
+    assert view.report is not None
+    leader = view.report
+    if obs.handover is not None:
+        return [_finish_handover(obs, cell)]
+    if obs.handover_asked:
+        return [Wait("handover", f"{view.name} brings its successor to the end of the log")]
+    if state.state == "leading":
+        isolated = _isolated(obs, cell)
+        if isolated is not None:
+            return [isolated]
+        write = answer_ask(obs, cell, leader) or shrink(obs, cell, leader, view.age_ms)
+        if write is not None:
+            return [write]
+        if leader.parked and not view.pending:
+            return [EndHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")]
+    decisions = _tells(obs, cell, view)
+    if state.state == "leading" and not decisions:
+        wanted = obs.switchover
+        if wanted is None and view.deleting:
+            wanted = Switchover(reason=f"{view.name} is about to be stopped")
+        if wanted is not None:
+            return [_start_handover(obs, cell, view, wanted)]
+    return decisions
+
+
+def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decision:
+    if state.state == "doubt":
+        return Wait("master-in-doubt", state.reason, available=False)
+    lost = cell.master if state.state == "dead" else None
+    able = candidates(obs, cell, without=lost)
+    forced = obs.switchover is not None and obs.switchover.force
+    wanted = obs.switchover.to if obs.switchover is not None and forced else None
+    if wanted is not None:
+        able = [r for r in able if r.id.member == wanted]
+        if not able:
+            return Wait("switchover-target", f"member {wanted} is not in sync or does not answer", available=False)
+    if not obs.settings.automatic and not forced:
+        # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
+        able = [r for r in able if r.id == cell.master]
+        if not able:
+            reason = f"{state.reason}; failover.automatic is false: `gantry switchover` promotes another"
+            return Wait("manual", reason, available=False)
+    if able:
+        return promote(obs, cell, able[0], lost, state.reason)
+    best = unproven(obs, cell)
+    if best is not None:
+        reason = "no member of the in-sync set can prove its log after an unclean stop; the best of them leads"
+        return Promote(next_cell(obs, cell, best.id, {best.id}), cell.master, best.id, reason, kind="unproven")
+    if obs.settings.unclean:
+        found = unclean(obs, cell)
+        if found is not None:
+            report, lost_bytes = found
+            reason = f"{state.reason}; nobody of the in-sync set is left, failover.unclean gives up {lost_bytes} bytes"
+            new = next_cell(obs, cell, report.id, {report.id})
+            return Promote(new, cell.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
+    reason = f"{state.reason}; nobody of the in-sync set ({names(obs, cell.in_sync)}) can take over"
+    return Wait("no-candidate", reason, available=False)
+
+
+def _isolated(obs: Observation, cell: Cell) -> Promote | None:
+    """A master that only the operator still reaches, where its followers could go on with enough copies.
+
+    Without this the set would shrink below `minInSyncReplicas`, and the group would refuse writes though enough
+    members are together on the other side.
+    """
+    if not obs.settings.automatic or obs.settings.min_in_sync < 2:
+        return None
+    assert cell.master is not None
+    cut_off: list[Report] = []
+    for report in candidates(obs, cell, without=cell.master):
+        if report.link_master != cell.master or report.link not in ("refused", "silent"):
+            return None
+        if report.link_answer_ms < 2 * obs.settings.detection_ms:
+            return None
+        cut_off.append(report)
+    if len(cut_off) < obs.settings.min_in_sync:
+        return None
+    return promote(obs, cell, cut_off[0], cell.master, "the master is cut off from every follower in sync")
+
+
+def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> AskHandover | Wait:
+    if wanted.to == view.number:
+        return Wait("switchover-done", f"{view.name} is master already")
+    able = candidates(obs, cell, without=cell.master)
+    if wanted.to is not None:
+        able = [r for r in able if r.id.member == wanted.to]
+    if not able:
+        target = None if wanted.to is None else obs.view(wanted.to)
+        who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
+        return Wait("switchover-target", f"{who} is not in sync with {view.name} yet")
+    return AskHandover(view.number, able[0].id, cell, wanted.reason)
+
+
+def _finish_handover(obs: Observation, cell: Cell) -> Promote | EndHandover:
+    ready = obs.handover
+    assert ready is not None
+    usable = ready.order == cell.order and ready.target in cell.in_sync and obs.heard_as(ready.target) is not None
+    if not usable:
+        return EndHandover(cell.touched(), "the target of the hand-over is no longer in sync")
+    reason = obs.switchover.reason if obs.switchover is not None else "hand-over"
+    # The old master stays in the set: it has everything, and the new one does not have to wait for it to ask.
+    stays = {id for id in cell.in_sync if obs.heard_as(id) is not None} | {ready.target}
+    return Promote(next_cell(obs, cell, ready.target, stays), cell.master, ready.target, reason, kind="handover")
+
+
+def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
+    """The master first: a follower that comes before it would only be refused. An old master is fenced at once,
+    except one that parks: it forwards what it parked, for which the new one must lead already."""
+    assert master.report is not None
+    told = master.report.order == cell.order and not master.pending
+    found: list[Decision] = []
+    for m in obs.members:
+        if not m.heard or m.report is None or m.pending:
+            continue
+        r = m.report
+        to = _assignment(obs, cell, m)
+        if m.number == master.number:
+            if r.order < cell.order:
+                found.insert(0, Tell(m.number, to, f"{m.name} leads epoch {cell.epoch}, version {cell.version}"))
+        elif r.role == "Master":
+            if told or not r.parked:
+                found.append(Fence(m.number, to, f"{m.name} is not master any more"))
+        elif told and (r.order < cell.order or r.role == "Waiting"):
+            found.append(Tell(m.number, to, f"{m.name} follows {master.name} in epoch {cell.epoch}"))
+    return found
+
+
+def _fences(obs: Observation, cell: Cell) -> list[Decision]:
+    found: list[Decision] = []
+    for m in obs.members:
+        r = m.report
+        if m.heard and not m.pending and r is not None and r.role == "Master" and r.order < cell.order:
+            found.append(Fence(m.number, _assignment(obs, cell, m), f"{m.name} is not master any more"))
+    return found
+
+
+def _assignment(obs: Observation, cell: Cell, to: MemberView) -> Assignment:
+    master = None if cell.master is None else obs.view(cell.master.member)
+    assert to.report is not None
+    return Assignment(
+        cell=cell,
+        master_address=None if master is None else master.address,
+        unclean=obs.settings.unclean and to.report.id not in cell.in_sync,
+    )

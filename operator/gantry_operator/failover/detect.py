@@ -1,0 +1,86 @@
+"""Is the recorded master leading, restarted, dead, or in doubt?
+
+Dead at once: its process is gone, its disk is a new one, or connections to it are refused for the operator and for
+every follower that can be asked. A silent one is dead after the detection timeout, and only if no follower still
+hears it: a cut between the operator and the master alone must not move the master.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gantry_broker.replication.types import Cell, MemberId
+
+from gantry_operator.failover.model import MemberView, Observation
+
+State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
+
+DELETED_SILENCE_MS = 500
+"""A member that is being deleted and says nothing for this long is taken for stopped."""
+LINE_SLACK_MS = 500
+"""A follower's line may be this much older than the second that lies between two lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterState:
+    state: State
+    reason: str
+
+
+def master_state(obs: Observation, cell: Cell) -> MasterState:
+    if cell.master is None:
+        return MasterState("dead", "no master is recorded")
+    view = obs.view(cell.master.member)
+    if view is None:
+        return MasterState("dead", f"member {cell.master.member} is no longer part of the group")
+    if view.gone:
+        return MasterState("dead", f"the process of {view.name} is gone")
+    if view.heard:
+        return _heard(view, cell, cell.master)
+    return _unheard(obs, view, cell.master)
+
+
+def _heard(view: MemberView, cell: Cell, master: MemberId) -> MasterState:
+    report = view.report
+    assert report is not None
+    if report.id != master:
+        return MasterState("dead", f"the disk of {view.name} is not the one that was promoted")
+    if view.refused:
+        return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
+    if view.pending:
+        return MasterState("untold", f"{view.name} is being told")
+    if report.role == "Master" and report.epoch == cell.epoch:
+        if report.told_epoch > cell.epoch:
+            reason = f"{view.name} has heard of epoch {report.told_epoch}, above the recorded {cell.epoch}"
+            return MasterState("outranked", reason)
+        return MasterState("leading", f"{view.name} leads epoch {cell.epoch}")
+    if report.epoch == cell.epoch:
+        # Rule 21: it holds the assignment of this epoch and does not lead it, so it has begun it before and restarted.
+        return MasterState("restarted", f"{view.name} restarted in epoch {cell.epoch}")
+    return MasterState("untold", f"{view.name} was not told yet that it leads epoch {cell.epoch}")
+
+
+def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterState:
+    name = view.name
+    silence = view.silence_ms
+    if view.deleting and (view.reach == "refused" or silence >= DELETED_SILENCE_MS):
+        return MasterState("dead", f"{name} is being deleted and does not answer")
+    asked = [m for m in obs.members if m.number != master.member and m.heard]
+    if not asked:
+        return MasterState("doubt", f"{name} does not answer, and neither does anybody who could be asked about it")
+    detection = obs.settings.detection_ms
+    unsure = False
+    for follower in asked:
+        report = follower.report
+        assert report is not None
+        if report.link_master != master or report.link == "none":
+            continue
+        if report.link == "connected" and 0 <= report.link_answer_ms < detection + LINE_SLACK_MS:
+            return MasterState("doubt", f"{name} does not answer the operator, but {follower.name} still hears it")
+        unsure = unsure or report.link != "refused"
+    if view.reach == "refused" and not unsure:
+        return MasterState("dead", f"connections to {name} are refused")
+    if silence >= detection:
+        return MasterState("dead", f"nothing was heard of {name} for {silence / 1000:.1f} s")
+    return MasterState("doubt", f"nothing was heard of {name} for {silence / 1000:.1f} s")

@@ -1,0 +1,79 @@
+"""Changes of the in-sync set under a master that leads: its proposals, and who must leave (rules 17 and 18)."""
+
+from __future__ import annotations
+
+from gantry_broker.replication.types import Cell, MemberId
+
+from gantry_operator.failover.model import AcceptAsk, MemberView, Observation, RefuseAsk, Report, ShrinkSet
+
+REFUSED_AND_IDLE_MS = 250
+"""A follower that refuses connections and has not fetched for this long is gone."""
+
+
+def names(obs: Observation, ids: frozenset[MemberId]) -> str:
+    found = []
+    for id in sorted(ids):
+        view = obs.view(id.member)
+        found.append(view.name if view is not None else f"member {id.member}")
+    return ", ".join(found)
+
+
+def answer_ask(obs: Observation, cell: Cell, leader: Report) -> AcceptAsk | RefuseAsk | None:
+    """What becomes of the master's proposal. One that is based on another version was dropped by the master already
+    or will be as soon as it is told: it needs no answer, and must never be rebased."""
+    ask = leader.ask
+    if ask is None or ask.base_version != cell.version:
+        return None
+    added = ask.in_sync - cell.in_sync
+    why_not = ""
+    if not cell.in_sync <= ask.in_sync:
+        why_not = f"it leaves out {names(obs, cell.in_sync - ask.in_sync)}, and only the operator removes"
+    for id in sorted(added):
+        view = obs.view(id.member)
+        if view is None:
+            why_not = f"member {id.member} is not part of the group"
+        elif view.gone or view.deleting or view.reach == "refused":
+            why_not = f"{view.name} is not there any more"
+        elif view.report is not None and view.heard and view.report.id != id:
+            why_not = f"the disk of {view.name} is not the one proposed"
+    if why_not:
+        return RefuseAsk(cell.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
+    return AcceptAsk(cell.with_set(ask.in_sync), added, f"{names(obs, added) or 'nobody new'} has everything promised")
+
+
+def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkSet | None:
+    """Followers that hold senders up and are not there, or do not acknowledge, leave; the master never does."""
+    fetched = {f.id: f.last_fetch_ms + leader_age_ms for f in leader.followers}
+    removed: dict[MemberId, str] = {}
+    for id in cell.in_sync:
+        if id == cell.master:
+            continue
+        view = obs.view(id.member)
+        if view is None:
+            removed[id] = f"member {id.member} is not part of the group"
+            continue
+        why = _must_leave(view, id, fetched.get(id), obs.settings.detection_ms, obs.settings.stalled_ms)
+        if why:
+            removed[id] = f"{view.name} {why}"
+    # Below minInSyncReplicas nothing is confirmed anyway, and whoever stays recorded may still take over one day.
+    room = len(cell.in_sync) - max(1, obs.settings.min_in_sync)
+    gone = frozenset(sorted(removed)[: max(0, room)])
+    if not gone:
+        return None
+    return ShrinkSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
+
+
+def _must_leave(view: MemberView, id: MemberId, fetch_ms: int | None, detection_ms: int, stalled_ms: int) -> str:
+    if view.gone:
+        return "is gone"
+    if view.heard and view.report is not None and view.report.id != id:
+        return "has another disk"
+    if view.reach == "refused" and (fetch_ms is None or fetch_ms >= REFUSED_AND_IDLE_MS):
+        return "refuses connections"
+    if fetch_ms is not None and fetch_ms >= detection_ms:
+        return f"has not fetched for {fetch_ms / 1000:.1f} s"
+    if fetch_ms is None and view.reach == "silent" and view.silence_ms >= detection_ms:
+        return f"was not heard of for {view.silence_ms / 1000:.1f} s"
+    if view.stalled_ms >= stalled_ms:
+        return f"has acknowledged nothing new for {view.stalled_ms / 1000:.1f} s"
+    return ""

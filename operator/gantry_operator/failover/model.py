@@ -1,0 +1,270 @@
+"""What the failover sees of one group, and what it may decide: plain values without clocks, sockets or pydantic.
+
+Ages and durations are milliseconds, offsets are bytes of the commit log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+
+Reach = Literal["ok", "refused", "silent"]
+"""Outcome of the present attempt to hear a member: a line came; nobody listens there; nothing comes back."""
+
+LinkState = Literal["none", "connected", "refused", "silent"]
+"""The master as a follower sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverSettings:
+    """`spec.failover` and what else of the spec the decisions depend on."""
+
+    automatic: bool = True
+    detection_ms: int = 2_000
+    unclean: bool = False
+    unclean_after_ms: int = 10_000
+    """How long nobody of the in-sync set may be heard before an unclean promotion gives records up."""
+    stalled_ms: int = 10_000
+    """How long a follower of the set may hold senders up (fetching, but not acknowledging) before it is removed."""
+    async_flush: bool = True
+    min_in_sync: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerView:
+    """A follower as its master sees it."""
+
+    id: MemberId
+    acked: int
+    last_fetch_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The last line of a member's status stream."""
+
+    id: MemberId
+    role: Literal["Master", "Slave", "Candidate", "Waiting"]
+    epoch: int = 0
+    version: int = 0
+    told_epoch: int = 0
+    proven: bool = True
+    last_epoch: int = 0
+    end: int = 0
+    confirmed: int = 0
+    in_sync: frozenset[MemberId] = frozenset()
+    ask: Ask | None = None
+    followers: tuple[FollowerView, ...] = ()
+    link: LinkState = "none"
+    link_master: MemberId | None = None
+    link_answer_ms: int = -1
+    parked: bool = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The assignment that it holds (rule 14)."""
+        return (self.epoch, self.version)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """How far its log goes: (epoch of the last record, end)."""
+        return (self.last_epoch, self.end)
+
+    @property
+    def empty(self) -> bool:
+        """True: its disk holds nothing and was never assigned."""
+        return self.end == 0 and self.last_epoch == 0 and self.order == (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """What is known of one member of the plan at this moment."""
+
+    number: int
+    name: str
+    address: str
+    """Where others fetch from it."""
+    report: Report | None = None
+    age_ms: int = 0
+    """Since `report` came."""
+    reach: Reach = "silent"
+    reach_ms: int = 0
+    """For how long `reach` has been what it is."""
+    gone: bool = False
+    """Its process is known not to run: an exit that was seen, a pod that is no more."""
+    deleting: bool = False
+    """It is about to be stopped on purpose (a pod with a deletion time stamp, a node that is drained)."""
+    never_ran: bool = False
+    """Its disk is known to be new: it was made just now and nothing was ever started on it."""
+    pending: bool = False
+    """An assignment is on its way, or `report` is older than the answer to the last one."""
+    stalled_ms: int = 0
+    """For how long its acknowledged offset has been behind its master's end without moving."""
+    refused: str = ""
+    """Why it refused the assignment that is now recorded; empty: it did not."""
+
+    @property
+    def heard(self) -> bool:
+        """It answers now."""
+        return self.report is not None and self.reach == "ok" and not self.gone
+
+    @property
+    def silence_ms(self) -> int:
+        """For how long nothing came from it."""
+        return self.reach_ms if self.report is None else self.age_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Switchover:
+    """Somebody asks for another master."""
+
+    to: int | None = None
+    reason: str = "asked for"
+    force: bool = False
+    """Also when the master does not answer (a person asked, so `automatic: false` does not hold it back)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverReady:
+    """The master told (epoch, version) parks its senders, and `target` has everything (rule 23)."""
+
+    order: tuple[int, int]
+    target: MemberId
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One group, as seen now. `cell` is what the registry holds; None: the registry answered that there is none."""
+
+    group: str
+    members: tuple[MemberView, ...]
+    cell: Cell | None
+    settings: FailoverSettings = FailoverSettings()
+    switchover: Switchover | None = None
+    handover: HandoverReady | None = None
+    handover_asked: bool = False
+    """A hand-over was asked for and its answer is not there yet."""
+
+    def view(self, number: int) -> MemberView | None:
+        for m in self.members:
+            if m.number == number:
+                return m
+        return None
+
+    def heard_as(self, id: MemberId) -> Report | None:
+        """The report of this very incarnation, if it answers now."""
+        m = self.view(id.member)
+        if m is None or not m.heard or m.report is None or m.report.id != id:
+            return None
+        return m.report
+
+
+# Decisions. Those with a `cell` are writes: swapped against `Observation.cell` as a whole (rule 13), and nothing is
+# told before the swap has succeeded. There is at most one write per observation.
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """The first cell of a group whose disks are all empty."""
+
+    cell: Cell
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """A new epoch."""
+
+    cell: Cell
+    old: MemberId | None
+    new: MemberId
+    reason: str
+    kind: Literal["failover", "restart", "handover", "unproven", "unclean"] = "failover"
+    lost_bytes: int = 0
+    """Unclean only: how many bytes were seen elsewhere that the new master does not have, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """A new cell made from what the members' disks know (rule 22)."""
+
+    cell: Cell
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkSet:
+    """Members leave the in-sync set (rule 17)."""
+
+    cell: Cell
+    removed: frozenset[MemberId]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptAsk:
+    """The master's proposal is recorded on the version that it named (rule 17)."""
+
+    cell: Cell
+    added: frozenset[MemberId]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseAsk:
+    """The master's proposal is refused; the version moves, so that it no longer waits for it (rule 18)."""
+
+    cell: Cell
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndHandover:
+    """A hand-over was given up: the version moves, so that being told is what lets the master un-park (rule 23)."""
+
+    cell: Cell
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Give a member the recorded cell."""
+
+    member: int
+    assignment: Assignment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Give the recorded cell to one that believes itself master and is not."""
+
+    member: int
+    assignment: Assignment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskHandover:
+    """Ask the master to park and to bring `target` to its end."""
+
+    master: int
+    target: MemberId
+    cell: Cell
+    """The swap that follows must expect exactly this one."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can or may be done about it now. `available`: False when the group has no master that serves."""
+
+    code: str
+    reason: str
+    available: bool = True
+
+
+Write = Bootstrap | Promote | Recover | ShrinkSet | AcceptAsk | RefuseAsk | EndHandover
+Decision = Write | Tell | Fence | AskHandover | Wait

@@ -1,0 +1,338 @@
+"""The decisions, story by story. Numbers in names are rules of docs/replication.md or issues of other projects."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from gantry_broker.replication.types import Ask, Cell, MemberId
+from gantry_operator.failover import (
+    AcceptAsk,
+    AskHandover,
+    Bootstrap,
+    EndHandover,
+    FailoverSettings,
+    Fence,
+    FollowerView,
+    HandoverReady,
+    MemberView,
+    Observation,
+    Promote,
+    Recover,
+    RefuseAsk,
+    Report,
+    ShrinkSet,
+    Switchover,
+    Tell,
+    Wait,
+    decide,
+)
+
+A, B, C = (MemberId(n, "x") for n in range(3))
+CELL = Cell(3, 7, A, frozenset({A, B, C}))
+
+
+def member(number: int, **report: Any) -> MemberView:
+    """A member that is told CELL and well: 0 leads, the others follow."""
+    id = MemberId(number, "x")
+    values: dict[str, Any] = {"epoch": 3, "version": 7, "told_epoch": 3, "last_epoch": 3, "end": 1_000}
+    if number == 0:
+        values |= {"role": "Master", "followers": (FollowerView(B, 1_000, 100), FollowerView(C, 1_000, 100))}
+    else:
+        values |= {"role": "Slave", "link": "connected", "link_master": A, "link_answer_ms": 100}
+    values |= {"in_sync": CELL.in_sync} | report
+    return MemberView(number, f"demo-a-{number}", f"h{number}:1", Report(id=id, **values) if "id" not in values
+                      else Report(**values), age_ms=100, reach="ok")  # fmt: skip
+
+
+def group(
+    a: MemberView | None = None, b: MemberView | None = None, c: MemberView | None = None, **more: Any
+) -> Observation:
+    members = (a or member(0), b or member(1), c or member(2))
+    return Observation("a", members, more.pop("cell", CELL), FailoverSettings(**more.pop("settings", {})), **more)
+
+
+def unheard(number: int, reach: Any = "silent", silence: int = 2_500, **changes: Any) -> MemberView:
+    return replace(member(number), reach=reach, reach_ms=silence, age_ms=silence, **changes)
+
+
+def refused(number: int) -> MemberView:
+    """A follower to which its master's connections are refused."""
+    return member(number, link="refused", link_answer_ms=150)
+
+
+def silent(number: int) -> MemberView:
+    return member(number, link="silent", link_answer_ms=2_400)
+
+
+def promotion(obs: Observation) -> Promote:
+    first = decide(obs)[0]
+    assert isinstance(first, Promote), first
+    return first
+
+
+def wait(obs: Observation) -> Wait:
+    [first] = decide(obs)
+    assert isinstance(first, Wait), first
+    return first
+
+
+def test_all_is_well() -> None:
+    assert decide(group()) == []
+
+
+def test_a_process_that_is_gone_is_dead_at_once() -> None:
+    p = promotion(group(a=unheard(0, "refused", 0, gone=True), c=member(2, end=1_100)))
+    assert p.new == C
+    assert p.cell == Cell(4, 8, C, frozenset({B, C}))
+    assert p.reason == "the process of demo-a-0 is gone"
+
+
+def test_refused_for_the_operator_and_for_every_follower_is_dead_at_once() -> None:
+    p = promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=refused(2)))
+    assert p.new == B
+    assert "refused" in p.reason
+
+
+def test_refused_for_the_operator_alone_is_not_dead() -> None:
+    w = wait(group(a=unheard(0, "refused", 9_000), b=refused(1)))
+    assert "demo-a-2 still hears it" in w.reason
+
+
+def test_silent_is_dead_after_the_detection_timeout_if_nobody_fetches() -> None:
+    assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-in-doubt"
+    assert promotion(group(a=unheard(0, silence=2_000), b=silent(1), c=silent(2))).new == B
+    assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-in-doubt"
+
+
+def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
+    w = wait(group(a=unheard(0, "refused", 90_000), b=unheard(1, silence=90_000), c=unheard(2, silence=90_000)))
+    assert not w.available
+    assert "anybody who could be asked" in w.reason
+
+
+def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
+    assert promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=unheard(2))).cell.in_sync == {B}
+
+
+def test_cloudnative_pg_6154_a_silent_master_is_replaced_without_any_word_about_its_node() -> None:
+    """40 to 80 s there, until Kubernetes called the node dead; here nothing but our own detection counts."""
+    assert promotion(group(a=unheard(0, silence=2_100), b=silent(1), c=silent(2))).kind == "failover"
+
+
+def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
+    """Every path to "the master is gone" ends in a decision: no pod, a new empty disk, a member that is no more."""
+    new_disk = member(0, id=MemberId(0, "z"), role="Waiting", epoch=0, version=0, told_epoch=0, last_epoch=0, end=0)
+    for a in (replace(unheard(0), gone=True, report=None), new_disk):
+        assert promotion(group(a=a)).new == B
+    without = Observation("a", (member(1), member(2)), CELL)
+    assert promotion(without).new == B
+    assert promotion(group(a=replace(unheard(0, silence=600), deleting=True))).new == B
+
+
+def test_cloudnative_pg_11348_promotion_never_waits_for_the_old_master() -> None:
+    """Nothing that the old master says or fails to say stands between its death and the promotion."""
+    for old in (unheard(0), unheard(0, pending=True), unheard(0, "refused"), unheard(0, deleting=True)):
+        assert promotion(group(a=old, b=silent(1), c=silent(2))).new == B
+    fenced = decide(group(a=unheard(0, gone=True), b=member(1, role="Master", epoch=2, version=9), c=member(2)))
+    assert isinstance(fenced[0], Promote)
+    assert isinstance(fenced[1], Fence)
+
+
+def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
+    [d] = decide(group(a=replace(member(0), deleting=True)))
+    assert isinstance(d, AskHandover)
+    assert d.target == B
+    assert d.cell == CELL
+
+
+def test_no_candidate_says_who_is_missing() -> None:
+    w = wait(group(a=unheard(0, gone=True), cell=replace(CELL, in_sync=frozenset({A}))))
+    assert w.code == "no-candidate"
+    assert "in-sync set (demo-a-0)" in w.reason
+
+
+def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
+    cell = replace(CELL, in_sync=frozenset({A}))
+    b, c = member(1, end=400), member(2, end=700)
+    early = group(a=unheard(0, gone=True, silence=5_000), b=b, c=c, cell=cell, settings={"unclean": True})
+    assert wait(early).code == "no-candidate"
+    late = group(a=unheard(0, gone=True, silence=10_000), b=b, c=c, cell=cell, settings={"unclean": True})
+    p = promotion(late)
+    assert (p.kind, p.new, p.lost_bytes) == ("unclean", C, 300)
+    assert "gives up 300 bytes" in p.reason
+
+
+def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
+    obs = group(a=unheard(0, gone=True), settings={"automatic": False})
+    assert wait(obs).code == "manual"
+    assert promotion(replace(obs, switchover=Switchover(to=2, force=True))).new == C
+
+
+def test_rule_16_an_unproven_master_is_not_promoted_again_while_another_has_its_proof() -> None:
+    a = member(0, id=MemberId(0, "z"), role="Waiting", proven=False, end=2_000)
+    assert promotion(group(a=a)).new == B
+
+
+def test_rule_16_when_everyone_lost_the_proof_the_best_leads_and_says_so() -> None:
+    members = [member(n, id=MemberId(n, "z"), role="Waiting", proven=False, end=500 + n) for n in range(3)]
+    p = promotion(group(*members))
+    assert (p.kind, p.new) == ("unproven", MemberId(2, "z"))
+    assert p.cell.in_sync == {MemberId(2, "z")}
+    assert wait(group(members[0], members[1], unheard(2, silence=90_000))).code == "no-candidate"
+    assert wait(group(*members, settings={"async_flush": False})).code == "no-candidate"
+    empty = [member(n, id=MemberId(n, "z"), role="Waiting", last_epoch=0, end=0) for n in range(3)]
+    assert wait(group(*empty)).code == "no-candidate"
+
+
+def test_rule_17_an_ask_is_recorded_on_its_version_only() -> None:
+    cell = replace(CELL, in_sync=frozenset({A}))
+    asking = member(0, ask=Ask(7, frozenset({A, B})))
+    [d] = decide(group(a=asking, cell=cell))
+    assert isinstance(d, AcceptAsk)
+    assert d.cell == Cell(3, 8, A, frozenset({A, B}))
+    older = decide(group(a=replace(asking, report=member(0, ask=Ask(6, frozenset({A, B}))).report), cell=cell))
+    assert older == []
+
+
+def test_rule_18_a_refusal_moves_the_version() -> None:
+    cell = replace(CELL, in_sync=frozenset({A}))
+    asking = member(0, ask=Ask(7, frozenset({A, B})))
+    [d] = decide(group(a=asking, b=unheard(1, gone=True), cell=cell))
+    assert isinstance(d, RefuseAsk)
+    assert d.cell == cell.touched()
+    [d] = decide(group(a=member(0, ask=Ask(7, frozenset({A, B})))))
+    assert isinstance(d, RefuseAsk), "the master removes nobody"
+
+
+def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() -> None:
+    [d] = decide(group(c=unheard(2, "refused", gone=True)))
+    assert isinstance(d, ShrinkSet)
+    assert d.cell == Cell(3, 8, A, frozenset({A, B}))
+    slow = member(0, followers=(FollowerView(B, 1_000, 100), FollowerView(C, 900, 2_100)))
+    [d] = decide(group(a=slow))
+    assert isinstance(d, ShrinkSet)
+    assert "demo-a-2 has not fetched for 2.2 s" in d.reason
+    assert decide(group(c=unheard(2, "silent", 9_000))) == [], "its master still hears it"
+    [d] = decide(group(b=replace(member(1), stalled_ms=10_000)))
+    assert isinstance(d, ShrinkSet)
+    assert decide(group(c=unheard(2, gone=True), settings={"min_in_sync": 3})) == []
+
+
+def test_rule_20_a_promotion_writes_who_answers_of_the_old_set() -> None:
+    p = promotion(group(a=unheard(0, gone=True), c=unheard(2)))
+    assert p.cell.in_sync == {B}
+
+
+def test_rule_21_a_master_that_restarted_gets_a_new_epoch_which_may_be_its_own() -> None:
+    p = promotion(group(a=member(0, role="Waiting")))
+    assert (p.new, p.kind, p.cell.epoch) == (A, "restart", 4)
+    ahead = promotion(group(a=member(0, role="Waiting", end=900)))
+    assert ahead.new == B
+    assert promotion(group(a=member(0, role="Waiting"), settings={"automatic": False})).new == A
+
+
+def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
+    assert decide(group(a=replace(member(0, role="Waiting"), pending=True))) == []
+
+
+def test_a_master_that_heard_of_a_higher_epoch_gets_one_above_it() -> None:
+    p = promotion(group(a=member(0, told_epoch=40)))
+    assert p.cell.epoch == 41
+
+
+def test_rule_22_first_start_asks_every_disk() -> None:
+    new = [member(n, role="Waiting", epoch=0, version=0, told_epoch=0, last_epoch=0, end=0) for n in range(3)]
+    [d] = decide(group(*new, cell=None))
+    assert isinstance(d, Bootstrap)
+    assert d.cell == Cell(1, 1, A, frozenset({A, B, C}))
+    w = wait(group(new[0], new[1], unheard(2), cell=None))
+    assert "demo-a-2" in w.reason
+    known_new = replace(unheard(2), report=None, never_ran=True)
+    [d] = decide(group(new[0], new[1], known_new, cell=None))
+    assert isinstance(d, Bootstrap)
+    assert d.cell.in_sync == {A, B}
+
+
+def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
+    b = member(1, version=6, in_sync=frozenset({A, B, C}), end=5_000)
+    [d] = decide(group(b=b, a=member(0, in_sync=frozenset({A, C})), cell=None))
+    assert isinstance(d, Recover)
+    assert d.cell.in_sync == {A, C}, "the newest that any disk knows"
+    assert d.cell.epoch > 3
+    assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recover"
+    new = member(2, id=MemberId(2, "z"), epoch=0, version=0, last_epoch=0, end=0)
+    assert wait(group(c=new, cell=None)).code == "recover"
+
+
+def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
+    [d] = decide(group(cell=Cell(2, 3, B, frozenset({B}))))
+    assert isinstance(d, Recover)
+    assert d.cell.epoch > 3
+
+
+def test_the_new_master_is_told_first_then_the_others() -> None:
+    cell = Cell(4, 8, B, frozenset({B, C}))
+    [d] = decide(group(a=unheard(0, gone=True), cell=cell))
+    assert isinstance(d, Tell)
+    assert (d.member, d.assignment.cell, d.assignment.master_address) == (1, cell, "h1:1")
+    leads = member(1, role="Master", epoch=4, version=8, told_epoch=4)
+    [d] = decide(group(a=unheard(0, gone=True), b=leads, cell=cell))
+    assert isinstance(d, Tell)
+    assert d.member == 2
+
+
+def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_after_the_new_one_leads() -> None:
+    cell = Cell(4, 8, B, frozenset({A, B, C}))
+    tell, fence = decide(group(cell=cell))
+    assert isinstance(tell, Tell)
+    assert isinstance(fence, Fence)
+    assert fence.member == 0
+    [tell] = decide(group(a=member(0, parked=True), cell=cell))
+    assert isinstance(tell, Tell)
+    leads = member(1, role="Master", epoch=4, version=8, told_epoch=4)
+    assert isinstance(decide(group(a=member(0, parked=True), b=leads, cell=cell))[0], Fence)
+
+
+def test_rule_23_swap_only_for_the_very_cell_that_the_master_was_asked_on() -> None:
+    parked = member(0, parked=True)
+    [d] = decide(group(a=parked, handover=HandoverReady((3, 7), C)))
+    assert isinstance(d, Promote)
+    assert d.cell == Cell(4, 8, C, frozenset({A, B, C}))
+    [d] = decide(group(a=parked, handover=HandoverReady((3, 6), C)))
+    assert isinstance(d, EndHandover)
+    assert d.cell == CELL.touched()
+    [d] = decide(group(a=parked))
+    assert isinstance(d, EndHandover), "a hand-over that nobody follows is ended by a new version"
+    assert wait(group(a=parked, handover_asked=True)).code == "handover"
+
+
+def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
+    [d] = decide(group(switchover=Switchover(to=2)))
+    assert isinstance(d, AskHandover)
+    assert d.target == C
+    cell = replace(CELL, in_sync=frozenset({A, B}))
+    assert "demo-a-2 is not in sync" in wait(group(cell=cell, switchover=Switchover(to=2))).reason
+    assert wait(group(switchover=Switchover(to=0))).code == "switchover-done"
+
+
+def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:
+    cut = {"link": "silent", "link_answer_ms": 4_500}
+    obs = group(a=member(0), b=member(1, **cut), c=member(2, **cut), settings={"min_in_sync": 2})
+    assert promotion(obs).cell.in_sync == {B, C}
+    assert not any(isinstance(d, Promote) for d in decide(replace(obs, settings=FailoverSettings(min_in_sync=1))))
+
+
+def test_one_member_restarts_into_its_own_next_epoch() -> None:
+    alone = Observation("a", (member(0, role="Waiting", followers=()),), Cell(3, 7, A, frozenset({A})))
+    assert promotion(alone).cell == Cell(4, 8, A, frozenset({A}))
+
+
+def test_decisions_are_cheap() -> None:
+    """The simulation makes millions, and two hundred groups are decided on every second."""
+    obs = group()
+    start = time.perf_counter()
+    for _ in range(2_000):
+        decide(obs)
+    assert time.perf_counter() - start < 2

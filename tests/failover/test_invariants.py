@@ -1,0 +1,298 @@
+"""Thousands of generated observations: what must hold of every decision, whatever is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gantry_broker.replication.types import Ask, Cell, MemberId
+from gantry_operator.failover import (
+    AcceptAsk,
+    AskHandover,
+    Bootstrap,
+    FailoverSettings,
+    Fence,
+    FollowerView,
+    HandoverReady,
+    MemberView,
+    Observation,
+    Promote,
+    Recover,
+    Report,
+    ShrinkSet,
+    Switchover,
+    Tell,
+    Wait,
+    decide,
+)
+from gantry_operator.failover.model import EndHandover, RefuseAsk
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+WRITES = (Bootstrap, Promote, Recover, ShrinkSet, AcceptAsk, RefuseAsk, EndHandover)
+numbers = st.integers(0, 3)
+ids = st.builds(MemberId, numbers, st.sampled_from(["x", "x", "x", "y"]))
+sets = st.frozensets(ids, max_size=4)
+ages = st.sampled_from([0, 100, 400, 900, 1_500, 2_000, 2_600, 5_000, 11_000])
+
+
+@st.composite
+def cells(draw: st.DrawFn) -> Cell:
+    master = draw(ids)
+    return Cell(draw(st.integers(1, 4)), draw(st.integers(1, 6)), master, draw(sets) | {master})
+
+
+@st.composite
+def reports(draw: st.DrawFn, number: int, cell: Cell | None) -> Report:
+    id = MemberId(number, draw(st.sampled_from(["x", "x", "x", "y"])))
+    epoch, version = draw(st.integers(0, 4)), draw(st.integers(0, 6))
+    if cell is not None and draw(st.booleans()):
+        epoch, version = cell.epoch, cell.version
+    if cell is not None and (epoch, version) > cell.order and draw(st.integers(0, 9)) > 0:
+        epoch, version = cell.order
+    master = draw(st.none() | ids) if cell is None or draw(st.integers(0, 3)) == 0 else cell.master
+    return Report(
+        id=id,
+        role=draw(st.sampled_from(["Master", "Slave", "Slave", "Waiting"])),
+        epoch=epoch,
+        version=version,
+        told_epoch=draw(st.sampled_from([0, epoch, epoch, epoch + 1])),
+        last_epoch=draw(st.integers(0, 4)),
+        end=draw(st.integers(0, 5)) * 100,
+        in_sync=draw(sets),
+        ask=draw(st.none() | st.builds(Ask, st.integers(0, 6), sets)),
+        followers=tuple(draw(st.lists(st.builds(FollowerView, ids, st.integers(-1, 500), ages), max_size=3))),
+        link=draw(st.sampled_from(["none", "connected", "refused", "silent"])),
+        link_master=master,
+        link_answer_ms=draw(st.sampled_from([-1, 0, 900, 2_000, 4_500])),
+        parked=draw(st.booleans()),
+    )
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observation:
+    cell = draw(st.none() | cells())
+    members = []
+    for number in range(draw(st.integers(1, 4))):
+        members.append(
+            MemberView(
+                number=number,
+                name=f"demo-a-{number}",
+                address=f"127.0.0.1:{10_911 + number}",
+                report=draw(st.none() | reports(number, cell)),
+                age_ms=draw(ages),
+                reach=draw(st.sampled_from(["ok", "ok", "refused", "silent"])),
+                reach_ms=draw(ages),
+                gone=draw(st.integers(0, 4)) == 0,
+                deleting=draw(st.integers(0, 4)) == 0,
+                never_ran=draw(st.integers(0, 4)) == 0,
+                pending=draw(st.integers(0, 4)) == 0,
+                stalled_ms=draw(ages),
+                refused=draw(st.sampled_from(["", "", "", "its disk is new"])),
+            )
+        )
+    return Observation(
+        group="a",
+        members=tuple(members),
+        cell=cell,
+        settings=FailoverSettings(
+            automatic=draw(st.integers(0, 3)) > 0,
+            unclean=draw(st.integers(0, 3)) == 0,
+            async_flush=draw(st.booleans()),
+            min_in_sync=draw(st.integers(1, 3)),
+        ),
+        switchover=draw(st.none() | st.builds(Switchover, st.none() | numbers, force=st.booleans())),
+        handover=draw(st.none() | st.builds(HandoverReady, st.tuples(st.integers(1, 4), st.integers(1, 6)), ids)),
+        handover_asked=draw(st.integers(0, 5)) == 0,
+    )
+
+
+def heard(obs: Observation) -> list[Report]:
+    return [m.report for m in obs.members if m.heard and m.report is not None]
+
+
+def writes_move_the_cell_forward_one_at_a_time(obs: Observation) -> None:
+    decisions = decide(obs)
+    writes = [d for d in decisions if isinstance(d, WRITES)]
+    assert len(writes) <= 1
+    old = obs.cell or Cell()
+    for write in writes:
+        new = write.cell
+        assert new.master in new.in_sync
+        if isinstance(write, Promote | Recover | Bootstrap):
+            assert new.epoch > old.epoch
+            assert new.epoch > max((m.report.epoch for m in obs.members if m.report), default=0)
+            assert new.version > old.version
+        else:
+            assert (new.epoch, new.master) == (old.epoch, old.master)
+            assert new.version == old.version + 1
+    for d in decisions:
+        assert d.reason
+
+
+def only_the_recorded_cell_is_told(obs: Observation) -> None:
+    for d in decide(obs):
+        if isinstance(d, Tell | Fence):
+            assert d.assignment.cell == obs.cell
+            view = obs.view(d.member)
+            assert view is not None
+            assert view.heard
+            if d.assignment.unclean:
+                assert obs.settings.unclean
+
+
+def a_promotion_stays_within_the_recorded_set(obs: Observation) -> None:
+    for d in decide(obs):
+        if not isinstance(d, Promote):
+            continue
+        assert obs.cell is not None
+        assert heard(obs), "an operator that reaches nobody decides nothing"
+        assert d.new in [r.id for r in heard(obs)]
+        assert d.cell.master == d.new
+        if d.kind in ("failover", "restart", "handover"):
+            assert d.new in obs.cell.in_sync
+            assert d.cell.in_sync <= obs.cell.in_sync
+        elif d.kind == "unclean":
+            assert obs.settings.unclean
+        else:
+            assert obs.settings.async_flush
+            here = {r.id.member: r.id for r in heard(obs)}
+            assert all(i.member in here and here[i.member] != i for i in obs.cell.in_sync)
+        if not obs.settings.automatic and d.kind == "failover":
+            assert obs.switchover is not None
+            assert obs.switchover.force
+
+
+def the_highest_epoch_and_offset_of_the_set_is_chosen(obs: Observation) -> None:
+    for d in decide(obs):
+        if not isinstance(d, Promote) or d.kind != "failover" or obs.cell is None:
+            continue
+        if obs.switchover is not None and obs.switchover.force:
+            continue
+        able = [
+            m.report
+            for m in obs.members
+            if m.heard and m.report and m.report.id in obs.cell.in_sync and not m.deleting and not m.refused
+        ]
+        able = [r for r in able if r.id != obs.cell.master or d.new == r.id]
+        chosen = next(r for r in heard(obs) if r.id == d.new)
+        assert all(chosen.rank >= r.rank for r in able)
+
+
+def a_master_that_leads_is_not_replaced_by_a_failover(obs: Observation) -> None:
+    if obs.cell is None or obs.cell.master is None or obs.settings.min_in_sync > 1:
+        return
+    view = obs.view(obs.cell.master.member)
+    if view is None or not view.heard or view.refused or view.report is None:
+        return
+    r = view.report
+    if r.id != obs.cell.master or r.role != "Master" or r.order != obs.cell.order or r.told_epoch > r.epoch:
+        return
+    if any(m.report and m.report.order > obs.cell.order for m in obs.members):
+        return
+    for d in decide(obs):
+        assert not isinstance(d, Promote) or d.kind == "handover"
+
+
+def silence_for_the_operator_alone_moves_nothing(obs: Observation) -> None:
+    if obs.cell is None or obs.cell.master is None:
+        return
+    view = obs.view(obs.cell.master.member)
+    if view is None or view.heard or view.gone or view.deleting:
+        return
+    if any(m.report and m.report.order > obs.cell.order for m in obs.members):
+        return
+    fetches = [
+        m
+        for m in obs.members
+        if m.heard and m.number != view.number and m.report and m.report.link == "connected"
+        and m.report.link_master == obs.cell.master and 0 <= m.report.link_answer_ms < obs.settings.detection_ms
+    ]  # fmt: skip
+    if fetches:
+        assert not any(isinstance(d, Promote) for d in decide(obs))
+
+
+def the_set_changes_by_the_rules(obs: Observation) -> None:
+    for d in decide(obs):
+        if isinstance(d, ShrinkSet):
+            assert obs.cell is not None
+            assert d.cell.in_sync == obs.cell.in_sync - d.removed
+            assert obs.cell.master not in d.removed
+            assert len(d.cell.in_sync) >= obs.settings.min_in_sync
+        if isinstance(d, AcceptAsk):
+            assert obs.cell is not None
+            assert obs.cell.master is not None
+            leader = obs.heard_as(obs.cell.master)
+            assert leader is not None
+            assert leader.ask is not None
+            assert leader.ask.base_version == obs.cell.version
+            assert d.cell.in_sync == leader.ask.in_sync
+            assert d.cell.in_sync >= obs.cell.in_sync
+
+
+def a_missing_cell_is_never_guessed(obs: Observation) -> None:
+    obs = replace(obs, cell=None, settings=replace(obs.settings, unclean=False))
+    [d] = decide(obs)
+    if isinstance(d, Recover):
+        assert all(m.heard for m in obs.members)
+        assert not any(r.empty for r in heard(obs))
+        newest = max((r for r in heard(obs) if r.in_sync), key=lambda r: r.order)
+        assert d.cell.in_sync <= newest.in_sync
+    elif isinstance(d, Bootstrap):
+        assert all(m.heard or m.never_ran for m in obs.members)
+        assert all(r.order == (0, 0) for r in heard(obs))
+    else:
+        assert isinstance(d, Wait)
+        assert not d.available
+
+
+def a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason(obs: Observation) -> None:
+    if obs.cell is None or obs.cell.master is None:
+        return
+    if any(m.report and m.report.order > obs.cell.order for m in obs.members):
+        return
+    members = tuple(replace(m, gone=True) if m.number == obs.cell.master.member else m for m in obs.members)
+    obs = replace(obs, members=members, switchover=None, settings=replace(obs.settings, automatic=True))
+    assert obs.cell is not None
+    able = [
+        m
+        for m in members
+        if m.heard and m.report and m.report.id in obs.cell.in_sync and m.report.id != obs.cell.master and not m.refused
+    ]
+    first = decide(obs)[0]
+    if able:
+        assert isinstance(first, Promote)
+    else:
+        assert isinstance(first, Promote | Wait)
+        assert not isinstance(first, Wait) or not first.available
+
+
+def a_hand_over_is_asked_of_a_master_that_leads_for_one_in_the_set(obs: Observation) -> None:
+    for d in decide(obs):
+        if isinstance(d, AskHandover):
+            assert obs.cell is not None
+            assert d.cell == obs.cell
+            assert d.target in obs.cell.in_sync
+            assert d.target != obs.cell.master
+            assert obs.heard_as(d.target) is not None
+
+
+CHECKS = (
+    writes_move_the_cell_forward_one_at_a_time,
+    only_the_recorded_cell_is_told,
+    a_promotion_stays_within_the_recorded_set,
+    the_highest_epoch_and_offset_of_the_set_is_chosen,
+    a_master_that_leads_is_not_replaced_by_a_failover,
+    silence_for_the_operator_alone_moves_nothing,
+    the_set_changes_by_the_rules,
+    a_missing_cell_is_never_guessed,
+    a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason,
+    a_hand_over_is_asked_of_a_master_that_leads_for_one_in_the_set,
+)
+
+
+@settings(max_examples=2_500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(observations())
+def test_every_decision(obs: Observation) -> None:
+    """All checks on each observation: making one costs a hundred times more than deciding on it."""
+    for check in CHECKS:
+        check(obs)
