@@ -30,6 +30,10 @@ class Fields:
         self._map = value
         self._where = where
 
+    def names(self) -> set[str]:
+        """The names of all fields."""
+        return {str(name) for name in self._map}
+
     def text(self, name: str, default: str | None = None) -> str:
         value = self._map.get(name)
         if value is None:

@@ -1,0 +1,66 @@
+"""The NameServer's key-value configuration: namespaces of texts, kept as `kvConfig.json` in RocketMQ's form."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+MAX_VALUE = 1024 * 1024
+"""Characters of the longest value."""
+
+
+class KvConfig:
+    """The table; every change is on disk before the call returns. Raises OSError when it cannot be."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: in memory only. Raises ValueError when the file is there but is not such a table."""
+        self._path = path
+        self._tables: dict[str, dict[str, str]] = {}
+        if path is None:
+            return
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return
+        self._tables = _read(path, raw)
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._tables.get(namespace, {}).get(key)
+
+    def table(self, namespace: str) -> dict[str, str] | None:
+        return self._tables.get(namespace)
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        changed = {**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}}
+        self._save(changed)
+
+    def delete(self, namespace: str, key: str) -> None:
+        if self.get(namespace, key) is None:
+            return
+        table = {name: value for name, value in self._tables[namespace].items() if name != key}
+        self._save({**self._tables, namespace: table})
+
+    def _save(self, tables: dict[str, dict[str, str]]) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self._path.with_suffix(".tmp")
+            with fresh.open("wb") as file:
+                file.write(orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        self._tables = tables
+
+
+def _read(path: Path, raw: bytes) -> dict[str, dict[str, str]]:
+    try:
+        value: Any = orjson.loads(raw)
+        tables = value["configTable"]
+        return {
+            str(namespace): {str(key): str(item) for key, item in table.items()} for namespace, table in tables.items()
+        }
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a KV configuration ({error!r}); repair it or move it away") from None

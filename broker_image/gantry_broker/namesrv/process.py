@@ -1,0 +1,45 @@
+"""The NameServer's command line and its life as a process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.settings import NameServerSettings
+from gantry_broker.protocol.bodies import BodyError
+
+
+async def _serve(settings: NameServerSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with NameServer(settings):
+        gc.freeze()
+        await stop.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Gives the process's exit code: 0 after a signal, 2 for a bad config, 1 when a port or file cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m gantry_broker.namesrv", description="A NameServer.")
+    parser.add_argument("--config", type=Path, required=True, help="its JSON configuration")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = NameServerSettings.load(options.config)
+    except (OSError, BodyError) as error:
+        print(f"{options.config}: {error}", file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(_serve(settings))
+    except (OSError, ValueError) as error:
+        print(f"NameServer {settings.name}: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,289 @@
+"""What a NameServer knows: who serves which group, and which topics each group has. Pure; time is an argument (ms).
+
+As in RocketMQ: broker id 0 is a group's master, others are slaves; a broker that is silent for `EXPIRE_MS` is
+forgotten, and one whose connection breaks is forgotten at once. What is ours, for brokers that say `gantryMember`:
+- A lower `gantryEpoch` than the group's highest is refused for broker id 0: an old master cannot take the route back.
+- A member has one entry: the slave entry of a member that becomes master goes, and so on.
+- A master that leaves stays in the route for `GRACE_MS` while other members of its group live: its successor serves
+  the same address, and a client that lost the route meanwhile would wait for its next poll, up to 30 s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gantry_broker.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicConfigs,
+    TopicRoute,
+)
+from gantry_broker.protocol.codes import MASTER_ID, Perm, TopicFlag
+
+EXPIRE_MS = 120_000
+GRACE_MS = 30_000
+
+
+class Fenced(Exception):
+    """A registration as master with an epoch below the group's."""
+
+    def __init__(self, group: str, epoch: int, highest: int) -> None:
+        super().__init__(f"epoch {epoch} is over: group {group} has reached epoch {highest}")
+        self.highest = highest
+
+
+class WrongGroup(Exception):
+    """A registration that contradicts what the group is."""
+
+
+@dataclass(slots=True)
+class Registration:
+    """What a broker says of itself. `source` stands for the connection that it came over."""
+
+    cluster: str
+    group: str
+    broker_id: int
+    address: str
+    source: int
+    ha_address: str = ""
+    member: int | None = None
+    epoch: int = 0
+    listeners: dict[str, str] = field(default_factory=dict)
+    expire_ms: int = EXPIRE_MS
+
+
+@dataclass(slots=True)
+class Entry:
+    """One broker id of a group."""
+
+    told: Registration
+    version: DataVersion
+    seen_ms: int
+    left_ms: int | None = None
+    """When its owner left and the grace began."""
+
+    def address_for(self, listener: str) -> str | None:
+        """What clients of a listener are given; None: this broker cannot be reached from there."""
+        return self.told.listeners.get(listener) if listener else self.told.address
+
+
+@dataclass(slots=True)
+class Group:
+    """All that is known under one `brokerName`."""
+
+    cluster: str
+    entries: dict[int, Entry] = field(default_factory=dict)
+    epoch: int = 0
+    topics: dict[str, QueueData] = field(default_factory=dict)
+
+    def live(self) -> bool:
+        return any(entry.left_ms is None for entry in self.entries.values())
+
+
+class RouteTable:
+    """The tables. All methods are plain calls without I/O."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+
+    # Brokers come and go
+
+    def register(self, told: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:
+        """Takes a broker in; gives the group's master entry (None: it has none).
+
+        `configs` None: the body was empty. Raises Fenced, WrongGroup.
+        """
+        group = self.groups.get(told.group)
+        if group is not None and group.cluster != told.cluster and group.live():
+            raise WrongGroup(
+                f"group {told.group} belongs to cluster {group.cluster}; {told.address} says {told.cluster}: "
+                "group names must differ between clusters that share a NameServer"
+            )
+        if group is None:
+            group = self.groups[told.group] = Group(told.cluster)
+        group.cluster = told.cluster
+        ours = told.member is not None
+        if ours and told.broker_id == MASTER_ID and told.epoch < group.epoch:
+            raise Fenced(told.group, told.epoch, group.epoch)
+        group.epoch = max(group.epoch, told.epoch)
+        self._make_room(group, told, now_ms)
+        before = group.entries.get(told.broker_id)
+        version = configs.version if configs is not None else DataVersion()
+        group.entries[told.broker_id] = Entry(told, version, now_ms)
+        if told.broker_id == MASTER_ID and configs is not None:
+            first = before is None or before.told.address != told.address or before.told.member != told.member
+            if first or before is None or before.version != version:
+                self._take_topics(group, told, configs, complete=ours)
+        return group.entries.get(MASTER_ID)
+
+    def _make_room(self, group: Group, told: Registration, now_ms: int) -> None:
+        """Removes what the registering broker was before."""
+        for broker_id, entry in list(group.entries.items()):
+            if broker_id == told.broker_id:
+                continue
+            if told.member is not None and entry.told.member == told.member:
+                if broker_id == MASTER_ID:
+                    # A demoted master: the address goes on, its successor will say so.
+                    entry.left_ms = entry.left_ms or now_ms
+                else:
+                    del group.entries[broker_id]
+            elif entry.told.address == told.address and told.member is None:
+                del group.entries[broker_id]
+
+    def _take_topics(self, group: Group, told: Registration, configs: TopicConfigs, *, complete: bool) -> None:
+        """RocketMQ's brokers may register single topics, so theirs only add; ours always tell all."""
+        fresh = {config.name: _queue_data(told.group, config) for config in configs.topics.values()}
+        if complete:
+            group.topics = fresh
+        else:
+            group.topics.update(fresh)
+
+    def unregister(self, group_name: str, broker_id: int, address: str, now_ms: int) -> bool:
+        """Forgets a broker that says farewell; False: that id is not (or no more) at this address."""
+        group = self.groups.get(group_name)
+        entry = group.entries.get(broker_id) if group is not None else None
+        if group is None or entry is None or entry.told.address != address:
+            return False
+        self._leave(group_name, group, broker_id, now_ms)
+        return True
+
+    def connection_lost(self, source: int, now_ms: int) -> list[str]:
+        """Forgets the brokers that registered last over this connection; gives their addresses."""
+        gone = []
+        for name, group in list(self.groups.items()):
+            for broker_id, entry in list(group.entries.items()):
+                if entry.told.source == source and entry.left_ms is None:
+                    gone.append(entry.told.address)
+                    self._leave(name, group, broker_id, now_ms)
+        return gone
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Forgets brokers that are silent for too long, and masters whose grace is over; gives their addresses."""
+        gone = []
+        for name, group in list(self.groups.items()):
+            for broker_id, entry in list(group.entries.items()):
+                if entry.left_ms is not None:
+                    if now_ms - entry.left_ms >= GRACE_MS:
+                        gone.append(entry.told.address)
+                        self._remove(name, group, broker_id)
+                elif now_ms - entry.seen_ms > entry.told.expire_ms:
+                    gone.append(entry.told.address)
+                    self._leave(name, group, broker_id, now_ms)
+        return gone
+
+    def _leave(self, name: str, group: Group, broker_id: int, now_ms: int) -> None:
+        entry = group.entries[broker_id]
+        others = any(other.left_ms is None for key, other in group.entries.items() if key != broker_id)
+        if broker_id == MASTER_ID and entry.told.member is not None and others:
+            entry.left_ms = now_ms
+            return
+        self._remove(name, group, broker_id)
+
+    def _remove(self, name: str, group: Group, broker_id: int) -> None:
+        del group.entries[broker_id]
+        if not group.live():
+            del self.groups[name]
+
+    def touch(self, group_name: str, broker_id: int, address: str, now_ms: int) -> DataVersion | None:
+        """Notes that a broker lives; gives the version of its topics that is known here, None: it is unknown."""
+        group = self.groups.get(group_name)
+        entry = group.entries.get(broker_id) if group is not None else None
+        if entry is None or entry.told.address != address or entry.left_ms is not None:
+            return None
+        entry.seen_ms = now_ms
+        return entry.version
+
+    # What clients ask
+
+    def route(self, topic: str, listener: str = "") -> TopicRoute | None:
+        """The groups that have a topic, and their brokers as seen from a listener; None: nobody has it."""
+        queues = []
+        brokers = []
+        for name in sorted(self.groups):
+            group = self.groups[name]
+            data = group.topics.get(topic)
+            if data is None:
+                continue
+            addresses = _addresses(group, listener)
+            if addresses:
+                queues.append(data)
+                brokers.append(BrokerData(group.cluster, name, addresses))
+        return TopicRoute(queues, brokers) if queues else None
+
+    def cluster_info(self, listener: str = "") -> ClusterInfo:
+        info = ClusterInfo()
+        for name in sorted(self.groups):
+            group = self.groups[name]
+            info.brokers[name] = BrokerData(group.cluster, name, _addresses(group, listener))
+            info.clusters.setdefault(group.cluster, []).append(name)
+        return info
+
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """Names of all topics, or of a cluster's."""
+        found: dict[str, None] = {}
+        for group in self.groups.values():
+            if cluster is None or group.cluster == cluster:
+                found.update(dict.fromkeys(group.topics))
+        return list(found)
+
+    def system_topics(self, listener: str = "") -> tuple[list[str], str | None]:
+        """Names of clusters and groups, which brokers register as topics; and the address of some broker."""
+        found: dict[str, None] = {}
+        address = None
+        for name, group in self.groups.items():
+            found[group.cluster] = None
+            found[name] = None
+            address = address or next(iter(_addresses(group, listener).values()), None)
+        return list(found), address
+
+    def unit_topics(self, *, unit: bool | None, subscribed: bool | None) -> list[str]:
+        """Topics by the bits of their system flag; None: either."""
+        return [
+            topic
+            for topic in self.topics()
+            if any(
+                _matches(group.topics[topic].sys_flag, TopicFlag.UNIT, unit)
+                and _matches(group.topics[topic].sys_flag, TopicFlag.UNIT_SUB, subscribed)
+                for group in self.groups.values()
+                if topic in group.topics
+            )
+        ]
+
+    # What administrators change
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> bool:
+        """Forgets a topic, in one cluster or everywhere; False: nobody had it."""
+        found = False
+        for group in self.groups.values():
+            if cluster in (None, group.cluster):
+                found = group.topics.pop(topic, None) is not None or found
+        return found
+
+    def set_write_perm(self, group_name: str, *, allowed: bool) -> int:
+        """Allows or forbids writing to all topics of a group; gives how many it has."""
+        group = self.groups.get(group_name)
+        if group is None:
+            return 0
+        for data in group.topics.values():
+            data.perm = data.perm | Perm.WRITE | Perm.READ if allowed else data.perm & ~Perm.WRITE
+        return len(group.topics)
+
+
+def _queue_data(group: str, config: TopicConfig) -> QueueData:
+    return QueueData(group, config.read_queues, config.write_queues, config.perm, config.sys_flag)
+
+
+def _addresses(group: Group, listener: str) -> dict[int, str]:
+    found = {}
+    for broker_id in sorted(group.entries):
+        address = group.entries[broker_id].address_for(listener)
+        if address is not None:
+            found[broker_id] = address
+    return found
+
+
+def _matches(flags: int, bit: int, wanted: bool | None) -> bool:
+    return wanted is None or bool(flags & bit) == wanted

@@ -1,0 +1,336 @@
+"""Answers the requests that a NameServer gets: a table of code to method, over the pure tables of `routes`."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable
+
+import orjson
+
+from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig
+from gantry_broker.namesrv.registration import decode_registration
+from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, DataVersion, parse, topic_list
+from gantry_broker.protocol.codes import MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.protocol.headers import (
+    BadField,
+    ClusterHeader,
+    DeleteTopicInNamesrvHeader,
+    KvHeader,
+    NamespaceHeader,
+    QueryDataVersionHeader,
+    RegisterBrokerHeader,
+    RouteHeader,
+    UnregisterBrokerHeader,
+    WritePermHeader,
+)
+from gantry_broker.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+Answer = Callable[["NameService", Connection, Frame], Frame]
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class NameService:
+    """The Handler of all listeners of one NameServer."""
+
+    def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = wall_ms) -> None:
+        """`clock` gives milliseconds; it may be the wall's: registrations only compare differences."""
+        self.name = name
+        self.routes = RouteTable()
+        self.kv = kv
+        self.connections = 0
+        self.requests: dict[int, int] = {}
+        self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
+        self._clock = clock
+        self._next_source = 0
+
+    # Handler
+
+    def on_open(self, conn: Connection) -> None:
+        self.connections += 1
+        self._next_source += 1
+        conn.attrs["source"] = self._next_source
+
+    def on_close(self, conn: Connection) -> None:
+        self.connections -= 1
+        for address in self.routes.connection_lost(conn.attrs["source"], self._clock()):
+            log.info("broker %s: its connection broke", address)
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        out = []
+        for frame in frames:
+            self.requests[frame.code] = self.requests.get(frame.code, 0) + 1
+            answer = self.answer(conn, frame)
+            if not frame.is_oneway:
+                out.append(encode_frame(answer))
+        if out:
+            conn.write(b"".join(out))
+
+    def expire(self) -> None:
+        """To be called every few seconds."""
+        for address in self.routes.expire(self._clock()):
+            log.info("broker %s: silent for too long, or its successor did not come", address)
+
+    def answer(self, conn: Connection, frame: Frame) -> Frame:
+        method = _ANSWERS.get(frame.code)
+        if method is None:
+            return Frame.response_to(
+                frame,
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                f"request code {frame.code} is not supported by a NameServer",
+            )
+        try:
+            return method(self, conn, frame)
+        except (BadField, BodyError) as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        except OSError as error:
+            log.error("request %d: %s", frame.code, error)
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"cannot be stored: {error}")
+
+    # Brokers
+
+    def _register(self, conn: Connection, frame: Frame) -> Frame:
+        header = RegisterBrokerHeader.parse(frame)
+        if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "the field bodyCrc32 does not match the body")
+        configs = None
+        if frame.body:
+            configs = decode_registration(frame.body, compressed=header.compressed).configs
+        told = Registration(
+            header.clusterName,
+            header.brokerName,
+            header.brokerId,
+            header.brokerAddr,
+            conn.attrs["source"],
+            header.haServerAddr or "",
+            header.gantryMember,
+            header.gantryEpoch or 0,
+            _listeners(header.gantryAddresses),
+            header.heartbeatTimeoutMillis or EXPIRE_MS,
+        )
+        try:
+            master = self.routes.register(told, configs, self._clock())
+        except Fenced as error:
+            return Frame.response_to(
+                frame,
+                ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+                str(error),
+                {"gantryEpoch": str(error.highest)},
+            )
+        except WrongGroup as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        ext = {"gantryEpoch": str(self.routes.groups[told.group].epoch)} if told.member is not None else {}
+        if told.broker_id != MASTER_ID and master is not None:
+            ext |= {"masterAddr": master.told.address, "haServerAddr": master.told.ha_address}
+        orders = self.kv.table(ORDER_TOPIC_NAMESPACE)
+        body = b""
+        if orders and self.settings["returnOrderTopicConfigToBroker"] == "true":
+            body = fastjson.dumps({"table": orders})
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext=ext, body=body)
+
+    def _unregister(self, conn: Connection, frame: Frame) -> Frame:
+        header = UnregisterBrokerHeader.parse(frame)
+        self.routes.unregister(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    def _query_data_version(self, conn: Connection, frame: Frame) -> Frame:
+        header = QueryDataVersionHeader.parse(frame)
+        told = DataVersion.from_json(fastjson_body(frame))
+        known = self.routes.touch(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
+        changed = known is None or known != told
+        body = b"" if known is None else fastjson.dumps(known.to_json())
+        ext = {"changed": "true" if changed else "false"}
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext=ext, body=body)
+
+    def _wipe_write_perm(self, conn: Connection, frame: Frame) -> Frame:
+        count = self.routes.set_write_perm(WritePermHeader.parse(frame).brokerName, allowed=False)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={"wipeTopicCount": str(count)})
+
+    def _add_write_perm(self, conn: Connection, frame: Frame) -> Frame:
+        count = self.routes.set_write_perm(WritePermHeader.parse(frame).brokerName, allowed=True)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={"addTopicCount": str(count)})
+
+    # Routes and lists
+
+    def _route(self, conn: Connection, frame: Frame) -> Frame:
+        topic = RouteHeader.parse(frame).topic
+        route = self.routes.route(topic, conn.listener)
+        if route is None:
+            return Frame.response_to(
+                frame,
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {topic[:300]}",
+            )
+        if self.settings["orderMessageEnable"] == "true":
+            route.order_conf = self.kv.get(ORDER_TOPIC_NAMESPACE, topic)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(route.to_json()))
+
+    def _cluster_info(self, conn: Connection, frame: Frame) -> Frame:
+        info = self.routes.cluster_info(conn.listener)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(info.to_json()))
+
+    def _all_topics(self, conn: Connection, frame: Frame) -> Frame:
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(self.routes.topics()))
+
+    def _topics_by_cluster(self, conn: Connection, frame: Frame) -> Frame:
+        topics = self.routes.topics(ClusterHeader.parse(frame).cluster)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(topics))
+
+    def _system_topics(self, conn: Connection, frame: Frame) -> Frame:
+        topics, address = self.routes.system_topics(conn.listener)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(topics, address))
+
+    def _unit_topics(self, conn: Connection, frame: Frame) -> Frame:
+        unit, subscribed = {
+            RequestCode.GET_UNIT_TOPIC_LIST: (True, None),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: (None, True),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: (False, True),
+        }[RequestCode(frame.code)]
+        topics = self.routes.unit_topics(unit=unit, subscribed=subscribed)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=topic_list(topics))
+
+    def _delete_topic(self, conn: Connection, frame: Frame) -> Frame:
+        header = DeleteTopicInNamesrvHeader.parse(frame)
+        self.routes.delete_topic(header.topic, header.clusterName or None)
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    # Key-value configuration
+
+    def _put_kv(self, conn: Connection, frame: Frame) -> Frame:
+        header = KvHeader.parse(frame)
+        if header.value is None or len(header.value) > MAX_VALUE:
+            raise BadField("value", header.value, f"a text of at most {MAX_VALUE} characters")
+        self.kv.put(header.namespace, header.key, header.value)
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    def _get_kv(self, conn: Connection, frame: Frame) -> Frame:
+        header = KvHeader.parse(frame)
+        value = self.kv.get(header.namespace, header.key)
+        if value is None:
+            return Frame.response_to(
+                frame,
+                ResponseCode.QUERY_NOT_FOUND,
+                f"No config item, Namespace: {header.namespace[:100]} Key: {header.key[:200]}",
+            )
+        return Frame.response_to(frame, ResponseCode.SUCCESS, ext={"value": value})
+
+    def _delete_kv(self, conn: Connection, frame: Frame) -> Frame:
+        header = KvHeader.parse(frame)
+        self.kv.delete(header.namespace, header.key)
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    def _kv_list(self, conn: Connection, frame: Frame) -> Frame:
+        namespace = NamespaceHeader.parse(frame).namespace
+        table = self.kv.table(namespace)
+        if table is None:
+            return Frame.response_to(
+                frame, ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:100]}"
+            )
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps({"table": table}))
+
+    # The NameServer's own settings
+
+    def _get_config(self, conn: Connection, frame: Frame) -> Frame:
+        lines = [f"{key}={value}" for key, value in {"name": self.name, **self.settings}.items()]
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body="\n".join(lines).encode() + b"\n")
+
+    def _update_config(self, conn: Connection, frame: Frame) -> Frame:
+        """A body of Java properties; nothing is changed unless all of it can be."""
+        changes = {}
+        try:
+            lines = frame.body.decode().splitlines()
+        except UnicodeDecodeError:
+            raise BodyError("the body is not UTF-8; lines of key=value are expected") from None
+        for line in lines:
+            if not line.strip() or line.lstrip().startswith(("#", "!")):
+                continue
+            key, separator, value = (part.strip() for part in line.partition("="))
+            if key not in self.settings or not separator or value not in ("true", "false"):
+                raise BodyError(f"{line[:100]!r} cannot be set; {' and '.join(self.settings)} can, to true or false")
+            changes[key] = value
+        self.settings.update(changes)
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+
+def fastjson_body(frame: Frame) -> object:
+    """The body's object, None for an empty body. Raises BodyError."""
+    if not frame.body:
+        return None
+    try:
+        return fastjson.loads(frame.body)
+    except fastjson.JsonError as error:
+        raise BodyError(f"body: {error}") from None
+
+
+def _listeners(addresses: str | None) -> dict[str, str]:
+    if not addresses:
+        return {}
+    fields = parse(addresses.encode("utf-8", "replace"), "gantryAddresses")
+    return {str(name): fields.text(str(name)) for name in fields.names()}
+
+
+def metrics(service: NameService) -> str:
+    """The NameServer's figures in Prometheus' text form."""
+    routes = service.routes
+    brokers = sum(len(group.entries) for group in routes.groups.values())
+    lines = [
+        "# HELP gantry_namesrv_groups Broker groups that are registered.",
+        "# TYPE gantry_namesrv_groups gauge",
+        f"gantry_namesrv_groups {len(routes.groups)}",
+        "# HELP gantry_namesrv_brokers Brokers that are registered.",
+        "# TYPE gantry_namesrv_brokers gauge",
+        f"gantry_namesrv_brokers {brokers}",
+        "# HELP gantry_namesrv_topics Topics that have a route.",
+        "# TYPE gantry_namesrv_topics gauge",
+        f"gantry_namesrv_topics {len(routes.topics())}",
+        "# HELP gantry_namesrv_connections Open connections.",
+        "# TYPE gantry_namesrv_connections gauge",
+        f"gantry_namesrv_connections {service.connections}",
+        "# HELP gantry_namesrv_requests_total Requests, by code.",
+        "# TYPE gantry_namesrv_requests_total counter",
+        *(
+            f'gantry_namesrv_requests_total{{code="{code}"}} {count}'
+            for code, count in sorted(service.requests.items())
+            if code in _ANSWERS
+        ),
+        f'gantry_namesrv_requests_total{{code="unsupported"}} '
+        f"{sum(count for code, count in service.requests.items() if code not in _ANSWERS)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def health(service: NameService) -> bytes:
+    return orjson.dumps({"name": service.name, "status": "ok", "groups": sorted(service.routes.groups)})
+
+
+_ANSWERS: dict[int, Answer] = {
+    RequestCode.PUT_KV_CONFIG: NameService._put_kv,
+    RequestCode.GET_KV_CONFIG: NameService._get_kv,
+    RequestCode.DELETE_KV_CONFIG: NameService._delete_kv,
+    RequestCode.REGISTER_BROKER: NameService._register,
+    RequestCode.UNREGISTER_BROKER: NameService._unregister,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
+    RequestCode.GET_BROKER_CLUSTER_INFO: NameService._cluster_info,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: NameService._wipe_write_perm,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: NameService._add_write_perm,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: NameService._all_topics,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: NameService._delete_topic,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: NameService._kv_list,
+    RequestCode.GET_TOPICS_BY_CLUSTER: NameService._topics_by_cluster,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: NameService._system_topics,
+    RequestCode.GET_UNIT_TOPIC_LIST: NameService._unit_topics,
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: NameService._unit_topics,
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: NameService._unit_topics,
+    RequestCode.UPDATE_NAMESRV_CONFIG: NameService._update_config,
+    RequestCode.GET_NAMESRV_CONFIG: NameService._get_config,
+    RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
+}

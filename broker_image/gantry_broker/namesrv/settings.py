@@ -1,0 +1,64 @@
+"""What a NameServer process is told, read without pydantic: its models alone would double the process's memory.
+
+The planner writes the file with `gantry_broker.config.NameServerConfig`; the fields and defaults here are the same,
+which a test checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gantry_broker.protocol.bodies import BodyError, Fields, parse
+
+_KNOWN = {"name", "listen_host", "port", "http_port", "data_dir", "listeners"}
+
+
+@dataclass(slots=True)
+class ListenerSettings:
+    name: str
+    port: int
+
+
+@dataclass(slots=True)
+class NameServerSettings:
+    """As `NameServerConfig`."""
+
+    name: str
+    listen_host: str = "0.0.0.0"
+    port: int = 9876
+    http_port: int | None = None
+    data_dir: Path | None = None
+    listeners: list[ListenerSettings] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> NameServerSettings:
+        """Raises OSError when the file cannot be read and BodyError when it is not such a config."""
+        raw = path.read_bytes()
+        fields = parse(raw, "config")
+        unknown = fields.names() - _KNOWN
+        if unknown:
+            raise BodyError(
+                f"config has the unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_KNOWN))}"
+            )
+        listeners = []
+        for item in fields.items("listeners"):
+            entry = Fields(item, "config.listeners[]")
+            listeners.append(ListenerSettings(entry.text("name"), _port(entry, "port")))
+        http = fields.number("http_port", -1)
+        data_dir = fields.text("data_dir", "")
+        return cls(
+            fields.text("name"),
+            fields.text("listen_host", "0.0.0.0"),
+            _port(fields, "port", 9876),
+            None if http < 0 else _port(fields, "http_port"),
+            Path(data_dir) if data_dir else None,
+            listeners,
+        )
+
+
+def _port(fields: Fields, name: str, default: int | None = None) -> int:
+    port = fields.number(name, default)
+    if not 0 <= port <= 65535:
+        raise BodyError(f"the field {name} is {port}; a port from 0 to 65535 is expected")
+    return port
