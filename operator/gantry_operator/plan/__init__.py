@@ -1,7 +1,7 @@
 """From a spec to who runs, with which config, and in which order they may be replaced. Pure."""
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
-from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, plan
+from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
 from gantry_operator.plan.render import BrokerAddresses, broker_config, name_server_config
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Step",
     "StepKind",
     "broker_config",
+    "member_name",
     "name_server_config",
     "next_step",
     "plan",
