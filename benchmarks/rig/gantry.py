@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,21 +81,54 @@ def _promote(http_port: int) -> None:
 
 
 class Cluster:
-    """`gantry up FILE` in a folder of its own."""
+    """`gantry up FILE --detach` in a folder of its own; taken down at the end of the `with` block."""
 
     def __init__(self, folder: Path, manifest: Path = QUICKSTART) -> None:
         self.folder, self.manifest = folder, manifest
 
-    def gantry(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
-        """Runs `gantry WORDS --dir DIR`. Raises CalledProcessError with the output in it."""
-        command = [sys.executable, "-m", "gantry_operator.cli", *words, "--dir", str(self.folder)]
+    def gantry(self, *words: str, timeout_s: float = 60) -> str:
+        """What `gantry WORDS --dir DIR` prints. Raises RuntimeError with it when the command fails."""
+        command = [str(Path(sys.executable).with_name("gantry")), *words, "--dir", str(self.folder)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "NO_COLOR": "1"}
         )
         if done.returncode != 0:
-            raise RuntimeError(f"{words}: exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return done
+            raise RuntimeError(f"gantry {words}: exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = json.loads(self.gantry("status", "-o", "json").stdout)["status"]
+        """`status` of the resource."""
+        shown = json.loads(self.gantry("status", "-o", "json"))
+        status: dict[str, Any] = shown["status"]
         return status
+
+    def processes(self) -> dict[str, int]:
+        """Name and process id of everything that runs for this cluster: the supervisor too."""
+        found: dict[str, int] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                named = [word for word in words if str(self.folder) in word]
+                if named:
+                    kind = next((w.rsplit(".", 1)[1] for w in words if w.startswith("gantry_broker.")), "supervisor")
+                    name = kind if kind == "supervisor" else Path(named[0]).stem
+                    found[name if name not in found else f"{name}-{entry.name}"] = int(entry.name)
+        return dict(sorted(found.items()))
+
+    def __enter__(self) -> Cluster:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.gantry("up", str(self.manifest), "--detach", timeout_s=120)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+            self.gantry("down")
+        for pid in self.processes().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

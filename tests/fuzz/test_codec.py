@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import fuzz_corpus as corpus
@@ -36,7 +37,7 @@ def _read(data: bytes, cuts: list[int]) -> tuple[list[Frame], str | None]:
     decoder = FrameDecoder()
     frames: list[Frame] = []
     edges = [0, *cuts, len(data)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         try:
             frames += decoder.feed(data[start:stop])
         except FrameError as error:
@@ -65,7 +66,8 @@ def test_frames(part: int) -> None:
 def test_headers() -> None:
     rng = random.Random("headers")
     golden = corpus.golden()["client->server"]
-    parsed = refused = 0
+    parsed = 0
+    refusals = []
     for _ in range(5_000):
         data = corpus.hostile_fields(rng, rng.choice(golden))
         if data is None:
@@ -81,11 +83,12 @@ def test_headers() -> None:
                     one(frame)
                     parsed += 1
                 except headers.BadField as error:
-                    refused += 1
-                    assert error.field in str(error)
-                    assert len(str(error)) < 300, "a remark does not repeat an enormous value"
+                    refusals.append(error)
     assert parsed > 0
-    assert refused > 0
+    assert refusals
+    for refusal in refusals:
+        assert refusal.field in str(refusal)
+        assert len(str(refusal)) < 300, "a remark does not repeat an enormous value"
 
 
 def test_records() -> None:

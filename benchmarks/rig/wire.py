@@ -1,0 +1,110 @@
+"""A plain blocking connection that speaks frames: for reading back what is stored, without any client in between."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.protocol.message import Record, decode_records
+
+_PULL, _MAX_OFFSET, _MIN_OFFSET, _ROUTE, _CLUSTER = 11, 30, 31, 105, 106
+_SUCCESS, _PULL_NOT_FOUND = 0, 19
+
+
+class Refused(Exception):
+    """The other side answered with an error code."""
+
+    def __init__(self, code: int, remark: str | None) -> None:
+        super().__init__(f"code {code}: {remark}")
+        self.code = code
+
+
+class Wire:
+    """One connection to "host:port"."""
+
+    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
+        host, port = address.rsplit(":", 1)
+        self.socket = socket.create_connection((host, int(port)), timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = FrameDecoder()
+        self._opaque = itertools.count(1)
+        self._ready: list[Frame] = []
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.socket.close()
+
+    def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> Frame:
+        """The answer, whatever its code. Raises OSError (also when the connection is closed)."""
+        opaque = next(self._opaque)
+        self.socket.sendall(encode_frame(Frame(code, opaque, ext=ext, body=body)))
+        while True:
+            while self._ready:
+                frame = self._ready.pop(0)
+                if frame.is_response and frame.opaque == opaque:
+                    return frame
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise ConnectionError("closed by the other side")
+            self._ready += self._decoder.feed(data)
+
+    def call(self, code: int, ext: dict[str, str], body: bytes = b"") -> Frame:
+        """The answer. Raises Refused unless its code is SUCCESS."""
+        answer = self.ask(code, ext, body)
+        if answer.code != _SUCCESS:
+            raise Refused(answer.code, answer.remark)
+        return answer
+
+    def route(self, topic: str) -> dict[str, Any]:
+        found: dict[str, Any] = fastjson.loads(self.call(_ROUTE, {"topic": topic}).body)
+        return found
+
+    def offsets(self, topic: str, queue: int) -> tuple[int, int]:
+        """(first, one after the last) offset of a queue."""
+        ext = {"topic": topic, "queueId": str(queue)}
+        return (
+            int(self.call(_MIN_OFFSET, ext).ext["offset"]),
+            int(self.call(_MAX_OFFSET, ext).ext["offset"]),
+        )
+
+    def pull(self, topic: str, queue: int, offset: int, group: str = "readback") -> tuple[list[Record], int]:
+        """Records from an offset on, and where to go on."""
+        answer = self.ask(
+            _PULL,
+            {
+                "consumerGroup": group, "topic": topic, "queueId": str(queue), "queueOffset": str(offset),
+                "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
+                "subscription": "*", "subVersion": "0", "expressionType": "TAG",
+            },
+        )  # fmt: skip
+        if answer.code == _SUCCESS:
+            return decode_records(answer.body), int(answer.ext["nextBeginOffset"])
+        if answer.code == _PULL_NOT_FOUND:
+            return [], offset
+        raise Refused(answer.code, answer.remark)
+
+    def read(self, topic: str, queue: int) -> Iterator[Record]:
+        """Every record of a queue."""
+        offset, end = self.offsets(topic, queue)
+        while offset < end:
+            records, offset = self.pull(topic, queue, offset)
+            yield from records
+            if not records and offset < end:
+                raise RuntimeError(f"{topic} queue {queue}: nothing at {offset}, though it ends at {end}")
+
+
+def read_topic(namesrv: str, topic: str) -> Iterator[Record]:
+    """Every record of a topic, from the masters that the route names."""
+    with Wire(namesrv) as ns:
+        route = ns.route(topic)
+    masters = {row["brokerName"]: row["brokerAddrs"][0] for row in route["brokerDatas"] if 0 in row["brokerAddrs"]}
+    for row in route["queueDatas"]:
+        with Wire(masters[row["brokerName"]]) as broker:
+            for queue in range(row["readQueueNums"]):
+                yield from broker.read(topic, queue)

@@ -1,0 +1,240 @@
+"""Bad input on running servers: an answer or a closed connection, never a crash, a hang or growth of memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import fuzz_corpus as corpus
+import pytest
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError
+from rig import gantry
+from rig.processes import usage
+from rig.target import Target
+from rig.wire import Refused, Wire, read_topic
+
+INPUTS = int(os.environ.get("GANTRY_FUZZ_INPUTS", "5000"))
+AT_ONCE = 50
+ANSWER_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with gantry.single(tmp_path_factory.mktemp("fuzz"), {"mappedFileSizeCommitLog": 16 * 2**20}) as running:
+        yield running
+
+
+@dataclass
+class Given:
+    """One input and what came back before the server closed."""
+
+    data: bytes
+    answer: bytes = b""
+    closed: bool = False
+
+
+def _give(address: str, inputs: list[bytes]) -> list[Given]:
+    """Each input over a connection of its own, all at once; then their ends are shut and everything is read."""
+    host, port = address.rsplit(":", 1)
+    given: dict[socket.socket, Given] = {}
+    for data in inputs:
+        s = socket.create_connection((host, int(port)), 5)
+        given[s] = Given(data)
+        s.setblocking(False)
+    pending = {s: memoryview(g.data) for s, g in given.items()}
+    deadline = time.monotonic() + ANSWER_S
+    waiting = set(given)
+    while waiting and time.monotonic() < deadline:
+        readable, writable, _ = select.select(list(waiting), [s for s in pending if s in waiting], [], 0.5)
+        for s in writable:
+            try:
+                sent = s.send(pending[s][:65_536])
+                pending[s] = pending[s][sent:]
+                if not pending[s]:
+                    del pending[s]
+                    s.shutdown(socket.SHUT_WR)
+            except OSError:
+                pending.pop(s, None)
+        for s in readable:
+            try:
+                data = s.recv(1 << 20)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""
+            given[s].answer += data
+            if not data:
+                given[s].closed = True
+                waiting.discard(s)
+    for s in given:
+        s.close()
+    return list(given.values())
+
+
+def _frames(data: bytes) -> list[Frame]:
+    decoder = FrameDecoder()
+    try:
+        return decoder.feed(data)
+    except FrameError as error:
+        pytest.fail(f"the server answered what is no frame: {error}, {data[:200]!r}")
+
+
+def _serves(target: Target, number: int) -> None:
+    """A normal client is served: a topic is made, a message goes in and comes back."""
+    topic = f"after-{number}"
+    with Wire(target.broker_address) as broker:
+        broker.call(
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+             "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"},
+        )  # fmt: skip
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                broker.call(
+                    RequestCode.SEND_MESSAGE,
+                    {"producerGroup": "p", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
+                     "queueId": "0", "sysFlag": "0", "bornTimestamp": str(int(time.time() * 1000)), "flag": "0",
+                     "properties": "", "reconsumeTimes": "0", "unitMode": "false", "batch": "false"},
+                    f"body {number}".encode(),
+                )  # fmt: skip
+                break
+            except Refused:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            found = [record.body for record in read_topic(target.namesrv, topic)]
+        except Refused:
+            found = []
+        if found == [f"body {number}".encode()]:
+            return
+        assert time.monotonic() < deadline, f"{topic}: {found}"
+        time.sleep(0.1)
+
+
+def _throw(target: Target, address: str, pid: int, seed: str) -> None:
+    rng = random.Random(seed)
+    base = 0
+    growth_limit = 40 * 2**20
+    done = 0
+    while done < INPUTS:
+        inputs = [corpus.bad_frame(rng) for _ in range(min(AT_ONCE, INPUTS - done))]
+        for given in _give(address, inputs):
+            assert given.closed, f"no answer and no end within {ANSWER_S} s: {given.data[:300]!r}"
+            _frames(given.answer)
+        done += len(inputs)
+        if done == AT_ONCE * 10:
+            base = usage(pid).rss
+        if done % 1000 == 0:
+            _serves(target, done)
+    _serves(target, -1)
+    grown = usage(pid).rss - base
+    assert grown < growth_limit, f"{seed}: grew by {grown / 2**20:.1f} MiB over {INPUTS} inputs"
+
+
+@pytest.mark.timeout(600)
+def test_broker(target: Target) -> None:
+    _throw(target, target.broker_address, target.broker_pids[0], "live broker")
+
+
+@pytest.mark.timeout(600)
+def test_name_server(target: Target) -> None:
+    _throw(target, target.namesrv, target.namesrv_pid, "live NameServer")
+
+
+@pytest.mark.timeout(120)
+def test_oversized_frame_is_answered_then_closed(target: Target) -> None:
+    """A frame of 17 MiB that never comes: its header is enough for an answer with its opaque."""
+    head = b'{"code":10,"language":"JAVA","version":399,"opaque":4711,"flag":0,"extFields":{"topic":"x"}}'
+    data = (17 * 2**20).to_bytes(4, "big") + len(head).to_bytes(4, "big") + head
+    for address in (target.broker_address, target.namesrv):
+        (given,) = _give(address, [data])
+        assert given.closed
+        (answer,) = _frames(given.answer)
+        assert answer.is_response
+        assert answer.opaque == 4711
+        assert answer.code != 0
+
+
+@pytest.mark.timeout(120)
+def test_half_sent_frames_take_no_memory(target: Target) -> None:
+    """200 connections that announce 16 MiB each and send 1 KiB of it."""
+    pid = target.broker_pids[0]
+    before = usage(pid).rss
+    host, port = target.broker_address.rsplit(":", 1)
+    data = (16 * 2**20).to_bytes(4, "big") + (64).to_bytes(4, "big") + b"{" * 1024
+    held = []
+    for _ in range(200):
+        s = socket.create_connection((host, int(port)), 5)
+        s.sendall(data)
+        held.append(s)
+    _serves(target, 200_000)
+    assert usage(pid).rss - before < 40 * 2**20
+    for s in held:
+        s.close()
+
+
+@pytest.mark.timeout(120)
+def test_slow_reader_takes_no_memory(target: Target) -> None:
+    """A client that asks for much and reads nothing: the server stops reading from it."""
+    with Wire(target.broker_address) as broker:
+        _serves(target, 300_000)
+        for _ in range(64):
+            broker.call(
+                RequestCode.SEND_MESSAGE,
+                {"producerGroup": "p", "topic": "after-300000", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
+                 "queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "",
+                 "reconsumeTimes": "0", "unitMode": "false", "batch": "false"},
+                bytes(100_000),
+            )  # fmt: skip
+    pid = target.broker_pids[0]
+    before = usage(pid).rss
+    host, port = target.broker_address.rsplit(":", 1)
+    s = socket.create_connection((host, int(port)), 5)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    s.settimeout(1)
+    pull = {
+        "consumerGroup": "slow", "topic": "after-300000", "queueId": "0", "queueOffset": "1", "maxMsgNums": "32",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+        "expressionType": "TAG",
+    }  # fmt: skip
+    try:
+        for opaque in range(20_000):
+            s.sendall(corpus.json_request(RequestCode.PULL_MESSAGE, opaque, pull))
+    except (TimeoutError, ConnectionError):
+        pass  # back-pressure, as it should be
+    grown = usage(pid).rss - before
+    s.close()
+    assert grown < 64 * 2**20, f"grew by {grown / 2**20:.1f} MiB"
+    _serves(target, 300_001)
+
+
+def test_closing_in_the_middle(target: Target) -> None:
+    """Connections that are reset while a frame is half sent or an answer is on its way."""
+    rng = random.Random("resets")
+    host, port = target.broker_address.rsplit(":", 1)
+    for _ in range(500):
+        s = socket.create_connection((host, int(port)), 5)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, (1).to_bytes(4, sys.byteorder) + bytes(4))
+        s.sendall(rng.choice(corpus.golden()["client->server"])[: rng.randint(1, 400)])
+        s.close()
+    _serves(target, 400_000)
+
+
+@pytest.fixture(autouse=True)
+def _still_there(target: Target) -> Iterator[None]:
+    yield
+    for pid in (*target.broker_pids, target.namesrv_pid):
+        assert Path(f"/proc/{pid}").exists(), f"a server is gone: {target.log.read_text()[-3000:]}"
+    assert "Traceback" not in target.log.read_text(), target.log.read_text()[-3000:]
