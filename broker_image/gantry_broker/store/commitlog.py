@@ -1,0 +1,207 @@
+"""The commit log's bytes: fixed-size segments, written with pwrite and read with pread.
+
+Never mapped into memory: a full disk must be an error code and not a signal, and what is read must not count as ours.
+What lies beyond `end` is zeros at all times, on the disk too, so that bytes of an undone history can never be taken for
+records after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.protocol.message import MAGIC_BLANK
+from gantry_broker.store.errors import OffsetGone, StoreFull
+from gantry_broker.store.files import NO_ROOM, FdCache, fsync_dir, is_zero, read_all, sync_file, write_all
+from gantry_broker.store.records import SIZE_AND_MAGIC
+
+NAME_DIGITS: Final = 20
+MAX_OPEN_SEGMENTS: Final = 32
+
+
+def segment_bases(directory: Path) -> list[int]:
+    """First offsets of the segments in a directory, in order; other files are left alone."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isdecimal())
+
+
+class CommitLog:
+    """Segments of one size under one directory. `start` and `end` are byte offsets of the log.
+
+    Invariant: segments have no gaps, `start` is the first one's first offset unless the log is empty.
+    """
+
+    def __init__(self, directory: Path, segment_size: int) -> None:
+        self.directory = directory
+        self.segment_size = segment_size
+        self.start = 0
+        self.end = 0
+        self.generation = 0
+        """Grows with every cut: what was learned of the bytes before it says nothing of those written after it."""
+        self._prefix = str(directory) + os.sep
+        self._fds = FdCache(MAX_OPEN_SEGMENTS)
+        self._new_names = False
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def path(self, offset: int) -> str:
+        """The file of the segment that `offset` belongs to."""
+        return f"{self._prefix}{offset - offset % self.segment_size:020d}"
+
+    def bases(self) -> list[int]:
+        return segment_bases(self.directory)
+
+    def room(self, offset: int) -> int:
+        """Bytes from `offset` to the end of its segment."""
+        return self.segment_size - offset % self.segment_size
+
+    # Writing
+
+    def write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
+        """Append pieces (offset, bytes), none of which crosses a segment, and move `end`; all of it or nothing.
+
+        Raises StoreFull when there is no room and OSError when the disk fails.
+        """
+        try:
+            for offset, data in pieces:
+                base = offset % self.segment_size
+                path = self.path(offset)
+                if base == 0 and not os.path.exists(path):
+                    self._new_names = True
+                write_all(self._fds.get(path, create_size=self.segment_size), data, base)
+        except OSError as error:
+            self._erase(self.end)
+            if error.errno in NO_ROOM:
+                raise StoreFull(f"the disk of {self.directory} is full: {error.strerror}") from error
+            raise
+        self.end = end
+
+    def _erase(self, offset: int) -> None:
+        """Everything from `offset` on becomes zeros or goes; later segments first, so that a prefix always remains."""
+        for base in reversed(self.bases()):
+            path = self.path(base)
+            if base > offset or (base == offset and base != self.start):
+                self._fds.close(path)
+                os.unlink(path)
+                self._new_names = True
+            elif base + self.segment_size > offset:
+                fd = self._fds.get(path)
+                if not is_zero(fd, offset - base, self.segment_size):
+                    os.ftruncate(fd, offset - base)
+                    os.ftruncate(fd, self.segment_size)
+            else:
+                break
+
+    def cut(self, offset: int) -> None:
+        """Durably end the log at `offset`, a record border at or below `end` (rule 5). Raises OSError."""
+        self.generation += 1
+        self.end = offset
+        self._erase(offset)
+        self.sync(offset, offset)
+
+    def reset(self, offset: int) -> None:
+        """Durably empty; the next record will lie at `offset`, the first of a segment. Raises OSError."""
+        self.generation += 1
+        for base in reversed(self.bases()):
+            self._fds.close(self.path(base))
+            os.unlink(self.path(base))
+        self.start = self.end = offset
+        # The empty segment says where the log goes on.
+        self._fds.get(self.path(offset), create_size=self.segment_size)
+        self.sync(offset, offset)
+        fsync_dir(self.directory)
+
+    def sync(self, start: int, stop: int) -> None:
+        """Make [start, stop) durable. Opens its own descriptors: may run in another thread. Raises OSError."""
+        offset = start - start % self.segment_size
+        while offset <= stop:
+            sync_file(self.path(offset))
+            offset += self.segment_size
+        if self._new_names:
+            self._new_names = False
+            fsync_dir(self.directory)
+
+    def drop_before(self, offset: int) -> list[str]:
+        """Remove whole segments below `offset` (never the one that is written); answers the removed files."""
+        removed = []
+        for base in self.bases():
+            if base + self.segment_size > offset or base + self.segment_size > self.end:
+                break
+            path = self.path(base)
+            self._fds.close(path)
+            os.unlink(path)
+            removed.append(path)
+            self.start = base + self.segment_size
+        return removed
+
+    def close(self) -> None:
+        self._fds.close_all()
+
+    # Reading
+
+    def read(self, offset: int, count: int) -> bytes:
+        """At most `count` bytes from `offset`, fewer at `end`. Raises OffsetGone below `start` or beyond `end`."""
+        if not self.start <= offset <= self.end:
+            raise OffsetGone(offset, self.start, self.end)
+        count = min(count, self.end - offset)
+        at = offset % self.segment_size
+        if at + count <= self.segment_size:
+            return read_all(self._fds.get(self.path(offset)), count, at) if count else b""
+        parts = []
+        while count > 0:
+            at = offset % self.segment_size
+            step = min(count, self.segment_size - at)
+            parts.append(read_all(self._fds.get(self.path(offset)), step, at))
+            offset += step
+            count -= step
+        return b"".join(parts)
+
+    def raw(self, offset: int, count: int) -> bytes:
+        """Bytes of one segment, whether the log reaches there or not: for recovery. Empty when there is no file."""
+        path = self.path(offset)
+        try:
+            fd = self._fds.get(path)
+        except FileNotFoundError:
+            return b""
+        return read_all(fd, min(count, self.room(offset)), offset % self.segment_size)
+
+    def whole_records(self, offset: int, max_bytes: int, limit: int) -> bytes:
+        """Whole records and fillers from `offset`, at most up to `limit` (a border): at least one, else b"" at `limit`.
+
+        Raises OffsetGone; ValueError when `offset` is not a record border, as far as that shows.
+        """
+        if offset >= limit:
+            if offset > limit:
+                raise OffsetGone(offset, self.start, limit)
+            return b""
+        data = self.read(offset, min(max_bytes, limit - offset))
+        if offset + len(data) == limit:
+            return data
+        at = 0
+        have = len(data)
+        while at + 8 <= have:
+            size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
+            if size < 8:
+                raise ValueError(f"offset {offset} is not the border of a record")
+            if at + size > have:
+                break
+            at += size
+        if at:
+            return data[:at] if at < have else data
+        size, magic = SIZE_AND_MAGIC.unpack(data[:8] if have >= 8 else self.read(offset, 8))
+        if size < 8 or offset + size > limit:
+            raise ValueError(f"offset {offset} is not the border of a record")
+        if magic == MAGIC_BLANK and size != self.room(offset):
+            raise ValueError(f"offset {offset} is not the border of a record")
+        return self.read(offset, size)
+
+    def chunks(self, offset: int, limit: int, chunk: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
+        """[offset, limit) in pieces of whole records: (offset, bytes)."""
+        while offset < limit:
+            data = self.whole_records(offset, chunk, limit)
+            yield offset, data
+            offset += len(data)

@@ -1,0 +1,303 @@
+"""One consume queue: 20-byte entries (offset in the log i64, size i32, tag code i64), numbered by queue offset.
+
+Entries come in with `add` and stay in memory until `write_out`; reads see both. A queue only ever contains confirmed
+records, so what it does not contain nobody is shown (rule 9).
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct
+from typing import Final
+
+from gantry_broker.store.files import FdCache, data_extents, read_all, write_all, zero
+
+ENTRY: Final = Struct(">qiq")
+ENTRY_SIZE: Final = 20
+BLANK_SIZE: Final = 0x7FFFFFFF
+"""The size field of an entry without a record: queue offsets below a queue's first record (`fillPreBlank`)."""
+BLANK: Final = ENTRY.pack(0, BLANK_SIZE, 0)
+_PHYS: Final = Struct(">q")
+
+
+class ConsumeQueue:
+    """A queue of one topic. Offsets are queue offsets (entries), `phys` are offsets of the log."""
+
+    __slots__ = (
+        "_fds",
+        "_first",
+        "_min",
+        "_min_for",
+        "_prefix",
+        "file_size",
+        "key",
+        "next",
+        "pending",
+        "written",
+    )
+
+    def __init__(self, directory: str, topic: str, queue_id: int, file_size: int, fds: FdCache) -> None:
+        self.key = (topic, queue_id)
+        self.file_size = file_size
+        self.pending = bytearray()
+        self.written = 0
+        """Queue offset after the last entry that is in a file."""
+        self.next = -1
+        """The queue offset that the next record of the log gets, unconfirmed ones counted; -1: not loaded yet."""
+        self._first = 0
+        self._min = 0
+        self._min_for = -1
+        self._prefix = directory + os.sep
+        self._fds = fds
+
+    @property
+    def max(self) -> int:
+        """The queue offset after the last entry."""
+        return self.written + len(self.pending) // ENTRY_SIZE
+
+    # Loading and repairing
+
+    def _bases(self) -> list[int]:
+        try:
+            names = os.listdir(self._prefix)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name) for name in names if len(name) == 20 and name.isdecimal())
+
+    def _path(self, base: int) -> str:
+        return f"{self._prefix}{base:020d}"
+
+    def load(self) -> int:
+        """Learn from the files what the queue contains; answers `next`. Raises OSError."""
+        bases = self._bases()
+        if bases:
+            self.file_size = self._existing_file_size(bases)
+            bases = [base for base in bases if base % self.file_size == 0]
+        self._first = self.written = 0
+        self._min_for = -1
+        for index in range(len(bases) - 1, -1, -1):
+            low, count = self._span(bases[index], None)
+            if count > low:
+                self.written = bases[index] // ENTRY_SIZE + count
+                self._first = bases[0] // ENTRY_SIZE + self._span(bases[0], None)[0]
+                break
+        else:
+            if bases:  # Emptied by a cut, after retention had removed earlier files.
+                self.written = self._first = bases[0] // ENTRY_SIZE
+        self.next = self.max
+        return self.next
+
+    def _existing_file_size(self, bases: list[int]) -> int:
+        """A store of other settings keeps the size that its files have."""
+        size = bases[1] - bases[0] if len(bases) > 1 else os.stat(self._path(bases[0])).st_size
+        return size if size >= ENTRY_SIZE and size % ENTRY_SIZE == 0 else self.file_size
+
+    def _span(self, base: int, limit: int | None) -> tuple[int, int]:
+        """(index of the first entry, index after the last one) in a file, by bisection; only those below `limit`."""
+        fd = self._fds.get(self._path(base))
+        size = min(self.file_size, os.fstat(fd).st_size) // ENTRY_SIZE
+        low = 0
+        if not self._is_entry(fd, 0, limit):
+            # A queue that begins within a file has zeros before its first entry.
+            low = self._first_data(fd, size)
+            if low >= size or not self._is_entry(fd, low, limit):
+                return (0, 0)
+        high = size
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            if self._is_entry(fd, middle, limit):
+                low = middle + 1
+            else:
+                high = middle
+        return (first, low)
+
+    @staticmethod
+    def _is_entry(fd: int, index: int, limit: int | None) -> bool:
+        data = os.pread(fd, ENTRY_SIZE, index * ENTRY_SIZE)
+        if len(data) < ENTRY_SIZE:
+            return False
+        phys, size, _ = ENTRY.unpack(data)
+        return size > 0 and phys >= 0 and (limit is None or phys < limit)
+
+    @staticmethod
+    def _first_data(fd: int, size: int) -> int:
+        for start, stop in data_extents(fd, 0, size * ENTRY_SIZE):
+            at = start
+            while at < stop:
+                data = os.pread(fd, min(65_536, stop - at), at)
+                stripped = data.lstrip(b"\0")
+                if stripped:
+                    return (at + len(data) - len(stripped)) // ENTRY_SIZE
+                if not data:
+                    break
+                at += len(data)
+        return size
+
+    def cut(self, limit: int) -> bool:
+        """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
+
+        Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
+        """
+        self.pending.clear()
+        changed = False
+        bases = self._bases()
+        if bases:
+            self.file_size = self._existing_file_size(bases)
+            bases = [base for base in bases if base % self.file_size == 0]
+        kept_any = False
+        for base in reversed(bases):
+            path = self._path(base)
+            if kept_any:
+                break
+            first, count = self._span(base, limit)
+            if count > first or base == bases[0]:
+                fd = self._fds.get(path)
+                changed |= zero(fd, count * ENTRY_SIZE, max(self.file_size, os.fstat(fd).st_size))
+                kept_any = True
+            else:
+                self._fds.close(path)
+                os.unlink(path)
+                changed = True
+        self.load()
+        return changed
+
+    def rebase(self, offset: int) -> None:
+        """An empty queue whose next entry is number `offset`: what came before is not in this log. Raises OSError."""
+        self.pending.clear()
+        for base in self._bases():
+            self._fds.close(self._path(base))
+            os.unlink(self._path(base))
+        self.written = self._first = self.next = offset
+        self._min_for = -1
+        if offset:
+            self._first = offset - 1
+            self._write(offset - 1, BLANK)
+
+    # Adding
+
+    def add(self, offset: int, entries: bytes) -> None:
+        """Entries that begin with queue offset `offset`; a gap before them is filled with blanks.
+
+        Entries that are there already are left out (recovery reads again what the queue may contain).
+        """
+        behind = offset - self.max
+        if behind == 0:
+            self.pending += entries
+        elif behind > 0:
+            if self.max == 0:
+                self.rebase(offset)
+            else:
+                self.pending += ENTRY.pack(_PHYS.unpack_from(entries)[0], BLANK_SIZE, 0) * behind
+            self.pending += entries
+        else:
+            self.pending += entries[-behind * ENTRY_SIZE :]
+
+    def write_out(self) -> list[str]:
+        """Move what is in memory to the files; answers the files written.
+
+        Raises OSError, after which what is not written is in memory still.
+        """
+        touched = []
+        pending = self.pending
+        while pending:
+            at = self.written * ENTRY_SIZE
+            room = self.file_size - at % self.file_size
+            piece = bytes(pending[:room]) if len(pending) > room else bytes(pending)
+            touched.append(self._write(self.written, piece))
+            self.written += len(piece) // ENTRY_SIZE
+            del pending[: len(piece)]
+        return touched
+
+    def _write(self, offset: int, data: bytes) -> str:
+        at = offset * ENTRY_SIZE
+        within = at % self.file_size
+        path = self._path(at - within)
+        write_all(self._fds.get(path, create_size=self.file_size), data, within)
+        return path
+
+    # Reading
+
+    def read(self, offset: int, count: int) -> bytes:
+        """At most `count` entries from `offset`, which lies between the first entry and `max`. Raises OSError."""
+        stop = min(offset + count, self.max)
+        if stop <= offset:
+            return b""
+        written = self.written
+        if offset >= written:
+            first = (offset - written) * ENTRY_SIZE
+            return bytes(self.pending[first : first + (stop - offset) * ENTRY_SIZE])
+        parts = []
+        at = offset
+        while at < min(stop, written):
+            within = at * ENTRY_SIZE % self.file_size
+            step = min(min(stop, written) - at, (self.file_size - within) // ENTRY_SIZE)
+            fd = self._fds.get(self._path(at * ENTRY_SIZE - within))
+            data = read_all(fd, step * ENTRY_SIZE, within)
+            if len(data) < step * ENTRY_SIZE:
+                data = data.ljust(step * ENTRY_SIZE, b"\0")
+            parts.append(data)
+            at += step
+        if stop > written:
+            parts.append(bytes(self.pending[: (stop - written) * ENTRY_SIZE]))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """(phys, size, tag code) at `offset`, which is in the queue. Raises OSError."""
+        phys, size, code = ENTRY.unpack(self.read(offset, 1))
+        return phys, size, code
+
+    def first_at(self, phys: int) -> int:
+        """The first queue offset whose record lies at or above `phys`; `max` when there is none. Raises OSError."""
+        low, high = self._first, self.max
+        while low < high:
+            middle = (low + high) // 2
+            at, size, _ = self.entry(middle)
+            if at < phys or (at == 0 and size == BLANK_SIZE):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def min_at(self, log_start: int) -> int:
+        """The first queue offset whose record is in a log that begins at `log_start`. Raises OSError."""
+        if self._min_for != log_start:
+            self._min = self.first_at(log_start)
+            self._min_for = log_start
+            if self._min == self.max:
+                # What comes next may be a smaller number only after a cut, which forgets this anyway.
+                self._min_for = -1
+        return self._min
+
+    # Retention
+
+    def drop_before(self, phys: int) -> list[str]:
+        """Remove files of which every entry lies below `phys`; the last file stays, since it tells where to go on."""
+        removed = []
+        bases = self._bases()
+        for base in bases[:-1]:
+            last = base // ENTRY_SIZE + self.file_size // ENTRY_SIZE - 1
+            at, size, _ = self.entry(last)
+            if at >= phys and not (at == 0 and size == BLANK_SIZE):
+                break
+            path = self._path(base)
+            self._fds.close(path)
+            os.unlink(path)
+            removed.append(path)
+            self._first = last + 1
+        if removed:
+            self._min_for = -1
+        return removed
+
+    def blank_before(self, phys: int) -> list[str]:
+        """Make every entry of a record below `phys` blank, so that it is shown no more; answers the files written."""
+        touched = self.write_out()
+        stop = self.first_at(phys)
+        at = self._first
+        while at < stop:
+            within = at * ENTRY_SIZE % self.file_size
+            step = min(stop - at, (self.file_size - within) // ENTRY_SIZE)
+            touched.append(self._write(at, BLANK * step))
+            at += step
+        self._min_for = -1
+        return touched

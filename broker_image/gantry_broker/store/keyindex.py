@@ -1,0 +1,162 @@
+"""The key index: where in the log are the records of a key? Files under `index/`, the newest one written.
+
+It may lag behind the queues: when the disk is full it stops, and it goes on later from where it really is
+(`position`), by reading the log again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.store.files import fsync_dir
+from gantry_broker.store.indexfile import IndexFile, guess_slots
+
+BATCH: Final = 512
+"""Keys that are filed in one go."""
+_log = logging.getLogger(__name__)
+
+
+class KeyIndex:
+    """All index files. `position`: every key of every record below this offset is in a file or in memory."""
+
+    def __init__(self, directory: Path, slots: int, entries: int) -> None:
+        self.directory = directory
+        self.position = 0
+        self.behind = False
+        """True: records from `position` on must be read from the log before new ones may be filed."""
+        self.pending: list[tuple[int, int, int]] = []
+        """(key hash, phys, store ms) of records below `position` that are in no file yet."""
+        self._shape = (slots, entries)
+        self._files: list[IndexFile] = []
+        self.unsynced: set[str] = set()
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in sorted(os.listdir(directory)):
+            if not name.isdecimal():
+                continue
+            path = str(directory / name)
+            shape = guess_slots(path, self._shape)
+            if shape is None:
+                _log.warning(
+                    "%s is not an index file: removed, its keys are found no more until they are indexed again", path
+                )
+                os.unlink(path)
+                continue
+            self._files.append(IndexFile(path, *shape))
+
+    @property
+    def written(self) -> int:
+        """Every key of every record below this offset is in a file."""
+        return self.pending[0][1] if self.pending else self.position
+
+    @property
+    def end_phys(self) -> int:
+        """The last record that is in a file; -1 without one."""
+        for file in reversed(self._files):
+            if file.count > 1:
+                return file.end_phys
+        return -1
+
+    @property
+    def end_ms(self) -> int:
+        """Store time of the last record that is in a file; 0 without one."""
+        return self._files[-1].end_ms if self._files else 0
+
+    def drain(self) -> bool:
+        """File what is pending. False, and `behind`, when the disk has no room for it."""
+        while self.pending:
+            try:
+                file = self._current()
+                done = file.add(self.pending)
+            except OSError as error:
+                _log.warning("the key index stops at %d: %s", self.written, error)
+                self.position = self.written
+                self.pending.clear()
+                self.behind = True
+                return False
+            self.unsynced.add(file.path)
+            if done == len(self.pending):
+                self.pending.clear()
+            else:
+                del self.pending[:done]
+        return True
+
+    def _current(self) -> IndexFile:
+        if self._files and not self._files[-1].full:
+            return self._files[-1]
+        # Named by the local time of their creation, which must rise (`IndexService.getAndCreateLastIndexFile`).
+        now = time.time()
+        newest = os.path.basename(self._files[-1].path) if self._files else ""
+        while (name := _file_name(now)) <= newest:
+            now += 0.001 if name == newest else 1.0
+        made = IndexFile(str(self.directory / name), *self._shape, create=True)
+        if self._files:
+            self._files[-1].release()
+        self._files.append(made)
+        return made
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[int]:
+        """Offsets of records that may have the key, newest first. Raises OSError."""
+        found = [phys for own, phys, ms in reversed(self.pending) if own == key_hash and begin_ms <= ms <= end_ms][
+            :limit
+        ]
+        for file in reversed(self._files):
+            if len(found) >= limit:
+                break
+            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms + 999 >= begin_ms:
+                found += file.find(key_hash, begin_ms, end_ms, limit - len(found))
+        return found
+
+    def cut(self, limit: int, *, rebuild: bool = False) -> None:
+        """Remove every key of records at or above `limit`, durably; `rebuild` after a power loss. Raises OSError."""
+        self.pending.clear()
+        while self._files:
+            last = self._files[-1]
+            if rebuild:
+                last.rebuild(limit)
+            else:
+                last.cut(limit)
+            self.unsynced.add(last.path)
+            if last.count > 1:
+                break
+            self._files.pop()
+            self._remove(last)
+        self.position = min(self.position, limit)
+
+    def _remove(self, file: IndexFile) -> None:
+        file.close()
+        os.unlink(file.path)
+        self.unsynced.discard(file.path)
+
+    def drop_before(self, phys: int) -> None:
+        """Remove files of which every record lies below `phys`, never the newest. Raises OSError."""
+        while len(self._files) > 1 and self._files[0].end_phys < phys:
+            self._remove(self._files.pop(0))
+
+    def clear(self, position: int) -> None:
+        """Remove every file; go on at `position`. Raises OSError."""
+        self.pending.clear()
+        while self._files:
+            self._remove(self._files.pop())
+        self.position = position
+        self.behind = False
+
+    def sync(self) -> None:
+        """Make everything that is in files durable. Raises OSError."""
+        for file in self._files:
+            if file.path in self.unsynced:
+                file.sync()
+        self.unsynced.clear()
+        fsync_dir(self.directory)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def _file_name(now: float) -> str:
+    return time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"

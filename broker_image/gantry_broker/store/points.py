@@ -1,0 +1,101 @@
+"""Up to where is what? The numbers from which recovery starts (`config/storePoint.json`), and RocketMQ's `checkpoint`.
+
+All are offsets of the log and lower bounds. `durable` holds after a power loss; `written` holds as long as the machine
+has not booted anew, because what a killed process wrote is still in the kernel's cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import orjson
+
+from gantry_broker.store.files import atomic_write
+
+_CHECKPOINT: Final = Struct(">qqq")
+_CHECKPOINT_SIZE: Final = 4096
+_log = logging.getLogger(__name__)
+
+
+def boot_id() -> str:
+    """Different after every boot of the machine; "" where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """See the module's docstring. `flushed` and `confirmed` are of the log, the others of the queues and the index."""
+
+    boot: str = ""
+    clean: bool = False
+    durable: int = 0
+    durable_index: int = 0
+    written: int = 0
+    written_index: int = 0
+    flushed: int = 0
+    confirmed: int = 0
+
+    def at_most(self, offset: int) -> Points:
+        """The same, with nothing above `offset`."""
+        return Points(
+            self.boot,
+            self.clean,
+            min(self.durable, offset),
+            min(self.durable_index, offset),
+            min(self.written, offset),
+            min(self.written_index, offset),
+            min(self.flushed, offset),
+            min(self.confirmed, offset),
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Points | None:
+        """None when there are none that can be understood: recovery then looks at the whole log."""
+        try:
+            data = orjson.loads(path.read_bytes())
+            points = cls(**data)
+            for name, value in asdict(points).items():
+                expected = {"boot": str, "clean": bool}.get(name, int)
+                if type(value) is not expected or (isinstance(value, int) and value < 0):
+                    raise ValueError(f"{name} is {value!r}")
+        except FileNotFoundError:
+            return None
+        except (orjson.JSONDecodeError, TypeError, ValueError) as error:
+            _log.warning("%s: %s; the whole log is checked instead", path, error)
+            return None
+        return points
+
+    def save(self, path: Path, *, durable: bool) -> None:
+        """Raises OSError."""
+        atomic_write(path, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2), durable=durable)
+
+
+def load_checkpoint(path: Path) -> tuple[int, int, int]:
+    """Store times (ms) up to which RocketMQ had flushed log, queues and index; zeros when there is no checkpoint."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return (0, 0, 0)
+    if len(data) < _CHECKPOINT.size:
+        return (0, 0, 0)
+    log_ms, queue_ms, index_ms = _CHECKPOINT.unpack_from(data)
+    return log_ms, queue_ms, index_ms
+
+
+def save_checkpoint(path: Path, log_ms: int, queue_ms: int, index_ms: int) -> None:
+    """For RocketMQ's own tools; ours is `Points`. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        if os.fstat(fd).st_size < _CHECKPOINT_SIZE:
+            os.ftruncate(fd, _CHECKPOINT_SIZE)
+        os.pwrite(fd, _CHECKPOINT.pack(log_ms, queue_ms, index_ms), 0)
+    finally:
+        os.close(fd)

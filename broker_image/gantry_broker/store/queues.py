@@ -1,0 +1,146 @@
+"""All consume queues of a store: found by topic and queue, their entries written out in the order of the log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
+from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
+from gantry_broker.store.consumequeue import ENTRY, ConsumeQueue
+from gantry_broker.store.files import FdCache
+from gantry_broker.store.keyhash import KeyHasher
+
+MAX_OPEN_FILES: Final = 256
+MAX_TOPIC_BYTES: Final = 32_767
+
+
+class TopicQueues:
+    """What the hot path needs of a topic, computed once."""
+
+    __slots__ = ("fixed", "hasher", "is_control", "is_schedule", "magic", "name", "queues", "tail")
+
+    def __init__(self, name: str) -> None:
+        encoded = name.encode()
+        if not 0 < len(encoded) <= MAX_TOPIC_BYTES or "/" in name or "\0" in name or name in (".", ".."):
+            raise ValueError(f"topic {name[:80]!r}: cannot be the name of a directory; use letters, digits, _ - % |")
+        self.name = name
+        long = len(encoded) > 127
+        self.magic = MAGIC_V2 if long else MAGIC_V1
+        self.tail = (len(encoded).to_bytes(2, "big") if long else bytes((len(encoded),))) + encoded
+        """Length and name as they follow the body."""
+        self.fixed = 90 + len(self.tail)
+        """Bytes of a record besides body and properties, with IPv4 hosts."""
+        self.hasher = KeyHasher(name)
+        self.queues: dict[int, ConsumeQueue] = {}
+        self.is_schedule = name == SCHEDULE_TOPIC
+        self.is_control = name == CONTROL_TOPIC
+
+
+class QueueTable:
+    """The queues under `consumequeue/`, and which of them hold entries that are not in a file yet."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.topics: dict[str, TopicQueues] = {}
+        self.dirty: dict[ConsumeQueue, None] = {}
+        """Queues with entries in memory, the one with the oldest first."""
+        self.unsynced: set[str] = set()
+        """Files written since the last checkpoint."""
+        self._by_bytes: dict[bytes, TopicQueues] = {}
+        self._fds = FdCache(MAX_OPEN_FILES)
+        directory.mkdir(parents=True, exist_ok=True)
+        for topic in os.listdir(directory):
+            try:
+                names = os.listdir(directory / topic)
+            except NotADirectoryError:
+                continue
+            for name in names:
+                if name.isdecimal():
+                    self._make(self.topic(topic), int(name))
+
+    def topic(self, name: str) -> TopicQueues:
+        """The topic's entry, made when it is new. Raises ValueError for a name that no directory can have."""
+        found = self.topics.get(name)
+        if found is None:
+            found = self.topics[name] = TopicQueues(name)
+        return found
+
+    def topic_of(self, encoded: bytes) -> TopicQueues:
+        """As `topic`, by the bytes in a record. Raises ValueError."""
+        found = self._by_bytes.get(encoded)
+        if found is None:
+            found = self._by_bytes[encoded] = self.topic(encoded.decode())
+        return found
+
+    def queue(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
+        """The loaded queue, made when it is new. Raises OSError."""
+        found = topic.queues.get(queue_id)
+        if found is None:
+            found = self._make(topic, queue_id)
+        if found.next < 0:
+            found.load()
+        return found
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The loaded queue if there is one. Raises OSError."""
+        known = self.topics.get(topic)
+        found = None if known is None else known.queues.get(queue_id)
+        if found is not None and found.next < 0:
+            found.load()
+        return found
+
+    def _make(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
+        made = topic.queues[queue_id] = ConsumeQueue(
+            f"{self.directory}{os.sep}{topic.name}{os.sep}{queue_id}", topic.name, queue_id, self.file_size, self._fds
+        )
+        return made
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        for topic in list(self.topics.values()):
+            yield from list(topic.queues.values())
+
+    def oldest_pending(self) -> int | None:
+        """The offset in the log of the oldest record whose entry is only in memory."""
+        for queue in self.dirty:
+            phys: int = ENTRY.unpack_from(queue.pending)[0]
+            return phys
+        return None
+
+    def write_out(self, limit: int | None = None) -> None:
+        """Write out up to `limit` queues, oldest entries first. Raises OSError; what is not written stays in memory."""
+        dirty = self.dirty
+        while dirty and (limit is None or limit > 0):
+            queue = next(iter(dirty))
+            self.unsynced.update(queue.write_out())
+            del dirty[queue]
+            if limit is not None:
+                limit -= 1
+
+    def cut(self, limit: int) -> None:
+        """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
+        self.dirty.clear()
+        for queue in self:
+            if queue.cut(limit):
+                self.unsynced.update(queue._path(base) for base in queue._bases())
+
+    def clear(self) -> None:
+        """Forget and remove every queue. Raises OSError."""
+        self.dirty.clear()
+        for queue in self:
+            queue.rebase(0)
+        self.topics.clear()
+        self._by_bytes.clear()
+
+    def drop_before(self, phys: int) -> None:
+        for queue in self:
+            if queue.next < 0:
+                queue.load()
+            for path in queue.drop_before(phys):
+                self.unsynced.discard(path)
+
+    def close(self) -> None:
+        self._fds.close_all()

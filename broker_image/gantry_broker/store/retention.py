@@ -1,0 +1,92 @@
+"""What the log no longer keeps: whole segments, by age at the hours of `deleteWhen`, or sooner when the disk fills."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.reading import stored_ms
+from gantry_broker.store.types import DiskUsage
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+FORCED_RATIO: Final = 0.85
+"""From here on the oldest segments go whatever their age (`diskSpaceCleanForciblyRatio`)."""
+MOST_AT_ONCE: Final = 10
+"""Segments that one call removes at most (`deleteFileBatchMax`)."""
+
+
+def disk_usage(directory: Path) -> DiskUsage:
+    """Of the file system; `free` is what we may use. Raises OSError."""
+    stat = os.statvfs(directory)
+    total = stat.f_blocks * stat.f_frsize
+    free = stat.f_bavail * stat.f_frsize
+    return DiskUsage(total, free, 1 - free / total if total else 0.0)
+
+
+def is_time(settings: BrokerSettings, now_ms: int) -> bool:
+    """Whether the local hour is one of `deleteWhen`."""
+    return time.strftime("%H", time.localtime(now_ms / 1000)) in settings.deleteWhen.split(";")
+
+
+def segments_to_remove(
+    ends: list[tuple[int, int]],
+    now_ms: int,
+    settings: BrokerSettings,
+    used: float,
+    segment_ratio: float,
+    keep_from: int,
+) -> int:
+    """How many of the oldest segments go. Pure.
+
+    `ends`: (end offset, store time of what came next, ms) of the segments that are not written any more, oldest first;
+    `used`: the part of the disk that is used; `segment_ratio`: the part of it that one segment frees.
+    """
+    due = is_time(settings, now_ms) or used * 100 >= settings.diskMaxUsedSpaceRatio
+    forced_at = max(FORCED_RATIO, settings.diskMaxUsedSpaceRatio / 100)
+    count = 0
+    for end, written_ms in ends[:MOST_AT_ONCE]:
+        if end > keep_from:
+            break
+        expired = now_ms - written_ms >= settings.fileReservedTime * 3_600_000
+        if not ((due and expired) or used >= forced_at):
+            break
+        count += 1
+        used -= segment_ratio
+    return count
+
+
+def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
+    """See `MessageStore.expire`."""
+    log = store.log
+    keep = store.confirmed if keep_from is None else min(keep_from, store.confirmed)
+    if store.index is not None and store.index.behind:
+        keep = min(keep, store.index.position)
+    bases = log.bases()
+    ends = []
+    for base in bases[:MOST_AT_ONCE]:
+        end = base + log.segment_size
+        if end >= log.end:
+            break  # It is written still, or nothing tells when it was full.
+        ends.append((end, stored_ms(store, end)))
+    if not ends:
+        return log.start
+    disk = disk_usage(log.directory)
+    share = log.segment_size / disk.total if disk.total else 0.0
+    count = segments_to_remove(ends, now_ms, store.config.settings, disk.ratio, share, keep)
+    if count:
+        remove_before(store, ends[count - 1][0])
+    return log.start
+
+
+def remove_before(store: MessageStore, offset: int) -> None:
+    """Remove the segments below `offset`, a segment's first, and what only refers to them. Raises OSError."""
+    # Entries go after their records: a crash in between leaves entries that `min_at` skips.
+    store.log.drop_before(offset)
+    store.queues.drop_before(store.log.start)
+    if store.index is not None:
+        store.index.drop_before(store.log.start)
