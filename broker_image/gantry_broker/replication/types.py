@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gantry_broker.store.history import EpochStart as EpochStart
+from gantry_broker.store.history import History as History
+
 
 class MemberId(NamedTuple):
     """A member of a group and one life of its disk (rule 16).
@@ -24,17 +27,6 @@ class MemberId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.member}/{self.incarnation}"
-
-
-class EpochStart(NamedTuple):
-    """One leadership as the log tells it: its epoch and the offset of its first (control) record (rule 7)."""
-
-    epoch: int
-    start: int
-
-
-History = tuple[EpochStart, ...]
-"""Every epoch of a log, oldest first: epochs strictly rise, starts never fall."""
 
 
 @dataclass(frozen=True, slots=True)
