@@ -1,0 +1,128 @@
+"""What is told to members: assignments and requests to hand over, each beside the loop, none twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import httpx
+from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+from gantry_operator.failover.wire import assignment_body, handover_body
+
+log = logging.getLogger(__name__)
+
+TELL_TIMEOUT_S = 1.5
+AGAIN_AFTER_FAILURE_S = 0.1
+AGAIN_AFTER_SUCCESS_S = 1.0
+"""The same assignment is not repeated sooner to a member that took it."""
+LINE_AFTER_ANSWER_S = 3.0
+"""A status line that is newer than the answer must come within this time, else the old one counts again."""
+
+
+class Teller:
+    """For one group. `wake` is called after each answer."""
+
+    def __init__(self, client: httpx.AsyncClient, token: Callable[[], str | None], wake: Callable[[], None]) -> None:
+        self._client = client
+        self._token = token
+        self._wake = wake
+        self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
+        self._told_at: dict[int, float] = {}
+        self._not_before: dict[int, tuple[Cell, float]] = {}
+        self._refusals: dict[int, tuple[Cell, str]] = {}
+
+    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+        """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
+        busy = self._underway.get(member)
+        if busy is not None:
+            if busy[0] == assignment.cell:
+                return
+            busy[1].cancel()
+        not_before = self._not_before.get(member)
+        if not_before is not None and not_before[0] == assignment.cell and time.monotonic() < not_before[1]:
+            return
+        task = asyncio.create_task(self._tell(member, url, assignment, then))
+        self._underway[member] = (assignment.cell, task, time.monotonic())
+
+    def pending(self, member: int, line_at: float) -> bool:
+        """What was last heard of the member is older than what it was last told."""
+        if member in self._underway:
+            return True
+        told_at = self._told_at.get(member)
+        return told_at is not None and line_at <= told_at and time.monotonic() - told_at < LINE_AFTER_ANSWER_S
+
+    def refusal(self, member: int, cell: Cell) -> str:
+        """Why it refused this very cell; empty: it did not."""
+        refused = self._refusals.get(member)
+        return refused[1] if refused is not None and refused[0] == cell else ""
+
+    def any_underway(self) -> bool:
+        return bool(self._underway)
+
+    def busy_for_s(self) -> float:
+        """Since the oldest of what is under way began."""
+        return max((time.monotonic() - since for _, _, since in self._underway.values()), default=0.0)
+
+    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+        """Ask the master to park and to bring `target` to its end: (ready, why not)."""
+        try:
+            answer = await self._client.post(
+                f"{url}/v1/handover",
+                content=handover_body(target, cell, timeout_ms),
+                headers=self._headers(),
+                timeout=httpx.Timeout(1.0, read=timeout_ms / 1000 + 1.0),
+            )
+            if answer.status_code != 200:
+                return False, f"the master answered {answer.status_code} to the hand-over: {answer.text[:200]}"
+            said = HandoverAnswer.model_validate_json(answer.content)
+        except (httpx.HTTPError, ValueError) as error:
+            return False, f"the master did not answer the hand-over: {error!r}"
+        return said.ready, said.reason
+
+    async def close(self) -> None:
+        tasks = [task for _, task, _ in self._underway.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None) -> None:
+        cell = assignment.cell
+        again = AGAIN_AFTER_FAILURE_S
+        try:
+            answer = await self._client.put(
+                f"{url}/v1/assignment",
+                content=assignment_body(assignment),
+                headers=self._headers(),
+                timeout=TELL_TIMEOUT_S,
+            )
+            if answer.status_code != 200:
+                log.warning("%s answered %s to an assignment: %s", url, answer.status_code, answer.text[:200])
+                return
+            said = AssignmentAnswer.model_validate_json(answer.content)
+            self._told_at[member] = time.monotonic()
+            if said.accepted:
+                again = AGAIN_AFTER_SUCCESS_S
+                self._refusals.pop(member, None)
+                if then is not None:
+                    then()
+            elif (said.epoch, said.version) <= cell.order:
+                log.warning("%s refuses epoch %s version %s: %s", url, cell.epoch, cell.version, said.reason)
+                self._refusals[member] = (cell, said.reason or "it gave no reason")
+        except (httpx.HTTPError, ValueError) as error:
+            log.info("telling %s: %r", url, error)
+        finally:
+            if self._underway.get(member, (cell, None, 0.0))[0] == cell:
+                self._underway.pop(member, None)
+            self._not_before[member] = (cell, time.monotonic() + again)
+            self._wake()
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json"}
+        token = self._token()
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        return headers

@@ -1,0 +1,70 @@
+"""The file registry: compare and swap of whole cells, by several at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
+
+A = MemberId(0, "x")
+CELL = Cell(1, 1, A, frozenset({A, MemberId(1, "y")}))
+
+
+async def test_a_cell_is_written_once_and_read_back(tmp_path: Path) -> None:
+    registry = FileRegistry(tmp_path / "registry")
+    assert await registry.read("a") is None
+    assert await registry.swap("a", None, CELL)
+    assert not await registry.swap("a", None, CELL.touched())
+    entry = await registry.read("a")
+    assert entry is not None
+    assert entry.cell == CELL
+    assert await registry.read("b") is None
+
+
+async def test_rule_13_the_whole_cell_is_compared(tmp_path: Path) -> None:
+    registry = FileRegistry(tmp_path)
+    assert await registry.swap("a", None, CELL)
+    read = await registry.read("a")
+    assert read is not None
+    shrunk = CELL.with_set({A})
+    assert await registry.swap("a", read, shrunk)
+    assert not await registry.swap("a", read, CELL.promoted(A, {A})), "same epoch, other set: somebody was removed"
+    now = await registry.read("a")
+    assert now is not None
+    assert now.cell == shrunk
+
+
+async def test_a_damaged_file_is_no_missing_cell(tmp_path: Path) -> None:
+    """Rule 22: a cell that cannot be read is never made anew by guess."""
+    (tmp_path / "a.json").write_text('{"epoch": 3')
+    with pytest.raises(RegistryUnavailable, match="move it away"):
+        await FileRegistry(tmp_path).read("a")
+
+
+def _count_up(folder: Path, times: int) -> None:
+    registry = FileRegistry(folder)
+    done = 0
+    while done < times:
+        entry = registry.read_now("a")
+        assert entry is not None
+        done += registry.swap_now("a", entry, entry.cell.touched())
+
+
+def test_swaps_of_several_processes_are_never_lost(tmp_path: Path) -> None:
+    registry = FileRegistry(tmp_path)
+    assert registry.swap_now("a", None, CELL)
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_count_up, args=(tmp_path, 25)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+        assert worker.exitcode == 0
+    entry = registry.read_now("a")
+    assert isinstance(entry, Entry)
+    assert entry.cell.version == CELL.version + 75
+    assert json.loads(entry.token)["epoch"] == 1
