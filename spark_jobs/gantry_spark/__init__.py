@@ -1,0 +1,20 @@
+"""Spark on Gantry's commit logs: the `commitlog` data source and the jobs on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.read.format("commitlog")` known to a session, and let Spark hand it filters."""
+    from gantry_spark.figures import FiguresSource
+    from gantry_spark.source import CommitLogSource
+
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(CommitLogSource)
+    spark.dataSource.register(FiguresSource)
