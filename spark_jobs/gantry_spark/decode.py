@@ -1,0 +1,201 @@
+"""From the records of a block to an Arrow batch with just the columns that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from gantry_broker.protocol.codes import SysFlag
+from gantry_broker.protocol.message import unpack_host
+
+from gantry_spark.layout import HEAD, Bools, Bytes, Ints, take_fixed, take_slices
+from gantry_spark.props import Pairs, parse
+from gantry_spark.scan import Damage, Records
+
+_TIME = pa.timestamp("us", tz="UTC")
+_TRANSACTION = 12
+_TRANSACTION_NAMES: Final = {4: "prepared", 8: "committed", 12: "rolled back"}
+assert int(SysFlag.BORN_HOST_V6) == 16
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which records are wanted. Times are Unix milliseconds, all bounds inclusive; None: not restricted."""
+
+    topics: frozenset[str] | None = None
+    min_ms: int | None = None
+    max_ms: int | None = None
+    queues: frozenset[int] | None = None
+    min_offset: int | None = None
+    max_offset: int | None = None
+
+    @property
+    def everything(self) -> bool:
+        return self == Where()
+
+    def rows(self, records: Records) -> Bools | None:
+        """Marks the wanted records; None: all of them."""
+        keep: Bools | None = None
+
+        def also(mark: Bools) -> None:
+            nonlocal keep
+            keep = mark if keep is None else keep & mark
+
+        if self.min_ms is not None:
+            also(records.store_ms >= self.min_ms)
+        if self.max_ms is not None:
+            also(records.store_ms <= self.max_ms)
+        if self.queues is not None:
+            also(np.isin(records.field("queue_id"), list(self.queues)))
+        if self.min_offset is not None:
+            also(records.base + records.at >= self.min_offset)
+        if self.max_offset is not None:
+            also(records.base + records.at <= self.max_offset)
+        if self.topics is not None:
+            wanted = pa.array(sorted(self.topics), type=pa.string())
+            also(pc.is_in(records.topics, value_set=wanted).to_numpy(zero_copy_only=False))
+        return keep
+
+    def excludes(self, first_ms: int | None, last_ms: int | None, slack_ms: int) -> bool:
+        """Whether no record of a range with these store times can be wanted, with clocks off by up to `slack_ms`."""
+        if self.min_ms is not None and last_ms is not None and last_ms + slack_ms < self.min_ms:
+            return True
+        return self.max_ms is not None and first_ms is not None and first_ms - slack_ms > self.max_ms
+
+
+class _Lazy:
+    """The records of a block, and their properties once a column needs them."""
+
+    def __init__(self, log: str, records: Records) -> None:
+        self.log = log
+        self.records = records
+        self._pairs: Pairs | None = None
+
+    @property
+    def pairs(self) -> Pairs:
+        if self._pairs is None:
+            r = self.records
+            self._pairs = parse(r.buf, r.props_at, r.props_len)
+        return self._pairs
+
+
+def _int32(name: str) -> Callable[[_Lazy], Any]:
+    return lambda lazy: pa.array(lazy.records.field(name).astype(np.int32))
+
+
+def _time(ms: Ints) -> Any:
+    return pa.array(ms * 1000, type=pa.int64()).cast(_TIME)
+
+
+def _hosts(buf: Bytes, at: Ints, v6: Bools) -> Any:
+    """`address:port` of each record. Few hosts occur, so only the distinct ones are made into text."""
+    result = np.empty(len(at), dtype=np.int64)
+    names: list[str] = []
+    for width, mask in ((8, ~v6), (20, v6)):
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            continue
+        raw = take_fixed(buf, at[rows], f"V{width}")
+        distinct, codes = np.unique(raw.view(np.uint64) if width == 8 else raw.view("S20"), return_inverse=True)
+        packed = [v.tobytes().ljust(width, b"\0") for v in distinct]
+        result[rows] = codes.reshape(-1) + len(names)
+        for one in packed:
+            address, port = unpack_host(one)
+            names.append(f"[{address}]:{port}" if width == 20 else f"{address}:{port}")
+    return pa.array(names, type=pa.string()).take(pa.array(result))
+
+
+def _born_host(lazy: _Lazy) -> Any:
+    r = lazy.records
+    return _hosts(r.buf, r.at + 48, r.born_v6)
+
+
+def _store_host(lazy: _Lazy) -> Any:
+    r = lazy.records
+    return _hosts(r.buf, r.at + 64 + 12 * r.born_v6, r.store_v6)
+
+
+def _transaction(lazy: _Lazy) -> Any:
+    kind = lazy.records.field("sys_flag") & _TRANSACTION
+    names = pa.array([None, *_TRANSACTION_NAMES.values()], type=pa.string())
+    return names.take(pa.array(kind // 4))
+
+
+def _delay(lazy: _Lazy) -> Any:
+    """DELAY as a number; what is none (a client may write anything) is null."""
+    text = lazy.pairs.values("DELAY")
+    number = pc.match_substring_regex(text, "^[0-9]{1,9}$")
+    return pc.if_else(number, text, pa.scalar(None, pa.string())).cast(pa.int32())
+
+
+def _body(lazy: _Lazy) -> Any:
+    r = lazy.records
+    return take_slices(r.buf, r.body_at, r.body_len)
+
+
+_MAKERS: Final[dict[str, Callable[[_Lazy], Any]]] = {
+    "log": lambda lazy: pa.repeat(pa.scalar(lazy.log, pa.string()), len(lazy.records)),
+    "topic": lambda lazy: lazy.records.topics,
+    "queue_id": _int32("queue_id"),
+    "queue_offset": lambda lazy: pa.array(lazy.records.field("queue_offset")),
+    "physical_offset": lambda lazy: pa.array(lazy.records.base + lazy.records.at),
+    "size": _int32("size"),
+    "store_time": lambda lazy: _time(lazy.records.store_ms),
+    "born_time": lambda lazy: _time(lazy.records.field("born_ms")),
+    "born_host": _born_host,
+    "store_host": _store_host,
+    "keys": lambda lazy: lazy.pairs.values("KEYS"),
+    "unique_id": lambda lazy: lazy.pairs.values("UNIQ_KEY"),
+    "tags": lambda lazy: lazy.pairs.values("TAGS"),
+    "properties": lambda lazy: lazy.pairs.maps(),
+    "body_size": lambda lazy: pa.array(lazy.records.body_len.astype(np.int32)),
+    "flag": _int32("flag"),
+    "system_flag": _int32("sys_flag"),
+    "delay_level": _delay,
+    "reconsume_times": _int32("reconsume"),
+    "transaction": _transaction,
+    "prepared_offset": lambda lazy: pa.array(lazy.records.field("prepared")),
+    "damage": lambda lazy: pa.nulls(len(lazy.records), pa.string()),
+    "body": _body,
+}
+assert HEAD.names is not None
+
+
+def batch_of(log: str, records: Records, columns: Sequence[str], schema: Any, where: Where) -> Any:
+    """The wanted records as an Arrow RecordBatch of these columns, or None when there are none."""
+    keep = where.rows(records)
+    if keep is not None:
+        if not bool(keep.any()):
+            return None
+        if not bool(keep.all()):
+            records = records.where(keep)
+    if not len(records):
+        return None
+    lazy = _Lazy(log, records)
+    arrays = [_MAKERS[name](lazy) for name in columns]
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(records), type=pa.struct([])))
+    arrays = [a if a.type.equals(f.type) else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def damage_batch(log: str, damage: Damage, columns: Sequence[str], schema: Any, where: Where) -> Any:
+    """A damaged place as one row (topic null), or None when the filter is about what damage does not have."""
+    if where.topics is not None or where.queues is not None or where.min_ms is not None or where.max_ms is not None:
+        return None
+    if where.min_offset is not None and damage.start < where.min_offset:
+        return None
+    if where.max_offset is not None and damage.start > where.max_offset:
+        return None
+    known: dict[str, Any] = {
+        "log": log,
+        "physical_offset": damage.start,
+        "size": min(damage.end - damage.start, 2**31 - 1),
+        "damage": damage.reason,
+    }
+    arrays = [pa.array([known.get(name)], type=field.type) for name, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

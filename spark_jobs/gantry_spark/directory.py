@@ -1,0 +1,142 @@
+"""The commit log of a store directory: ours, or one of Apache RocketMQ 4.9 or 5.x."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gantry_spark.errors import Expired, SourceError
+
+_NAME: Final = re.compile(r"^\d{20}$")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of the log: log offsets [start, end) by its size, of which bytes are there up to `limit`."""
+
+    start: int
+    end: int
+    limit: int
+    path: str
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """The segments of one log in order, and what lay beside them and is not part of it."""
+
+    name: str
+    root: Path
+    segments: list[Segment]
+    foreign: list[str] = field(default_factory=list)
+
+
+def find(path: str) -> LogFiles:
+    """The log in a store directory (or in its `commitlog` directory). Raises SourceError: there is none, or why not."""
+    root = Path(path.removeprefix("file://").removeprefix("file:"))
+    if not root.exists():
+        raise SourceError(f"{root} does not exist; give a store directory, the one that holds commitlog/")
+    if not root.is_dir():
+        raise SourceError(f"{root} is a file; give a store directory, the one that holds commitlog/")
+    folder = root / "commitlog" if (root / "commitlog").is_dir() else root
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise SourceError(f"{folder} cannot be listed: {error.strerror}") from None
+    files = [n for n in names if _NAME.match(n) and (folder / n).is_file()]
+    foreign = [n for n in names if n not in files]
+    if not files:
+        inside = "is empty" if not names else f"holds {', '.join(names[:3])}" + (" and more" if len(names) > 3 else "")
+        raise SourceError(
+            f"no commit log in {root}: {folder} {inside}; expected files named by 20 digits, as commitlog/{0:020d}"
+        )
+    name = (root if folder != root else root.parent if root.name == "commitlog" else root).resolve().name
+    return LogFiles(name, root, _segments(folder, files), foreign)
+
+
+def _segments(folder: Path, files: list[str]) -> list[Segment]:
+    segments: list[Segment] = []
+    for index, name in enumerate(files):
+        start = int(name)
+        size = (folder / name).stat().st_size
+        if segments and segments[-1].end > start:
+            before = files[index - 1]
+            raise SourceError(
+                f"{folder / name} begins within {before}, which has {segments[-1].end - int(before)} bytes"
+            )
+        if size:
+            segments.append(Segment(start, start + size, start + size, str(folder / name)))
+    # Brokers make the next file ahead of need: zeros at the end of the log are not part of it yet.
+    while len(segments) > 1 and _untouched(segments[-1].path):
+        segments.pop()
+    if segments:
+        last = segments[-1]
+        segments[-1] = Segment(last.start, last.end, last.start + _written(last.path, last.end - last.start), last.path)
+    return segments
+
+
+def _untouched(path: str) -> bool:
+    with open(path, "rb", buffering=0) as file:
+        return not any(file.read(8) or b"")
+
+
+def _written(path: str, size: int) -> int:
+    """Bytes of a file up to the end of its last piece of data: the tail of the last segment is mostly a hole."""
+    with open(path, "rb", buffering=0) as file:
+        end = at = 0
+        while at < size:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+                at = end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return end
+                return size  # this file system cannot tell
+        return min(end, size)
+
+
+class FileBytes:
+    """Bytes of one segment file by log offset. Counts what it reads."""
+
+    def __init__(self, segment: Segment) -> None:
+        try:
+            self._fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Expired(f"{segment.path} is gone") from None
+        except OSError as error:
+            raise SourceError(f"{segment.path} cannot be read: {error.strerror}") from error
+        self._start = segment.start
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        done = 0
+        while done < len(into):
+            got = os.preadv(self._fd, [into[done:]], offset - self._start + done)
+            if got == 0:
+                break
+            done += got
+        return done
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> FileBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DirectoryLog:
+    """The log of a directory, as the planner and the tasks see it."""
+
+    def __init__(self, files: LogFiles) -> None:
+        self.files = files
+        self.name = files.name
+        self.segments = files.segments
+
+    def open(self, index: int) -> FileBytes:
+        """Raises SourceError when the file is gone or may not be read."""
+        return FileBytes(self.segments[index])

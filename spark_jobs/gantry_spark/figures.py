@@ -1,0 +1,293 @@
+"""Partial figures of a log, counted where it is read: what the report and its incremental state are made of.
+
+`commitlog-figures` is a data source with the partitions and options of `commitlog`, but instead of a row per record a
+task gives a few kinds of sums, so that only these pass through the JVM. Sums of parts add up to those of the whole, so
+Spark merges them, those of an earlier run too. Kinds of rows:
+
+- `count`: per log, segment, topic, queue and hour of storing.
+- `key`: per log, segment, topic, queue and key: versions, bytes, and the newest version.
+- `size`: per log, segment, topic and power of two of the record's size.
+- `mark`: per log, segment, topic, queue and 4096 queue offsets a bitmap of those that hold a record with a key.
+- `damage`: a place that holds no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
+
+from gantry_spark.decode import Where, batch_of
+from gantry_spark.errors import Expired
+from gantry_spark.layout import Ints
+from gantry_spark.scan import Damage, scan
+from gantry_spark.schema import arrow_schema
+from gantry_spark.source import LogPart, Options, partitions_of
+
+HOUR_MS: Final = 3_600_000
+MARK_BITS: Final = 4096
+FLUSH_ROWS: Final = 200_000
+"""Key rows held before they are handed on."""
+
+SUMS: Final = (
+    "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "resent", "delayed", "prepared", "committed",
+    "rolled_back",
+)  # fmt: skip
+"""Columns of `count` rows that add up."""
+
+SCHEMA: Final = StructType(
+    [
+        StructField("kind", StringType()),
+        StructField("log", StringType()),
+        StructField("segment", LongType()),
+        StructField("topic", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("hour", LongType()),
+        StructField("key", StringType()),
+        StructField("bucket", LongType()),
+        *(StructField(name, LongType()) for name in SUMS),
+        StructField("min_qo", LongType()),
+        StructField("max_qo", LongType()),
+        StructField("min_ms", LongType()),
+        StructField("max_ms", LongType()),
+        StructField("end", LongType()),
+        StructField("phys", LongType()),
+        StructField("size", LongType()),
+        StructField("ms", LongType()),
+        StructField("qo", LongType()),
+        StructField("tombstone", BooleanType()),
+        StructField("bits", BinaryType()),
+        StructField("reason", StringType()),
+    ]
+)
+_READ: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "body_size", "keys", "reconsume_times",
+                "transaction", "delay_level")  # fmt: skip
+
+
+class Tally:
+    """The figures of the blocks of one partition so far. Memory is bounded: `due` says when to hand rows on."""
+
+    def __init__(self, log: str, segment: int) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self.log = log
+        self.segment = segment
+        self._schema = to_arrow_schema(SCHEMA, timezone="UTC")
+        self._counts: list[Any] = []
+        self._keys: list[Any] = []
+        self._key_rows = 0
+        self._sizes: list[Any] = []
+        self._marks: dict[tuple[str, int, int], Any] = {}
+
+    def add(self, batch: Any, ms: Ints) -> None:
+        """Count the records of a block: a batch of the columns `_READ`, with their store times."""
+        keys = batch.column("keys")
+        keyed = pc.fill_null(pc.not_equal(keys, ""), False)
+        mask = keyed.to_numpy(zero_copy_only=False)
+        size = batch.column("size").cast(pa.int64())
+        sizes = size.to_numpy()
+        empty = (batch.column("body_size").to_numpy() == 0) & mask
+        transaction = batch.column("transaction").dictionary_encode()
+
+        def is_(kind: str) -> Any:
+            found = pc.fill_null(pc.equal(transaction.dictionary_decode(), kind), False)
+            return found.cast(pa.int64())
+
+        table = pa.table(
+            {
+                "topic": batch.column("topic"),
+                "queue_id": batch.column("queue_id"),
+                "hour": pa.array(ms // HOUR_MS),
+                "n": pa.array(np.ones(len(ms), dtype=np.int64)),
+                "bytes": size,
+                "body_bytes": batch.column("body_size").cast(pa.int64()),
+                "keyed": pa.array(mask.astype(np.int64)),
+                "keyed_bytes": pa.array(np.where(mask, sizes, 0)),
+                "tombstones": pa.array(empty.astype(np.int64)),
+                "resent": pc.greater(batch.column("reconsume_times"), 0).cast(pa.int64()),
+                "delayed": pc.is_valid(batch.column("delay_level")).cast(pa.int64()),
+                "prepared": is_("prepared"),
+                "committed": is_("committed"),
+                "rolled_back": is_("rolled back"),
+                "qo": batch.column("queue_offset"),
+                "ms": pa.array(ms),
+                "end": pc.add(batch.column("physical_offset"), size),
+            }
+        )
+        sums = [(name, "sum") for name in SUMS]
+        extremes = [("qo", "min"), ("qo", "max"), ("ms", "min"), ("ms", "max"), ("end", "max")]
+        grouped = table.group_by(["topic", "queue_id", "hour"], use_threads=False).aggregate(sums + extremes)
+        self._counts.append(
+            grouped.rename_columns(
+                [*(("topic", "queue_id", "hour")), *SUMS, "min_qo", "max_qo", "min_ms", "max_ms", "end"]
+            )
+        )
+        self._add_sizes(batch.column("topic"), sizes)
+        if bool(mask.any()):
+            self._add_keys(batch, mask, ms, empty)
+
+    def _add_sizes(self, topic: Any, sizes: Any) -> None:
+        bucket = np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64)
+        table = pa.table({"topic": topic, "bucket": bucket, "bytes": sizes})
+        grouped = table.group_by(["topic", "bucket"], use_threads=False).aggregate(
+            [("bytes", "count"), ("bytes", "sum")]
+        )
+        self._sizes.append(grouped.rename_columns(["topic", "bucket", "n", "bytes"]))
+
+    def _add_keys(self, batch: Any, mask: Any, ms: Ints, empty: Any) -> None:
+        every = bool(mask.all())
+        chosen = batch if every else batch.filter(pa.array(mask))
+        topics = chosen.column("topic").dictionary_encode()
+        queues = chosen.column("queue_id")
+        offsets = chosen.column("queue_offset")
+        table = pa.table(
+            {
+                "topic": topics.cast(pa.string()),
+                "queue_id": queues,
+                "key": chosen.column("keys"),
+                "bytes": chosen.column("size").cast(pa.int64()),
+                "phys": chosen.column("physical_offset"),
+                "size": chosen.column("size").cast(pa.int64()),
+                "ms": pa.array(ms if every else ms[mask]),
+                "qo": offsets,
+                "tombstone": pa.array(empty if every else empty[mask]),
+                "n": pa.array(np.ones(len(chosen), dtype=np.int64)),
+            }
+        )
+        merged = _merge_keys(table)
+        self._keys.append(merged)
+        self._key_rows += merged.num_rows
+        self._add_marks(topics, queues.to_numpy(), offsets.to_numpy())
+
+    def _add_marks(self, topics: Any, queues: Any, offsets: Any) -> None:
+        code = topics.indices.to_numpy().astype(np.int64)
+        bucket = offsets // MARK_BITS
+        order = np.lexsort((bucket, queues, code))
+        code, queue, place, bit = code[order], queues[order], bucket[order], (offsets % MARK_BITS)[order]
+        change = np.flatnonzero((np.diff(code) != 0) | (np.diff(queue) != 0) | (np.diff(place) != 0)) + 1
+        names = topics.dictionary.to_pylist()
+        edges = [0, *change.tolist(), len(code)]
+        for a, b in pairwise(edges):
+            key = (names[int(code[a])], int(queue[a]), int(place[a]))
+            bits = self._marks.get(key)
+            if bits is None:
+                bits = self._marks[key] = np.zeros(MARK_BITS, dtype=np.bool_)
+            bits[bit[a:b]] = True
+
+    @property
+    def due(self) -> bool:
+        return self._key_rows >= FLUSH_ROWS or len(self._counts) >= 64
+
+    def rows(self) -> Iterator[Any]:
+        """Everything counted since the last call, as record batches of `SCHEMA`."""
+        if self._counts:
+            yield from self._out("count", _sum_counts(pa.concat_tables(self._counts)))
+        if self._keys:
+            yield from self._out("key", _merge_keys(pa.concat_tables(self._keys)))
+        if self._sizes:
+            sizes = pa.concat_tables(self._sizes).group_by(["topic", "bucket"], use_threads=False)
+            summed = sizes.aggregate([("n", "sum"), ("bytes", "sum")])
+            yield from self._out("size", summed.rename_columns(["topic", "bucket", "n", "bytes"]))
+        if self._marks:
+            names, queues, places = zip(*self._marks, strict=True)
+            bits = [np.packbits(b, bitorder="little").tobytes() for b in self._marks.values()]
+            marks = {
+                "topic": pa.array(names, type=pa.string()),
+                "queue_id": pa.array(queues, type=pa.int32()),
+                "bucket": pa.array(places, type=pa.int64()),
+                "bits": pa.array(bits, type=pa.binary()),
+            }
+            yield from self._out("mark", pa.table(marks))
+        self._counts, self._keys, self._sizes, self._marks, self._key_rows = [], [], [], {}, 0
+
+    def damage(self, found: Damage) -> Any:
+        """A damaged place as a row."""
+        table = pa.table({"phys": [found.start], "bytes": [found.end - found.start], "reason": [found.reason]})
+        return next(self._out("damage", table))
+
+    def _out(self, kind: str, table: Any) -> Iterator[Any]:
+        count = table.num_rows
+        fixed = {"kind": kind, "log": self.log, "segment": self.segment}
+        columns = []
+        for field in self._schema:
+            if field.name in fixed:
+                columns.append(pa.repeat(pa.scalar(fixed[field.name], field.type), count))
+            elif field.name in table.column_names:
+                columns.append(table.column(field.name).cast(field.type))
+            else:
+                columns.append(pa.nulls(count, field.type))
+        yield from pa.table(columns, schema=self._schema).combine_chunks().to_batches(max_chunksize=50_000)
+
+
+def _merge_keys(table: Any) -> Any:
+    """One row a key; the rows come in the order of the log, so the last of a key is its newest version."""
+    newest = ("phys", "size", "ms", "qo", "tombstone")
+    grouped = table.group_by(["topic", "queue_id", "key"], use_threads=False).aggregate(
+        [("n", "sum"), ("bytes", "sum"), *((name, "last") for name in newest)]
+    )
+    return grouped.rename_columns(["topic", "queue_id", "key", "n", "bytes", *newest])
+
+
+def _sum_counts(table: Any) -> Any:
+    extremes = (("min_qo", "min"), ("max_qo", "max"), ("min_ms", "min"), ("max_ms", "max"), ("end", "max"))
+    grouped = table.group_by(["topic", "queue_id", "hour"], use_threads=False).aggregate(
+        [*((name, "sum") for name in SUMS), *extremes]
+    )
+    return grouped.rename_columns(["topic", "queue_id", "hour", *SUMS, *(name for name, _ in extremes)])
+
+
+class FiguresReader(DataSourceReader):
+    """The partitions of `CommitLogReader`, counted."""
+
+    def __init__(self, options: Options, where: Where) -> None:
+        self.options = options
+        self.where = where
+
+    def partitions(self) -> list[InputPartition]:
+        return partitions_of(self.options, self.where)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if not isinstance(partition, LogPart):
+            return
+        log, part = partition.log, partition.part
+        tally = Tally(log.name, log.segments[part.segment].start)
+        schema = arrow_schema(_READ)
+        try:
+            with log.open(part.segment) as source:
+                for found in scan(source, part.range, self.options.verify):
+                    if isinstance(found, Damage):
+                        if self.where.everything:
+                            yield tally.damage(found)
+                        continue
+                    keep = self.where.rows(found)
+                    wanted = found if keep is None else found.where(keep)
+                    batch = batch_of(log.name, wanted, _READ, schema, Where())
+                    if batch is not None:
+                        tally.add(batch, wanted.store_ms)
+                    if tally.due:
+                        yield from tally.rows()
+        except Expired as gone:
+            yield tally.damage(Damage(part.range.start, part.range.stop, f"expired while it was read: {gone}"))
+        yield from tally.rows()
+
+
+class FiguresSource(DataSource):
+    """See the module. One more option: `sinceMs`, the least store time that counts."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "commitlog-figures"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> FiguresReader:
+        options = {name.lower(): value for name, value in self.options.items()}
+        since = options.pop("sincems", None)
+        return FiguresReader(Options(options), Where(min_ms=int(since) if since else None))

@@ -1,0 +1,99 @@
+"""The commit log as numpy sees it: the fixed head of a record, and gathering fields from many records at once.
+
+The layout is that of `gantry_broker.protocol.message`. Nothing here makes a Python object per record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from gantry_broker.protocol.message import FIXED_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+
+MIN_RECORD: Final = FIXED_V4 + 4
+"""Bytes of the smallest record: no body, a topic of one byte, no properties."""
+MAX_RECORD: Final = 64 * 1024 * 1024
+"""Bytes beyond which a size field is taken for damage (brokers refuse bodies over 16 MB)."""
+BLANK_HEAD: Final = 8
+"""Bytes of a filler that mean something: its size and its magic."""
+
+HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("phys", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+        ("born_host", "V8"),
+        ("store_ms", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume", ">i4"),
+        ("prepared", ">i8"),
+        ("body_len", ">i4"),
+    ]
+)
+"""A record's head when both hosts are IPv4. With IPv6 hosts everything after `born_host` moves by 12 bytes a host."""
+
+assert HEAD.itemsize == FIXED_V4
+
+__all__ = ["FIXED_V4", "MAGIC_BLANK", "MAGIC_V1", "MAGIC_V2"]
+
+
+def take_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """One item of `dtype` from each of the byte positions `at`; positions need no alignment."""
+    wanted = np.dtype(dtype)
+    width = wanted.itemsize
+    if not len(at):
+        return np.empty(0, dtype=wanted)
+    windows: npt.NDArray[Any] = np.ndarray((len(buf) - width + 1,), dtype=f"V{width}", buffer=buf, strides=(1,))
+    return windows[at].view(wanted)
+
+
+def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
+    """`buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray; the slices are in order and do not overlap.
+
+    Arrow's filter copies them: values and the gaps between them are laid out as one array over `buf`, of which
+    every second element is kept.
+    """
+    count = len(at)
+    if not count:
+        return pa.array([], type=pa.binary())
+    width = int(length[0])
+    if width and bool((length == width).all()):
+        offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+        data = take_fixed(buf, at, f"V{width}").view(np.uint8)
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    edges = np.empty(2 * count, dtype=np.int32)
+    edges[0::2] = at
+    edges[1::2] = at + length
+    keep = np.zeros(2 * count - 1, dtype=np.bool_)
+    keep[::2] = True
+    laid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(buf)])
+    return laid.filter(pa.array(keep))
+
+
+def as_text(values: Any) -> Any:
+    """A BinaryArray as strings; bytes that are not UTF-8 become U+FFFD (only then Python sees single values)."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()]
+        return pa.array(texts, type=pa.string())
+
+
+def buffers_of(values: Any) -> tuple[Ints, Bytes]:
+    """Offsets (length + 1, from 0) and bytes of a BinaryArray without nulls and without an offset."""
+    _, offsets, data = values.buffers()
+    edges = np.frombuffer(offsets, dtype=np.int32)[: len(values) + 1].astype(np.int64)
+    raw = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return edges, raw[: int(edges[-1])]

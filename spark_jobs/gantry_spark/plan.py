@@ -1,0 +1,149 @@
+"""Cutting logs into partitions: ranges of segments, at record borders, sized for the cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+from gantry_spark.decode import Where
+from gantry_spark.scan import LogBytes, Range, last_border, next_record, store_time_at
+
+SMALLEST_PART: Final = 16 * 1024 * 1024
+LARGEST_PART: Final = 256 * 1024 * 1024
+PARTS_PER_CORE: Final = 3
+CLOCK_SLACK_MS: Final = 5 * 60_000
+"""Store times of a log may step back by this much (masters with different clocks) without a record being missed."""
+
+
+class LogSegment(Protocol):
+    """A segment as a log's own listing gives it; see `directory.Segment`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
+
+class OpenSegment(LogBytes, AbstractContextManager["OpenSegment"], Protocol):
+    """Bytes of a segment that are closed after use."""
+
+
+class Log(Protocol):
+    """A log that can be planned: a directory's, or a broker's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def segments(self) -> Sequence[LogSegment]: ...
+    def open(self, index: int) -> AbstractContextManager[LogBytes]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One partition: a range of one segment, and the store times between which its records lie (None: unknown)."""
+
+    segment: int
+    range: Range
+    first_ms: int | None
+    last_ms: int | None
+
+
+def part_bytes(total: int, cores: int) -> int:
+    """Bytes of a partition so that every core gets a few."""
+    return max(SMALLEST_PART, min(LARGEST_PART, -(-total // max(1, cores * PARTS_PER_CORE))))
+
+
+def plan(
+    log: Log,
+    target: int,
+    where: Where,
+    within: Sequence[tuple[int, int]] | None = None,
+    slack_ms: int = CLOCK_SLACK_MS,
+) -> list[Part]:
+    """The partitions of a log that may hold wanted records, each of about `target` bytes.
+
+    `within`: only records that start in these ranges, whose starts are record borders (the ends of earlier reads).
+    Reads a record's head at every cut. Raises OSError or SourceError when the log cannot be read.
+    """
+    parts: list[Part] = []
+    segments = log.segments
+    for index, segment in enumerate(segments):
+        last = index == len(segments) - 1
+        spans = [(segment.start, segment.limit)] if within is None else _overlap(segment, within)
+        if where.min_offset is not None or where.max_offset is not None:
+            spans = [s for s in spans if not _outside(s, where)]
+        if not spans:
+            continue
+        with log.open(index) as source:
+            for start, stop in spans:
+                whole = Range(start, stop, segment.limit, segment.end, last)
+                borders = [start, *_cuts(source, whole, target), stop]
+                times = [store_time_at(source, border, whole) for border in borders[:-1]] + [None]
+                for k, (a, b) in enumerate(pairwise(borders)):
+                    parts.append(Part(index, Range(a, b, segment.limit, segment.end, last), times[k], times[k + 1]))
+    return _wanted(parts, where, slack_ms)
+
+
+def _overlap(segment: LogSegment, within: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    spans = [(max(a, segment.start), min(b, segment.limit)) for a, b in within]
+    return sorted((a, b) for a, b in spans if a < b)
+
+
+def _outside(span: tuple[int, int], where: Where) -> bool:
+    if where.min_offset is not None and span[1] <= where.min_offset:
+        return True
+    return where.max_offset is not None and span[0] > where.max_offset
+
+
+def _cuts(source: LogBytes, whole: Range, target: int) -> list[int]:
+    """Record borders near every `target` bytes of the range."""
+    cuts: list[int] = []
+    nominal = whole.start + target
+    while nominal + target // 2 < whole.stop:
+        border = next_record(source, nominal, whole, until=nominal + target)
+        if border is not None and border < whole.stop:
+            cuts.append(border)
+        nominal += target
+    return cuts
+
+
+def _wanted(parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
+    """Parts that may hold wanted records; a part's last time is at most the first time of the one after it."""
+    kept = []
+    for index, part in enumerate(parts):
+        following = parts[index + 1] if index + 1 < len(parts) else None
+        last = part.last_ms
+        if last is None and following is not None:
+            last = following.first_ms
+        if not where.excludes(part.first_ms, last, slack_ms):
+            kept.append(Part(part.segment, part.range, part.first_ms, last))
+    return kept
+
+
+def end_from(log: Log, at: int, most: int) -> int:
+    """A record border up to which a stream may read from `at`: at most about `most` bytes further (0: to the end).
+
+    A log that is being written may end in the middle of a record: its last whole record is found by its sizes.
+    """
+    segments = log.segments
+    for index, segment in enumerate(segments):
+        if segment.limit <= at and index + 1 < len(segments):
+            continue
+        start = max(at, segment.start)
+        whole = Range(start, segment.limit, segment.limit, segment.end, index == len(segments) - 1)
+        with log.open(index) as source:
+            if most and start + most < segment.limit:
+                border = next_record(source, start + most, whole)
+                if border is not None:
+                    return border
+            if index + 1 < len(segments):
+                if not most:
+                    continue
+                return segment.limit
+            return last_border(source, whole)
+    return at

@@ -1,0 +1,203 @@
+"""The logs of a live cluster: over the brokers' HTTP interface, slaves first, only up to what is confirmed.
+
+A group is one log. Its listing is that of the member that has confirmed most; its bytes come from slaves as long as
+they have them, then from the master. A member that does not answer is left for the next one, with growing pauses, and a
+position that no member holds any more has expired.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+from gantry_broker.http.models import LogInfo, MemberStatus
+
+from gantry_spark.errors import Expired, SourceError
+
+READ_AHEAD: Final = 4 * 1024 * 1024
+SMALL_READ: Final = 64 * 1024
+ATTEMPTS: Final = 6
+"""Rounds over all members before a read is given up: about 16 s of pauses."""
+_FIRST_PAUSE_S: Final = 0.25
+_TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
+_GONE: Final = frozenset({404, 410, 416})
+
+
+@dataclass(frozen=True)
+class RemoteSegment:
+    """A segment as a broker lists it; see `directory.Segment`."""
+
+    start: int
+    end: int
+    limit: int
+    first_ms: int
+    last_ms: int
+
+
+def headers(token_file: str | None) -> dict[str, str]:
+    """The admin token's header. Raises SourceError when the file cannot be read."""
+    if token_file is None:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {Path(token_file).read_text().strip()}"}
+    except OSError as error:
+        raise SourceError(f"option tokenFile: {token_file} cannot be read: {error.strerror}") from None
+
+
+def ask(url: str, token_file: str | None, path: str) -> bytes:
+    """One GET. Raises SourceError: the broker does not answer, or refuses."""
+    try:
+        answer = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT)
+    except httpx.HTTPError as error:
+        raise SourceError(f"broker {url} does not answer: {error or type(error).__name__}") from None
+    if answer.status_code in (401, 403):
+        raise SourceError(f"broker {url} refuses to be read ({answer.status_code}): give the admin token by tokenFile")
+    if answer.status_code != 200:
+        raise SourceError(f"broker {url}{path} answers {answer.status_code}: {answer.text[:200]}")
+    return answer.content
+
+
+def base_url(text: str) -> str:
+    """`host:port` or an URL as the base URL of a broker's HTTP interface."""
+    return (text if "://" in text else f"http://{text}").rstrip("/")
+
+
+def status(url: str, token_file: str | None = None) -> MemberStatus:
+    """What a broker says of itself. Raises SourceError."""
+    try:
+        return MemberStatus.model_validate_json(ask(base_url(url), token_file, "/v1/status"))
+    except ValueError as error:
+        raise SourceError(f"broker {url} gives no status of a Gantry broker: {str(error).splitlines()[0]}") from None
+
+
+class RemoteLog:
+    """The log of one group."""
+
+    def __init__(self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int) -> None:
+        """`infos`: base URL and listing of every member that answers; at least one."""
+        best = max((info for _, info in infos), key=lambda info: info.confirmed)
+        self.name = best.group
+        self.cluster = best.cluster
+        self.confirmed = best.confirmed
+        ordered = sorted(infos, key=lambda one: (one[1].role == "Master", one[1].member.member))
+        self.urls = tuple(url for url, _ in ordered)
+        self.master = next((url for url, info in ordered if info.role == "Master"), self.urls[-1])
+        self.token_file = token_file
+        self.rate = rate
+        size = best.segment_bytes
+        self.segments = [
+            RemoteSegment(s.start, s.start - s.start % size + size, min(s.end, best.confirmed), s.first_store_ms,
+                          s.last_store_ms)
+            for s in best.segments if min(s.end, best.confirmed) > s.start
+        ]  # fmt: skip
+
+    def open(self, index: int) -> HttpBytes:
+        """The bytes of a segment; nothing is asked for yet."""
+        return HttpBytes(self.urls, self.segments[index].limit, self.token_file, self.rate)
+
+
+def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
+    """The logs of all groups that these brokers belong to. Raises SourceError when none answers."""
+    groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
+    problems: list[str] = []
+    for url in dict.fromkeys(base_url(u) for u in urls):
+        try:
+            info = LogInfo.model_validate_json(ask(url, token_file, "/v1/log"))
+        except SourceError as error:
+            problems.append(str(error))
+        except ValueError as error:
+            problems.append(f"{url} gives no listing of a log: {str(error).splitlines()[0]}")
+        else:
+            groups[info.group].append((url, info))
+    if not groups:
+        raise SourceError("; ".join(problems) or "no broker is named")
+    return [RemoteLog(infos, token_file, rate) for _, infos in sorted(groups.items())]
+
+
+class HttpBytes:
+    """Bytes of a log from the members that have them. Keeps the last answer for small reads around it."""
+
+    def __init__(self, urls: Sequence[str], limit: int, token_file: str | None, rate: int) -> None:
+        self._urls = list(urls)
+        self._limit = limit
+        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT)
+        self._rate = rate
+        self._started = time.monotonic()
+        self._taken = 0
+        self._kept_at = 0
+        self._kept = b""
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """See `scan.LogBytes`. Raises Expired, or SourceError when no member answers in time."""
+        want = min(len(into), self._limit - offset)
+        done = 0
+        while done < want:
+            at = offset + done
+            inside = at - self._kept_at
+            if not 0 <= inside < len(self._kept):
+                ahead = READ_AHEAD if want > SMALL_READ else SMALL_READ
+                self._kept = self._fetch(at, min(at + max(ahead, 1), self._limit))
+                self._kept_at = at
+                inside = 0
+                if not self._kept:
+                    break
+            count = min(want - done, len(self._kept) - inside)
+            into[done : done + count] = self._kept[inside : inside + count]
+            done += count
+        return done
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        problems: dict[str, str] = {}
+        pause = _FIRST_PAUSE_S
+        for attempt in range(ATTEMPTS):
+            gone = 0
+            for url in list(self._urls):
+                try:
+                    answer = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": stop})
+                except httpx.HTTPError as error:
+                    problems[url] = str(error) or type(error).__name__
+                    continue
+                if answer.status_code == 200 and answer.content:
+                    self._prefer(url)
+                    self._slow_down(len(answer.content))
+                    return answer.content
+                if answer.status_code in _GONE:
+                    gone += 1
+                    problems[url] = "expired"
+                else:
+                    text = answer.text[:120] if answer.status_code != 200 else "not there yet"
+                    problems[url] = f"{answer.status_code} {text}"
+            if gone == len(self._urls):
+                raise Expired(f"offset {start} is below the start of the log of every member")
+            if attempt < ATTEMPTS - 1:
+                time.sleep(pause)
+                pause = min(pause * 2, 8.0)
+        said = "; ".join(f"{url}: {why}" for url, why in problems.items())
+        raise SourceError(f"bytes {start} to {stop} of the log cannot be had: {said}")
+
+    def _prefer(self, url: str) -> None:
+        """Stay with a member that answered instead of trying the ones that did not again at every read."""
+        if self._urls[0] != url:
+            self._urls.remove(url)
+            self._urls.insert(0, url)
+
+    def _slow_down(self, count: int) -> None:
+        self._taken += count
+        if self._rate:
+            ahead = self._taken / self._rate - (time.monotonic() - self._started)
+            if ahead > 0:
+                time.sleep(ahead)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> HttpBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,474 @@
+"""Finding the records in a range of the log: chain of sizes, check of all heads at once, and the way past damage.
+
+How it works: sizes lead from one record to the next (a tight loop over one field); then numpy checks all the heads of a
+block together: magic, the physical offset that every record carries, lengths that add up, the body's CRC. What does not
+fit is skipped to the next position where magic and physical offset agree, and reported with its place. Records whose
+body does not match its CRC, or whose topic is not UTF-8, are left out alone: their lengths still lead to the next one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+from gantry_broker.protocol.codes import SysFlag
+
+from gantry_spark.layout import (
+    BLANK_HEAD,
+    HEAD,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_RECORD,
+    MIN_RECORD,
+    Bools,
+    Bytes,
+    Ints,
+    take_fixed,
+    take_slices,
+)
+
+BLOCK: Final = 8 * 1024 * 1024
+"""Bytes read at a time: the memory of a reader is about three times this."""
+_WINDOW: Final = 1024 * 1024
+_size_at = Struct(">i").unpack_from
+_size_magic_at = Struct(">iI").unpack_from
+_phys_at = Struct(">q").unpack_from
+_PHYS_AT = HEAD.fields["phys"][1] if HEAD.fields else 28
+_MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
+_BLANK_BYTES: Final = MAGIC_BLANK.to_bytes(4, "big")
+
+
+class LogBytes(Protocol):
+    """Where bytes of the log come from."""
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """Fill `into` with the bytes from log offset `offset` on; the count, less than asked for only at the end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of the log [start, end) that are no records, and why."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass
+class Records:
+    """The good records of one block. All arrays have one element per record; positions are into `buf`."""
+
+    buf: Bytes
+    base: int
+    at: Ints
+    head: Any
+    store_ms: Ints
+    body_at: Ints
+    body_len: Ints
+    topics: Any
+    props_at: Ints
+    props_len: Ints
+    born_v6: Bools
+    store_v6: Bools
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def field(self, name: str) -> Ints:
+        """A field of the head by its name in `layout.HEAD`, right also for IPv6 hosts."""
+        if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):
+            shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
+            kind, place = HEAD.fields[name][:2] if HEAD.fields else (np.dtype(">i8"), 0)
+            return take_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
+        result: Ints = self.head[name].astype(np.int64)
+        return result
+
+    def where(self, keep: Bools) -> Records:
+        """Only the records that `keep` marks."""
+        return Records(
+            self.buf,
+            self.base,
+            self.at[keep],
+            self.head[keep],
+            self.store_ms[keep],
+            self.body_at[keep],
+            self.body_len[keep],
+            self.topics.filter(pa.array(keep)),
+            self.props_at[keep],
+            self.props_len[keep],
+            self.born_v6[keep],
+            self.store_v6[keep],
+        )
+
+
+@dataclass(frozen=True)
+class Range:
+    """What to read: records that start in [start, stop), of bytes that are there up to `limit` (a segment's end).
+
+    `segment_end` is where the segment ends by its size, and so where its filler must end. `last`: nothing follows this
+    segment, so zeros to its end are space that is not written yet.
+    """
+
+    start: int
+    stop: int
+    limit: int
+    segment_end: int
+    last: bool
+
+
+def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOCK) -> Iterator[Records | Damage]:
+    """Blocks of records and damaged places of a range, in the order of the log.
+
+    The buffer behind a block is used again for the next one. `verify`: check the CRC of bodies. Raises OSError when
+    the bytes cannot be read.
+    """
+    buf = bytearray(block)
+    base = wanted.start
+    filled = 0
+    reach = wanted.stop
+    while base < wanted.stop:
+        view = memoryview(buf)
+        got = source.read_into(base + filled, view[filled : min(len(buf), reach - base)])
+        filled += got
+        short = base + filled < reach and filled < len(buf)
+        ended = short or base + filled >= wanted.limit
+        whole = np.frombuffer(buf, dtype=np.uint8)[:filled]
+        starts, after = _chain(buf, filled, wanted.stop - base)
+        good, damage = _check(whole, base, starts, verify)
+        used = after
+        if good is not None:
+            broken = _first_break(good.structure)
+            if broken is not None:
+                used = int(good.at[broken])
+            records = good.records(broken)
+            yield from _in_order(records, [d for d in damage if d.start < base + used], base)
+        if used == after and base + used < wanted.stop:
+            verdict = _what_is(buf, base, used, filled, wanted, ended)
+        else:
+            verdict = "more" if used == after else "damage"
+        if verdict == "filler":
+            return
+        if verdict == "damage":
+            place = base + used
+            found = next_record(source, place + 1, wanted)
+            yield from _lost(source, place, found, wanted)
+            base = wanted.limit if found is None else found
+            filled = 0
+            if found is None or found >= wanted.segment_end or _is_filler(source, found, wanted):
+                return
+            continue
+        if base + used >= wanted.stop or (ended and used == filled):
+            return
+        if base + filled >= reach:
+            reach = wanted.limit
+        rest = filled - used
+        need = max(block, 2 * rest) if used == 0 and rest == len(buf) else len(buf)
+        if need > len(buf):
+            size = min(_size_at(buf, 0)[0], MAX_RECORD)
+            bigger = bytearray(max(need, size + MIN_RECORD))
+            bigger[:rest] = buf[:rest]
+            view.release()
+            buf = bigger
+        elif rest:
+            buf[:rest] = buf[used:filled]
+        base += used
+        filled = rest
+
+
+def _chain(buf: bytearray, filled: int, stop: int) -> tuple[list[int], int]:
+    """Positions of whole records by their sizes alone, and the position after the last of them."""
+    starts: list[int] = []
+    add = starts.append
+    at = 0
+    last = min(stop - 1, filled - MIN_RECORD)
+    while at <= last:
+        (size,) = _size_at(buf, at)
+        after = at + size
+        if size < MIN_RECORD or after > filled:
+            break
+        add(at)
+        at = after
+    return starts, at
+
+
+@dataclass
+class _Checked:
+    buf: Bytes
+    base: int
+    at: Ints
+    head: Any
+    structure: Bools
+    content: Bools
+    store_ms: Ints
+    body_at: Ints
+    body_len: Ints
+    topics: Any
+    topic_rows: Bools
+    props_at: Ints
+    props_len: Ints
+    born_v6: Bools
+    store_v6: Bools
+
+    def records(self, broken: int | None) -> Records:
+        """The good ones before index `broken` (None: all)."""
+        keep = self.structure & self.content
+        if broken is not None:
+            keep[broken:] = False
+        topics = self.topics
+        if not bool(keep.all()) or broken is not None:
+            topics = topics.filter(pa.array(keep[self.topic_rows]))
+        return Records(
+            self.buf,
+            self.base,
+            self.at[keep],
+            self.head[keep],
+            self.store_ms[keep],
+            self.body_at[keep],
+            self.body_len[keep],
+            topics,
+            self.props_at[keep],
+            self.props_len[keep],
+            self.born_v6[keep],
+            self.store_v6[keep],
+        )
+
+
+def _first_break(structure: Bools) -> int | None:
+    return None if bool(structure.all()) else int(np.argmin(structure))
+
+
+def _check(buf: Bytes, base: int, starts: list[int], verify: bool) -> tuple[_Checked | None, list[Damage]]:
+    """Check all records of a block at once; damage lists those whose content (not structure) is wrong."""
+    if not starts:
+        return None, []
+    at = np.array(starts, dtype=np.int64)
+    head = take_fixed(buf, at, HEAD)
+    magic = head["magic"]
+    size = head["size"].astype(np.int64)
+    sys_flag = head["sys_flag"]
+    two = magic == MAGIC_V2
+    ok: Bools = ((magic == MAGIC_V1) | two) & (head["phys"] == base + at)
+    born_v6: Bools = (sys_flag & int(SysFlag.BORN_HOST_V6)) != 0
+    store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
+    store_ms = head["store_ms"].astype(np.int64)
+    body_len = head["body_len"].astype(np.int64)
+    fixed = np.full(len(at), HEAD.itemsize, dtype=np.int64)
+    if bool((born_v6 | store_v6).any()):
+        fixed += 12 * (born_v6.astype(np.int64) + store_v6)
+        fits = at + fixed <= len(buf)
+        ok &= fits
+        safe = np.where(fits, at, 0)
+        late = np.where(fits, fixed, HEAD.itemsize)
+        store_ms = take_fixed(buf, safe + 56 + 12 * np.where(fits, born_v6, False), ">i8").astype(np.int64)
+        body_len = take_fixed(buf, safe + late - 4, ">i4").astype(np.int64)
+    ok &= (size >= fixed + 4) & (body_len >= 0) & (fixed + body_len + 3 <= size)
+    body_at = at + fixed
+    topic_at = np.where(ok, body_at + body_len, at)
+    topic_len = buf[topic_at].astype(np.int64)
+    if bool(two.any()):
+        topic_len = np.where(two, topic_len << 8 | buf[topic_at + 1], topic_len)
+    topic_at = topic_at + np.where(two, 2, 1)
+    ok &= topic_at + topic_len + 2 <= at + size
+    props_at = np.where(ok, topic_at + topic_len, at)
+    props_len = buf[props_at].astype(np.int64) << 8 | buf[props_at + 1]
+    props_at = props_at + 2
+    ok &= props_at + props_len == at + size
+    content, topics, damage = _check_content(buf, base, at, head, ok, body_at, body_len, topic_at, topic_len, verify)
+    return (
+        _Checked(
+            buf, base, at, head, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
+            born_v6, store_v6,
+        ),
+        damage,
+    )  # fmt: skip
+
+
+def _check_content(
+    buf: Bytes,
+    base: int,
+    at: Ints,
+    head: Any,
+    ok: Bools,
+    body_at: Ints,
+    body_len: Ints,
+    topic_at: Ints,
+    topic_len: Ints,
+    verify: bool,
+) -> tuple[Bools, Any, list[Damage]]:
+    """Bodies and topics: which records are good, the topics of the structurally good ones, and the damage."""
+    content = np.ones(len(at), dtype=np.bool_)
+    bad: list[tuple[int, str]] = []
+    if verify:
+        view = memoryview(buf.data)
+        crc32 = zlib.crc32
+        begins, ends = body_at.tolist(), (body_at + body_len).tolist()
+        if bool(ok.all()):
+            sums = [crc32(view[a:b]) for a, b in zip(begins, ends, strict=True)]
+        else:
+            sums = [crc32(view[a:b]) if o else 0 for a, b, o in zip(begins, ends, ok.tolist(), strict=True)]
+        wrong = (np.array(sums, dtype=np.int64) & 0x7FFFFFFF) != head["crc"]
+        for index in np.flatnonzero(wrong & ok).tolist():
+            content[index] = False
+            bad.append((index, "the body does not match its CRC"))
+    topics = take_slices(buf, topic_at[ok], topic_len[ok])
+    try:
+        topics = topics.cast(pa.string())
+    except pa.ArrowInvalid:
+        rows = np.flatnonzero(ok).tolist()
+        texts: list[str | None] = []
+        for index, raw in zip(rows, topics.to_pylist(), strict=True):
+            try:
+                texts.append(raw.decode())
+            except UnicodeDecodeError:
+                texts.append(None)
+                if content[index]:
+                    content[index] = False
+                    bad.append((index, "the topic is not UTF-8"))
+        topics = pa.array(texts, type=pa.string())
+    bad.sort()
+    places = [(base + int(at[i]), base + int(at[i]) + int(head["size"][i]), why) for i, why in bad]
+    return content, topics, [Damage(*place) for place in places]
+
+
+def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Records | Damage]:
+    yield from damage
+    if len(records):
+        yield records
+
+
+def _what_is(buf: bytearray, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
+    """What stopped the chain at `at`: "more" (bytes are missing), "filler" (the segment's end) or "damage"."""
+    left = filled - at
+    if left < BLANK_HEAD:
+        if not ended:
+            return "more"
+        return "more" if left == 0 else "damage"
+    size, magic = _size_magic_at(buf, at)
+    if magic == MAGIC_BLANK and base + at + size == wanted.segment_end:
+        return "filler"
+    if left < MIN_RECORD:
+        return "damage" if ended else "more"
+    plausible = (
+        MIN_RECORD <= size <= MAX_RECORD
+        and base + at + size <= wanted.limit
+        and magic in (MAGIC_V1, MAGIC_V2)
+        and _phys_at(buf, at + _PHYS_AT)[0] == base + at
+    )
+    return "more" if plausible and not ended else "damage"
+
+
+def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
+    """The damage between `place` and the next good record; nothing when it is space that is not written yet."""
+    end = wanted.limit if found is None else found
+    written = _last_written(source, place, end)
+    if found is not None:
+        yield Damage(place, end, "no records" if written is not None else "zeros between records")
+    elif written is not None:
+        yield Damage(place, end if not wanted.last else written, "a torn tail" if wanted.last else "no records")
+    elif not wanted.last and wanted.limit == wanted.segment_end:
+        yield Damage(place, end, "zeros before the end of the segment")
+
+
+def _last_written(source: LogBytes, start: int, end: int) -> int | None:
+    """The offset after the last byte in [start, end) that is not zero; None: all are."""
+    buf = bytearray(_WINDOW)
+    result = None
+    at = start
+    while at < end:
+        got = source.read_into(at, memoryview(buf)[: min(_WINDOW, end - at)])
+        if got == 0:
+            break
+        filled = np.flatnonzero(np.frombuffer(buf, dtype=np.uint8)[:got])
+        if len(filled):
+            result = at + int(filled[-1]) + 1
+        at += got
+    return result
+
+
+def next_record(source: LogBytes, start: int, wanted: Range, until: int | None = None) -> int | None:
+    """The first offset from `start` on (below `until`) at which a record or the segment's filler begins, or None."""
+    end = wanted.limit if until is None else min(until, wanted.limit)
+    at = start
+    buf = bytearray(_WINDOW)
+    while at < end:
+        got = source.read_into(at, memoryview(buf)[: min(_WINDOW, wanted.limit - at)])
+        if got < BLANK_HEAD:
+            return None
+        for candidate in _candidates(bytes(buf[:got])):
+            offset = at + candidate - 4
+            if offset >= end:
+                return None
+            if offset >= start and is_record(source, offset, wanted):
+                return offset
+        if got < _WINDOW:
+            return None
+        at += got - BLANK_HEAD
+    return None
+
+
+def _candidates(data: bytes) -> Iterator[int]:
+    """Positions of a magic, in order, that leave room for the size before it."""
+    message = data.find(_MAGIC_START, 4)
+    blank = data.find(_BLANK_BYTES, 4)
+    while message >= 0 or blank >= 0:
+        if blank < 0 or 0 <= message < blank:
+            yield message
+            message = data.find(_MAGIC_START, message + 1)
+        else:
+            yield blank
+            blank = data.find(_BLANK_BYTES, blank + 1)
+
+
+def _is_filler(source: LogBytes, offset: int, wanted: Range) -> bool:
+    raw = bytearray(BLANK_HEAD)
+    if source.read_into(offset, memoryview(raw)) < BLANK_HEAD:
+        return False
+    size, magic = _size_magic_at(raw, 0)
+    return bool(magic == MAGIC_BLANK and offset + size == wanted.segment_end)
+
+
+def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
+    """Whether a record with consistent head and lengths, or the segment's filler, begins at `offset`."""
+    if _is_filler(source, offset, wanted):
+        return True
+    head = bytearray(MIN_RECORD)
+    if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+        return False
+    size, magic = _size_magic_at(head, 0)
+    if magic not in (MAGIC_V1, MAGIC_V2) or _phys_at(head, _PHYS_AT)[0] != offset:
+        return False
+    if not MIN_RECORD <= size <= MAX_RECORD or offset + size > wanted.limit:
+        return False
+    raw = bytearray(size)
+    if source.read_into(offset, memoryview(raw)) < size:
+        return False
+    checked, _ = _check(np.frombuffer(raw, dtype=np.uint8), offset, [0], False)
+    return checked is not None and bool(checked.structure[0])
+
+
+def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
+    """Store time of the record at `offset` in Unix milliseconds; None when no record begins there (a filler, say)."""
+    head = bytearray(MIN_RECORD)
+    if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+        return None
+    fields = np.frombuffer(head, dtype=np.uint8)[: HEAD.itemsize].view(HEAD)[0]
+    if int(fields["magic"]) not in (MAGIC_V1, MAGIC_V2) or int(fields["phys"]) != offset:
+        return None
+    moved = 12 if int(fields["sys_flag"]) & int(SysFlag.BORN_HOST_V6) else 0
+    return int(_phys_at(head, 56 + moved)[0])
+
+
+def last_border(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
+    """The offset after the last good record of a range: where a log that is being written ends for now."""
+    end = wanted.start
+    for found in scan(source, wanted, verify=False, block=block):
+        if isinstance(found, Records) and len(found):
+            end = found.base + int(found.at[-1]) + int(found.head["size"][-1])
+    return end

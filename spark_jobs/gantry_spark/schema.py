@@ -1,0 +1,77 @@
+"""Columns of the `commitlog` source, their Spark and Arrow types, and which of them a read gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from gantry_spark.errors import SourceError
+
+_TIME = pa.timestamp("us", tz="UTC")
+COLUMNS: Final[dict[str, tuple[DataType, Any, str]]] = {
+    "log": (StringType(), pa.string(), "name of the log: the broker group's, or the directory's"),
+    "topic": (StringType(), pa.string(), "as stored: delayed and half messages lie under the broker's own topics"),
+    "queue_id": (IntegerType(), pa.int32(), "queue of the topic"),
+    "queue_offset": (LongType(), pa.int64(), "position within the queue, in messages"),
+    "physical_offset": (LongType(), pa.int64(), "position in the log, in bytes"),
+    "size": (IntegerType(), pa.int32(), "bytes of the whole record"),
+    "store_time": (TimestampType(), _TIME, "when the broker stored it, to the millisecond"),
+    "born_time": (TimestampType(), _TIME, "when the producer sent it, to the millisecond"),
+    "born_host": (StringType(), pa.string(), "the producer's address:port"),
+    "store_host": (StringType(), pa.string(), "the broker's address:port"),
+    "keys": (StringType(), pa.string(), "the KEYS property as it is (keys separated by spaces), or null"),
+    "unique_id": (StringType(), pa.string(), "the id that the producer's client gave it, or null"),
+    "tags": (StringType(), pa.string(), "the TAGS property, or null"),
+    "properties": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string()), "all properties"),
+    "body_size": (IntegerType(), pa.int32(), "bytes of the body as stored"),
+    "flag": (IntegerType(), pa.int32(), "the producer's flag"),
+    "system_flag": (IntegerType(), pa.int32(), "RocketMQ's MessageSysFlag bits"),
+    "delay_level": (IntegerType(), pa.int32(), "the DELAY property, or null"),
+    "reconsume_times": (IntegerType(), pa.int32(), "how often it was sent back by a consumer"),
+    "transaction": (StringType(), pa.string(), "prepared, committed or rolled back; null: not transactional"),
+    "prepared_offset": (LongType(), pa.int64(), "offset of the half message that this one ends, else 0"),
+    "damage": (StringType(), pa.string(), "why these `size` bytes are no records; null for records"),
+    "body": (BinaryType(), pa.binary(), "the body as stored"),
+}
+"""Name: (Spark type, Arrow type, meaning)."""
+
+DEFAULT: Final = tuple(name for name in COLUMNS if name not in ("body", "damage"))
+"""Columns of a read that names none: everything but the body, and the damage that only some ask for."""
+
+
+def spark_schema(columns: Sequence[str]) -> StructType:
+    """The Spark schema of these columns. Raises SourceError for a name that is no column."""
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise SourceError(f"option columns: {unknown[0]!r} is no column; there are {', '.join(COLUMNS)}")
+    return StructType([StructField(name, COLUMNS[name][0], True) for name in columns])
+
+
+def check_schema(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema that the user gave. Raises SourceError when a name or type is not ours."""
+    spark_schema(schema.fieldNames())
+    for field in schema.fields:
+        ours = COLUMNS[field.name][0]
+        if field.dataType.simpleString() != ours.simpleString():
+            raise SourceError(f"column {field.name} is {ours.simpleString()}, not {field.dataType.simpleString()}")
+    return tuple(schema.fieldNames())
+
+
+def arrow_schema(columns: Sequence[str]) -> Any:
+    """The Arrow schema of these columns, exactly as Spark expects it."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(spark_schema(columns), timezone="UTC")

@@ -1,0 +1,247 @@
+"""`spark.read.format("commitlog")`: the data source, for reading once and as a stream.
+
+The driver lists the logs and cuts them into ranges at record borders (`plan`); each task reads one range in blocks,
+finds its records (`scan`) and hands Arrow batches of the wanted columns to Spark (`decode`). Use `register(spark)` of
+this package: Spark wants `spark.sql.python.filterPushdown.enabled` on before a Python source may take filters.
+
+Spark's Python data source API does not tell a source which columns a query uses (4.3). So pruning is by what is
+named: `.option("columns", "topic,size")`, or `.schema("topic string, size int")`; without either a read gives all
+columns but the body and the damage.
+
+Options, besides those above:
+- `path` (or load's argument; several are allowed): store directories. `brokers`: HTTP addresses, separated by commas.
+  `cluster`: NameServer addresses, separated by semicolons. One of the three.
+- `body`: true adds the body. `verify`: false does not check the CRC of bodies.
+- `damaged`: `skip` leaves damaged places out; with `rows` each is a row with `damage` set and no topic.
+- `parallelism`: cores to cut for. `partitionBytes`: size of a partition instead of that.
+- `rateLimit`: bytes a second that one task takes from a broker, at most. `tokenFile`: holds the brokers' admin token.
+- `ranges`: JSON {log: [[from, to], ...]} of record borders: only records that start there.
+- `maxBytesPerTrigger`: of a stream. `clockSlackMs`: by how much store times may step back within a log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import orjson
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from gantry_spark import plan as planning
+from gantry_spark import remote, wire
+from gantry_spark.decode import Where, batch_of, damage_batch
+from gantry_spark.directory import DirectoryLog, find
+from gantry_spark.errors import Expired, SourceError
+from gantry_spark.pushdown import push
+from gantry_spark.scan import Damage, scan
+from gantry_spark.schema import DEFAULT, arrow_schema, check_schema, spark_schema
+
+_KNOWN: Final = frozenset(
+    name.lower()
+    for name in (
+        "path", "paths", "brokers", "cluster", "columns", "body", "damaged", "verify", "parallelism", "partitionBytes",
+        "rateLimit", "tokenFile", "ranges", "maxBytesPerTrigger", "clockSlackMs",
+    )
+)  # fmt: skip
+
+
+class Options:
+    """The options of a read, checked. Raises SourceError: names the option, its value and what to write instead."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        options = {name.lower(): value for name, value in given.items()}
+        for name in options:
+            if name not in _KNOWN:
+                raise SourceError(f"option {name}: unknown; there are {', '.join(sorted(_KNOWN))}")
+        self.paths: list[str] = orjson.loads(options["paths"]) if "paths" in options else []
+        if "path" in options:
+            self.paths.append(options["path"])
+        self.brokers = [b.strip() for b in options.get("brokers", "").split(",") if b.strip()]
+        self.cluster = options.get("cluster", "").strip()
+        kinds = sum((bool(self.paths), bool(self.brokers), bool(self.cluster)))
+        if kinds != 1:
+            raise SourceError("give one of: a path (load), option brokers, option cluster")
+        self.columns = [c.strip() for c in options.get("columns", "").split(",") if c.strip()]
+        self.body = _flag(options, "body", False)
+        self.verify = _flag(options, "verify", True)
+        damaged = options.get("damaged", "skip")
+        if damaged not in ("skip", "rows"):
+            raise SourceError(f"option damaged: {damaged!r}; write skip or rows")
+        self.damage_rows = damaged == "rows"
+        self.parallelism = _number(options, "parallelism", os.cpu_count() or 1, 1)
+        self.partition_bytes = _number(options, "partitionbytes", 0, 0)
+        self.rate = _number(options, "ratelimit", 0, 0)
+        self.token_file = options.get("tokenfile")
+        self.slack_ms = _number(options, "clockslackms", planning.CLOCK_SLACK_MS, 0)
+        self.per_trigger = _number(options, "maxbytespertrigger", 0, 0)
+        try:
+            self.ranges: dict[str, list[tuple[int, int]]] | None = (
+                {log: [(int(a), int(b)) for a, b in spans] for log, spans in orjson.loads(options["ranges"]).items()}
+                if "ranges" in options
+                else None
+            )
+        except (ValueError, TypeError, AttributeError):
+            raise SourceError('option ranges: write JSON as {"log": [[0, 1048576]]}') from None
+
+    def logs(self) -> list[Any]:
+        """The logs to read. Raises SourceError."""
+        if self.paths:
+            logs: list[Any] = [DirectoryLog(find(path)) for path in self.paths]
+        elif self.brokers:
+            logs = list(remote.logs(self.brokers, self.token_file, self.rate))
+        else:
+            logs = list(remote.logs(wire.members(self.cluster), self.token_file, self.rate))
+        names = [log.name for log in logs]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise SourceError(
+                f"two logs are called {min(twice)}: copies of one log would count everything twice; give one of each"
+            )
+        return logs
+
+
+def _flag(options: dict[str, str], name: str, default: bool) -> bool:
+    value = options.get(name, str(default)).lower()
+    if value not in ("true", "false"):
+        raise SourceError(f"option {name}: {value!r}; write true or false")
+    return value == "true"
+
+
+def _number(options: dict[str, str], name: str, default: int, least: int) -> int:
+    value = options.get(name)
+    if value is None:
+        return default
+    if not value.isdigit() or int(value) < least:
+        raise SourceError(f"option {name}: {value!r}; write a whole number of at least {least}")
+    return int(value)
+
+
+class LogPart(InputPartition):
+    """One partition: a range of a log, and how to open it."""
+
+    def __init__(self, log: Any, part: planning.Part) -> None:
+        super().__init__(part)
+        self.log = log
+        self.part = part
+
+
+def read_part(log: Any, part: planning.Part, columns: Sequence[str], where: Where, options: Options) -> Iterator[Any]:
+    """The batches of one partition."""
+    schema = arrow_schema(columns)
+    try:
+        with log.open(part.segment) as source:
+            for found in scan(source, part.range, options.verify):
+                if isinstance(found, Damage):
+                    if not options.damage_rows:
+                        continue
+                    batch = damage_batch(log.name, found, columns, schema, where)
+                else:
+                    batch = batch_of(log.name, found, columns, schema, where)
+                if batch is not None:
+                    yield batch
+    except Expired as gone:
+        lost = Damage(part.range.start, part.range.stop, f"expired while it was read: {gone}")
+        batch = damage_batch(log.name, lost, columns, schema, where) if options.damage_rows else None
+        if batch is not None:
+            yield batch
+
+
+def partitions_of(options: Options, where: Where) -> list[InputPartition]:
+    """The partitions of a read. Raises SourceError."""
+    logs = options.logs()
+    found: list[InputPartition] = []
+    total = sum(s.limit - s.start for log in logs for s in log.segments)
+    target = options.partition_bytes or planning.part_bytes(total, options.parallelism)
+    for log in logs:
+        within = None if options.ranges is None else options.ranges.get(log.name, [])
+        parts = planning.plan(log, target, where, within, options.slack_ms)
+        found += [LogPart(log, part) for part in parts]
+    return found
+
+
+class CommitLogReader(DataSourceReader):
+    """Reads logs once."""
+
+    def __init__(self, columns: tuple[str, ...], options: Options) -> None:
+        self.columns = columns
+        self.options = options
+        self.where = Where()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self.where, rest = push(filters)
+        return rest
+
+    def partitions(self) -> list[InputPartition]:
+        return partitions_of(self.options, self.where)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if isinstance(partition, LogPart):
+            yield from read_part(partition.log, partition.part, self.columns, self.where, self.options)
+
+
+class CommitLogStream(DataSourceStreamReader):
+    """Reads logs as they grow; the offset of a stream is {log: position}, always record borders."""
+
+    def __init__(self, columns: tuple[str, ...], options: Options) -> None:
+        self.columns = columns
+        self.options = options
+
+    def initialOffset(self) -> dict[str, int]:
+        return {log.name: log.segments[0].start for log in self.options.logs() if log.segments}
+
+    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
+        begin = dict(start or {})
+        result = dict(begin)
+        for log in self.options.logs():
+            if not log.segments:
+                continue
+            at = begin.get(log.name, log.segments[0].start)
+            result[log.name] = planning.end_from(log, at, self.options.per_trigger)
+        return result
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        found: list[InputPartition] = []
+        for log in self.options.logs():
+            if log.name not in end or not log.segments:
+                continue
+            first = log.segments[0].start
+            begin = max(start.get(log.name, first), first)
+            spans = [(begin, end[log.name])]
+            size = end[log.name] - begin
+            target = self.options.partition_bytes or planning.part_bytes(size, self.options.parallelism)
+            found += [LogPart(log, p) for p in planning.plan(log, target, Where(), spans, self.options.slack_ms)]
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if isinstance(partition, LogPart):
+            yield from read_part(partition.log, partition.part, self.columns, Where(), self.options)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing is held for a stream: brokers expire segments by their own rules."""
+
+
+class CommitLogSource(DataSource):
+    """The data source; `gantry_spark.register` makes it known to a session."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "commitlog"
+
+    def _columns(self) -> tuple[str, ...]:
+        options = Options(dict(self.options))
+        if options.columns:
+            named = tuple(dict.fromkeys(options.columns))
+        else:
+            named = DEFAULT + (("damage",) if options.damage_rows else ())
+        return named + (("body",) if options.body and "body" not in named else ())
+
+    def schema(self) -> StructType:
+        return spark_schema(self._columns())
+
+    def reader(self, schema: StructType) -> CommitLogReader:
+        return CommitLogReader(check_schema(schema), Options(dict(self.options)))
+
+    def streamReader(self, schema: StructType) -> CommitLogStream:
+        return CommitLogStream(check_schema(schema), Options(dict(self.options)))

@@ -1,0 +1,104 @@
+"""A few questions to NameServers and brokers over the remoting protocol: who is there, what consumers have read.
+
+One connection a question; the reports that ask run for seconds to hours.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from gantry_broker.protocol.bodies import ClusterInfo
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import JsonError, loads
+from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
+
+from gantry_spark.errors import SourceError
+
+TIMEOUT_S: Final = 5.0
+_BIGGEST: Final = 64 * 1024 * 1024
+
+
+def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> Frame:
+    """The answer of `host:port` to one request. Raises SourceError: no answer, or a refusal."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise SourceError(f"{address!r} is no address: write host:port")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as link:
+            link.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
+            decoder = FrameDecoder(_BIGGEST)
+            while True:
+                data = link.recv(256 * 1024)
+                if not data:
+                    raise SourceError(f"{address} closed the connection before it answered request {code}")
+                for frame in decoder.feed(data):
+                    if frame.is_response and frame.opaque == 1:
+                        if frame.code != ResponseCode.SUCCESS:
+                            raise SourceError(f"{address} refuses request {code}: {frame.code} {frame.remark or ''}")
+                        return frame
+    except OSError as error:
+        raise SourceError(f"{address} does not answer: {error}") from None
+    except FrameError as error:
+        raise SourceError(f"{address} does not speak RocketMQ's protocol: {error}") from None
+
+
+def members(name_servers: str) -> list[str]:
+    """HTTP base URLs of all brokers that the first answering NameServer knows. Raises SourceError."""
+    problems: list[str] = []
+    for server in (s.strip() for s in name_servers.replace(",", ";").split(";")):
+        if not server:
+            continue
+        try:
+            answer = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            info = ClusterInfo.from_json(loads(answer.body))
+        except (SourceError, ValueError) as error:
+            problems.append(f"NameServer {error}")
+            continue
+        addresses = [a for broker in info.brokers.values() for a in broker.addresses.values()]
+        found = [url for url in map(_http_of, dict.fromkeys(addresses)) if url is not None]
+        if found:
+            return found
+        problems.append(f"NameServer {server} knows no broker that names its HTTP interface; give option brokers")
+    raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
+
+
+def _http_of(address: str) -> str | None:
+    try:
+        table = loads(call(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).get("table", {})
+    except (SourceError, JsonError, AttributeError):
+        return None
+    http = table.get("gantryHttp")
+    return f"http://{http}" if http else None
+
+
+def consumer_offsets(address: str) -> dict[tuple[str, str, int], int]:
+    """(group, topic, queue) -> offset of a master's consumer groups. Raises SourceError."""
+    return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET).body, address)
+
+
+def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
+    """RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
+    try:
+        table = loads(body).get("offsetTable", {})
+        found: dict[tuple[str, str, int], int] = {}
+        for name, queues in table.items():
+            topic, _, group = str(name).partition("@")
+            for queue, offset in queues.items():
+                found[group, topic, int(queue)] = int(offset)
+    except (JsonError, ValueError, AttributeError, TypeError) as error:
+        raise SourceError(f"{where}: consumer offsets cannot be read: {error}") from None
+    return found
+
+
+def reserved_hours(address: str) -> int | None:
+    """`fileReservedTime` of a broker in hours; None when it does not say."""
+    try:
+        text = call(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
+    except SourceError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "fileReservedTime" and value.strip().isdigit():
+            return int(value)
+    return None
