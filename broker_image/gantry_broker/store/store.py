@@ -595,6 +595,16 @@ class MessageStore:
             starts[queue.key] = queue.min_at(self.log.start)
         return starts
 
+    def ensure_next(self, topic: str, queue_id: int, number: int) -> None:
+        """The next record of the queue gets `number` or more: what came before may have left the log long ago.
+
+        For queue ends that a control record tells; a queue that has records here already knows. Raises ValueError for
+        a topic that cannot be, OSError.
+        """
+        queue = self.queues.queue(self.queues.topic(topic), queue_id)
+        if queue.next == 0 and number > 0:
+            queue.rebase(number)
+
     # Confirming
 
     def confirm(self, offset: int) -> Confirmed:
@@ -855,6 +865,16 @@ class MessageStore:
         stop = self.confirmed if stop is None else stop
         for _, data in self.log.chunks(max(start, self.log.start), stop):
             yield from reading.records(data)
+
+    def read_bytes(self, at: int, max_bytes: int) -> bytes:
+        """Confirmed bytes from any offset, of one segment, fewer at its end. Raises OffsetGone below `start`."""
+        if at < self.log.start:
+            raise OffsetGone(at, self.log.start, self.confirmed)
+        return (
+            self.log.read(at, max(0, min(max_bytes, self.confirmed - at, self.log.room(at))))
+            if at < self.confirmed
+            else b""
+        )
 
     # Retention
 

@@ -1,0 +1,101 @@
+"""Group commit: one fsync in a worker thread answers everybody who waits for it; the event loop never blocks.
+
+The asyncio edge of the store. While one fsync runs, those who come meanwhile wait for the next one, which then covers
+all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from gantry_broker.store.errors import FlushFailed
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+
+class GroupCommit:
+    """Flushes one store. To be made and used within one event loop; `close` it before the store."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        # Its own thread: a disk that hangs must not take the loop's default executor with it.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="store-flush")
+        self._flushing: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def wait(self, offset: int) -> int:
+        """Until everything below `offset` is on disk; answers `flushed`.
+
+        Returns early, with a lower number, when the log is cut below `offset` meanwhile. Raises FlushFailed when the
+        disk failed, and after `close`.
+        """
+        store = self._store
+        while store.flushed < min(offset, store.end):
+            if store.failed is not None:
+                raise FlushFailed(f"the disk failed: {store.failed}") from store.failed
+            if self._closed:
+                raise FlushFailed("the store is closed")
+            if self._flushing is None:
+                self._flushing = asyncio.get_running_loop().create_task(self._flush())
+                self._flushing.add_done_callback(self._flushed)
+            # Shielded: that one waiter gives up must not end the flush of the others.
+            await asyncio.shield(self._flushing)
+        return store.flushed
+
+    async def flush(self) -> int:
+        """Make everything durable that is in the log now; answers `flushed`. Raises FlushFailed."""
+        return await self.wait(self._store.end)
+
+    async def _flush(self) -> None:
+        store = self._store
+        try:
+            point = await asyncio.get_running_loop().run_in_executor(self._worker, store.flush)
+        except OSError as error:
+            # The kernel may have dropped the pages that it could not write: a second fsync would answer a lie.
+            store.mark_failed(error)
+            return
+        store.mark_flushed(point)
+
+    def _flushed(self, task: asyncio.Task[None]) -> None:
+        if self._flushing is task:
+            self._flushing = None
+        if not task.cancelled() and task.exception() is not None:
+            self._store.mark_failed(task.exception() or RuntimeError("flush"))
+
+    async def checkpoint(self) -> None:
+        """Move the point from which recovery starts after a power loss up to now; call it about once a minute.
+
+        Answers when it is done, or at once when one runs already. Raises FlushFailed.
+        """
+        if self._checkpointing is not None or self._closed:
+            return
+        self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+        try:
+            await asyncio.shield(self._checkpointing)
+        finally:
+            if self._checkpointing is not None and self._checkpointing.done():
+                self._checkpointing = None
+
+    async def _checkpoint(self) -> None:
+        await self.flush()
+        checkpoint = self._store.checkpoint()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._worker, checkpoint.run)
+        except OSError as error:
+            self._store.mark_failed(error)
+            raise FlushFailed(f"the disk failed: {error}") from error
+        self._store.checkpointed(checkpoint)
+
+    async def close(self) -> None:
+        """Wait for what runs, and end the thread."""
+        self._closed = True
+        for task in (self._flushing, self._checkpointing):
+            if task is not None:
+                with contextlib.suppress(FlushFailed, asyncio.CancelledError):
+                    await asyncio.shield(task)
+        self._worker.shutdown(wait=False)

@@ -1,0 +1,79 @@
+"""The tables under `config/`: one JSON file each, as RocketMQ keeps them, the content before last in `.bak`.
+
+They are snapshots of what control records of the log say, taken at `confirmed` and never ahead of it. fastjson, which
+RocketMQ writes and reads them with, leaves numbers that are keys unquoted; we read both and write plain JSON, which it
+reads as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.store.files import atomic_write
+
+_OPTIONS: Final = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+_log = logging.getLogger(__name__)
+
+
+def load_snapshot(path: Path) -> dict[str, Any] | None:
+    """The table in `path`, or in its `.bak` when that one cannot be read; None when there is neither.
+
+    Keys are strings. Raises OSError when a file is there and the disk fails.
+    """
+    for candidate in (path, _bak(path)):
+        try:
+            data = candidate.read_bytes()
+        except FileNotFoundError:
+            continue
+        try:
+            table = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            try:
+                table = fastjson.loads(data)
+            except ValueError as error:
+                _log.warning("%s cannot be read: %s", candidate, error)
+                continue
+        if isinstance(table, dict):
+            return {str(key): _string_keys(item) for key, item in table.items()}
+        _log.warning("%s holds no object", candidate)
+    return None
+
+
+def save_snapshot(path: Path, table: Mapping[str, Any] | bytes, *, durable: bool = False) -> bool:
+    """Replace the table (or its JSON), keeping the one before as `.bak`; False when it is the same already.
+
+    A reader, and a crash, sees the old table or the new one. Raises OSError (also when the disk is full; the old table
+    stays), TypeError for what JSON cannot say.
+    """
+    data = table if isinstance(table, bytes) else orjson.dumps(table, option=_OPTIONS)
+    try:
+        before = path.read_bytes()
+    except FileNotFoundError:
+        before = None
+    if before == data:
+        return False
+    if before is not None:
+        bak = _bak(path)
+        bak.unlink(missing_ok=True)
+        os.link(path, bak)
+    atomic_write(path, data, durable=durable)
+    return True
+
+
+def _bak(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
+def _string_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _string_keys(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_string_keys(item) for item in value]
+    return value
