@@ -1,0 +1,48 @@
+"""An asyncio client for RocketMQ's remoting protocol, in Python alone.
+
+async with Producer("127.0.0.1:9876") as producer:
+    await producer.send("Orders", b"two apples", keys="4711")
+
+async with Consumer("127.0.0.1:9876", "billing", from_where=FromWhere.FIRST) as consumer:
+    await consumer.subscribe("Orders", handle)  # async def handle(message): ...
+    await asyncio.sleep(60)
+"""
+
+from gantry_broker.client.allocation import averagely, averagely_by_circle
+from gantry_broker.client.consumer import Consumer, RetryLater
+from gantry_broker.client.errors import (
+    BrokerError,
+    ClientError,
+    InvalidMessage,
+    NoRoute,
+    RequestFailed,
+    SendFailed,
+)
+from gantry_broker.client.message import FromWhere, Message, ReceivedMessage, SendResult
+from gantry_broker.client.producer import Producer
+from gantry_broker.client.selection import select_by_hash
+from gantry_broker.client.session import Session
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.protocol.fastjson import MessageQueue
+
+__all__ = [
+    "BrokerError",
+    "ClientError",
+    "Consumer",
+    "FromWhere",
+    "InvalidMessage",
+    "Message",
+    "MessageQueue",
+    "NoRoute",
+    "Producer",
+    "ReceivedMessage",
+    "RequestFailed",
+    "RetryLater",
+    "SendFailed",
+    "SendResult",
+    "SendStatus",
+    "Session",
+    "averagely",
+    "averagely_by_circle",
+    "select_by_hash",
+]

@@ -1,0 +1,483 @@
+"""The push-style consumer: finds its share of the queues, pulls, calls the application, commits.
+
+Each queue has one pulling task; `concurrency` workers call the handler. A message is done when the handler returns;
+when it raises, the message goes back to the broker, which delivers it again later and after 16 times keeps it as a dead
+letter. Delivery is at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from gantry_broker.client.allocation import Strategy, averagely
+from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
+from gantry_broker.client.flow import DEFAULT_LIMITS, FlowLimits, ProcessQueue
+from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
+from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
+from gantry_broker.client.pulling import Puller, PullStatus
+from gantry_broker.client.selection import readable_queues
+from gantry_broker.client.sendback import RETRY_TIMES, SendBack
+from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
+from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData, parse
+from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue, dumps
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField, ConsumerGroupHeader
+from gantry_broker.protocol.message import RecordError
+from gantry_broker.remoting.errors import RemotingError
+
+log = logging.getLogger(__name__)
+
+REBALANCE_SECONDS: Final = 20.0
+COMMIT_SECONDS: Final = 5.0
+SETTLE_SECONDS: Final = 1.0
+"""After a broker's connection broke, members register again one by one: shares are computed when all had the time."""
+LOCAL_RETRY_SECONDS: Final = 5.0
+
+MessageHandler = Callable[[ReceivedMessage], Awaitable[object]]
+_FAILURES = (RemotingError, ClientError, BodyError, BadField, RecordError)
+
+
+class RetryLater(Exception):
+    """Raised by a handler: deliver it again. `delay_level` 0 leaves the time to the broker, -1 makes a dead letter."""
+
+    def __init__(self, delay_level: int = 0) -> None:
+        super().__init__(f"retry with delay level {delay_level}")
+        self.delay_level = delay_level
+
+
+class Consumer:
+    """Consumes as a member of a group.
+
+    async with Consumer("127.0.0.1:9876", "billing") as consumer:
+        await consumer.subscribe("Orders", handle)
+        ...
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        group: str,
+        *,
+        from_where: FromWhere = FromWhere.LAST,
+        from_time_ms: int | None = None,
+        broadcasting: bool = False,
+        offset_file: Path | None = None,
+        strategy: Strategy = averagely,
+        concurrency: int = 20,
+        limits: FlowLimits = DEFAULT_LIMITS,
+        max_retries: int = RETRY_TIMES,
+        commit_s: float = COMMIT_SECONDS,
+        rebalance_s: float = REBALANCE_SECONDS,
+    ) -> None:
+        """`from_where` counts for a group without offsets only; `from_time_ms` (default: half an hour ago) belongs to
+        `FromWhere.TIMESTAMP`. Broadcasting: every member gets every message, offsets are kept in `offset_file`, and
+        what fails is not delivered again.
+        """
+        check_group(group)
+        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+        self.group = group
+        self.broadcasting = broadcasting
+        self.ordered = False
+        self.max_retries = max_retries
+        self.offsets: OffsetStore = FileOffsets(offset_file) if broadcasting else BrokerOffsets(self.session, group)
+        self.puller = Puller(self.session, group)
+        self.started_ms = _now_ms()
+        self._from_where = from_where
+        self._from_time_ms = self.started_ms - 1_800_000 if from_time_ms is None else from_time_ms
+        self._strategy = strategy
+        self._concurrency = concurrency
+        self._limits = limits
+        self._commit_s = commit_s
+        self._rebalance_s = rebalance_s
+        self._subscriptions: dict[str, SubscriptionData] = {}
+        self._handlers: dict[str, MessageHandler] = {}
+        self._running: dict[MessageQueue, _Running] = {}
+        self._ready: asyncio.Queue[tuple[ReceivedMessage, ProcessQueue] | None] = asyncio.Queue()
+        self._room = asyncio.Condition()
+        self._rebalance_now = asyncio.Event()
+        self._settled_at = 0.0
+        self._send_back = SendBack(self.session, group)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._suspended = False
+        self._closing = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # Life
+
+    async def start(self) -> None:
+        await self.session.start()
+        self.session.consumers[self.group] = self.consumer_data
+        self.session.on_group_change.append(self._group_changed)
+        self.session.on_disconnect.append(self._disconnected)
+        self.session.answer_for(self)
+        self._tasks = [
+            asyncio.create_task(self._rebalance_forever()),
+            asyncio.create_task(self._commit_forever()),
+            *self._workers(),
+        ]
+        if self._subscriptions:
+            await self._announce()
+
+    async def close(self, patience_s: float = 10.0) -> None:
+        """Stops pulling, lets handlers that run finish (up to `patience_s` seconds), commits and leaves the group."""
+        if self._closing:
+            return
+        self._closing = True
+        background, workers = self._tasks[:2], self._tasks[2:]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        running = list(self._running.values())
+        for item in running:
+            item.process.dropped = True
+            item.task.cancel()
+        await asyncio.gather(*(item.task for item in running), return_exceptions=True)
+        for _ in workers:
+            self._ready.put_nowait(None)  # a worker that calls the handler finishes that message first
+        if workers:
+            _, late = await asyncio.wait(workers, timeout=patience_s)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("%s: %d handlers did not end within %g s", self.group, len(late), patience_s)
+                await asyncio.gather(*late, return_exceptions=True)
+        for queue, item in list(self._running.items()):
+            await self._released(queue, item.process)
+        self._running.clear()
+        await self.offsets.commit(wait=True)
+        await self.session.unregister(consumer=self.group)
+        self.session.consumers.pop(self.group, None)
+        self.session.on_group_change.remove(self._group_changed)
+        self.session.on_disconnect.remove(self._disconnected)
+        self.session.forget_answers_for(self)
+        await self.session.close()
+
+    async def subscribe(self, topic: str, handler: MessageHandler, expression: str = "*", *, sql: bool = False) -> None:
+        """Wants a topic's messages with one of these tags ("A || B"), or for which an SQL92 condition holds.
+
+        Raises InvalidMessage for what cannot be such an expression, and BrokerError when a broker refuses it.
+        """
+        check_topic(topic)
+        data = subscription(topic, expression, sql=sql)
+        if sql:
+            await self._check_with_broker(data)
+        self._subscriptions[topic] = data
+        self._handlers[topic] = handler
+        retry = RETRY_PREFIX + self.group
+        if not self.broadcasting and retry not in self._subscriptions:
+            self._subscriptions[retry] = subscription(retry)
+        if self._tasks:
+            await self._announce()
+
+    async def unsubscribe(self, topic: str) -> None:
+        self._subscriptions.pop(topic, None)
+        self._handlers.pop(topic, None)
+        await self._announce()
+
+    def suspend(self) -> None:
+        """Stops pulling until `resume`; what was pulled is consumed."""
+        self._suspended = True
+
+    def resume(self) -> None:
+        self._suspended = False
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues that this member reads."""
+        return sorted(self._running)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages pulled and not consumed yet."""
+        return sum(len(item.process) for item in self._running.values())
+
+    def progress(self) -> dict[MessageQueue, ProcessQueue]:
+        return {queue: item.process for queue, item in self._running.items()}
+
+    def subscriptions(self) -> list[SubscriptionData]:
+        return list(self._subscriptions.values())
+
+    def consumer_data(self) -> ConsumerData:
+        """What heartbeats say of this consumer."""
+        return ConsumerData(
+            self.group,
+            "CONSUME_PASSIVELY",
+            "BROADCASTING" if self.broadcasting else "CLUSTERING",
+            self._from_where.value,
+            self.subscriptions(),
+        )
+
+    def _workers(self) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+
+    async def _announce(self) -> None:
+        for topic in list(self._subscriptions):
+            with contextlib.suppress(RemotingError, BrokerError, BodyError):
+                await self.session.route(topic)
+        await self.session.beat_now()
+        self._rebalance_now.set()
+
+    async def _check_with_broker(self, data: SubscriptionData) -> None:
+        """CHECK_CLIENT_CONFIG: a bad condition is refused now rather than at every pull."""
+        route = await self.session.route(data.topic)
+        body = {"clientId": self.session.client_id, "group": self.group, "subscriptionData": data.to_json()}
+        for broker in route.brokers if route is not None else []:
+            address = self.session.address(broker.name)
+            if address is not None:
+                frame = Frame(RequestCode.CHECK_CLIENT_CONFIG, body=dumps(body))
+                await self.session.demand(address, frame, f"subscription {data.expression!r}")
+
+    # Shares
+
+    def _group_changed(self, group: str) -> None:
+        if group == self.group:
+            self._rebalance_now.set()
+
+    def _disconnected(self, address: str) -> None:
+        self._settled_at = time.monotonic() + SETTLE_SECONDS
+
+    async def _rebalance_forever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._rebalance_s):
+                    await self._rebalance_now.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(max(self._settled_at - time.monotonic(), 0))
+            self._rebalance_now.clear()
+            complete = True
+            for topic in list(self._subscriptions):
+                try:
+                    complete = await self._rebalance(topic) and complete
+                except _FAILURES as error:
+                    log.info("%s: shares of %s stay as they are: %s", self.group, topic, error)
+                    complete = False
+                except Exception:
+                    log.exception("%s: shares of %s", self.group, topic)
+            for queue in [queue for queue in self._running if queue.topic not in self._subscriptions]:
+                await self._drop(queue)
+            if not complete:
+                asyncio.get_running_loop().call_later(1.0, self._rebalance_now.set)
+
+    async def _rebalance(self, topic: str) -> bool:
+        """Takes and gives up queues of a topic; False: to be tried again soon."""
+        route = await self.session.route(topic)
+        if route is None:
+            return topic.startswith(RETRY_PREFIX)  # made by the broker when the first message is sent back
+        queues = readable_queues(topic, route)
+        if self.broadcasting:
+            mine = queues
+        else:
+            members = await self._members([broker.name for broker in route.brokers])
+            if self.session.client_id not in members:
+                await self.session.beat_now()
+                return False
+            mine = self._strategy(self.session.client_id, queues, sorted(members))
+        return await self._take_share(topic, mine)
+
+    async def _members(self, brokers: Sequence[str]) -> list[str]:
+        """All members of the group have to see the same list, so all ask the same broker if they can."""
+        error: Exception = NoRoute("no broker to ask for the members of the group")
+        for broker in sorted(brokers):
+            address = self.session.address(broker)
+            if address is None:
+                continue
+            header = ConsumerGroupHeader(self.group)
+            frame = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext=header.ext())
+            try:
+                answer = await self.session.demand(address, frame, f"members of {self.group}")
+                return parse(answer.body, "members").texts("consumerIdList")
+            except BrokerError as failure:
+                if failure.code == ResponseCode.SYSTEM_ERROR:
+                    return []  # RocketMQ's answer for a group without members
+                error = failure
+            except RemotingError as failure:
+                error = failure
+        raise error
+
+    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        wanted = set(mine)
+        for queue in [queue for queue in self._running if queue.topic == topic and queue not in wanted]:
+            await self._drop(queue)
+        for queue in mine:
+            if queue not in self._running and not self._closing:
+                await self._take(queue)
+        return True
+
+    async def _take(self, queue: MessageQueue) -> None:
+        offset = await self.offsets.read(queue)
+        if offset is None:
+            offset = await self.puller.first_offset(queue, self._from_where, self._from_time_ms)
+        self._begin(queue, offset)
+
+    def _begin(self, queue: MessageQueue, offset: int) -> None:
+        process = ProcessQueue(offset)
+        task = asyncio.create_task(self._pull_forever(queue, process))
+        self._running[queue] = _Running(process, task)
+        log.info("%s: reads %s from %d on", self.group, queue, offset)
+
+    async def _drop(self, queue: MessageQueue) -> None:
+        item = self._running.pop(queue, None)
+        if item is None:
+            return
+        item.process.dropped = True
+        item.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await item.task
+        await self._released(queue, item.process)
+        await self.offsets.commit(wait=True, only=queue)
+        self.offsets.forget(queue)
+        log.info("%s: gave up %s at %d", self.group, queue, item.process.commit_offset)
+
+    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """A queue is not pulled any more; what is consumed of it is noted."""
+        self.offsets.update(queue, process.commit_offset)
+
+    async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
+        """Goes on from other offsets, as an administrator told the broker."""
+        for queue, offset in table.items():
+            if queue in self._running:
+                item = self._running.pop(queue)
+                item.process.dropped = True
+                item.task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await item.task
+                self.offsets.update(queue, offset, backwards=True)
+                await self.offsets.commit(wait=True, only=queue)
+                self._begin(queue, offset)
+
+    # Pulling
+
+    async def _pull_forever(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        pause = BACKOFF_FIRST
+        while not process.dropped:
+            if self._suspended:
+                await asyncio.sleep(0.1)
+                continue
+            if process.full(self._limits):
+                await self._wait_for_room(process)
+                continue
+            data = self._subscriptions.get(queue.topic)
+            if data is None:
+                return
+            try:
+                commit = None if self.broadcasting else process.commit_offset
+                result = await self.puller.pull(queue, process.next_offset, data, commit=commit)
+            except _FAILURES as error:
+                self.puller.failed(queue)
+                log.info("%s: pull of %s: %s", self.group, queue, error)
+                if isinstance(error, BrokerError):
+                    pause = max(pause, 0.2)
+                    if error.code in (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST):
+                        await self.session.beat_now()
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 1.0) if isinstance(error, BrokerError) else next_backoff(pause)
+                with contextlib.suppress(*_FAILURES):
+                    await self.session.route(queue.topic, fresh=True)
+                continue
+            pause = BACKOFF_FIRST
+            if result.status is PullStatus.ILLEGAL:
+                log.warning(
+                    "%s: offset %d of %s is outside of %d to %d; goes on at %d",
+                    self.group, process.next_offset, queue, result.min_offset, result.max_offset, result.next_offset,
+                )  # fmt: skip
+                self.offsets.update(queue, result.next_offset, backwards=True)
+            self._took(process, result.messages, result.next_offset)
+
+    def _took(self, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int) -> None:
+        for message in process.add(messages, next_offset, _now_ms()):
+            self._ready.put_nowait((message, process))
+
+    async def _wait_for_room(self, process: ProcessQueue) -> None:
+        async with self._room:
+            await self._room.wait_for(lambda: process.dropped or not process.full(self._limits))
+
+    # Consuming
+
+    async def _work(self) -> None:
+        while True:
+            item = await self._ready.get()
+            if item is None:
+                return
+            message, process = item
+            if process.dropped or self._closing:
+                continue
+            was_full = process.full(self._limits)
+            await self._consume(message, process)
+            if was_full and not process.full(self._limits):
+                async with self._room:
+                    self._room.notify_all()
+
+    async def _consume(self, message: ReceivedMessage, process: ProcessQueue) -> None:
+        delay_level = await self.handle(message)
+        while delay_level is not None and not self.broadcasting and not process.dropped:
+            if await self._send_back.send(message, delay_level, self.max_retries):
+                break
+            # Nobody could be told: the message is tried here again.
+            await asyncio.sleep(LOCAL_RETRY_SECONDS)
+            delay_level = await self.handle(message)
+        if not process.dropped or delay_level is None:
+            process.done(message, _now_ms())
+
+    async def handle(self, message: ReceivedMessage) -> int | None:
+        """Calls the application; None: consumed, otherwise the delay level with which it is to be retried."""
+        handler = self._handlers.get(message.topic)
+        if handler is None:
+            log.warning("%s: no handler for topic %s of %r; sent back", self.group, message.topic, message)
+            return 0
+        try:
+            answer = await handler(message)
+        except RetryLater as later:
+            return later.delay_level
+        except Exception:
+            log.exception("%s: handling %r failed", self.group, message)
+            return 0
+        return 0 if answer is False else None
+
+    # Offsets
+
+    def note_offsets(self) -> None:
+        for queue, item in self._running.items():
+            self.offsets.update(queue, item.process.commit_offset)
+
+    async def commit(self) -> None:
+        """Commits what is consumed; also done by itself every few seconds and at the end."""
+        self.note_offsets()
+        await self.offsets.commit(wait=True)
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._commit_s)
+            try:
+                self.note_offsets()
+                await self.offsets.commit()
+            except OSError as error:
+                log.error("%s: offsets cannot be kept: %s", self.group, error)
+
+
+class _Running:
+    """A queue that is read."""
+
+    __slots__ = ("process", "task")
+
+    def __init__(self, process: ProcessQueue, task: asyncio.Task[None]) -> None:
+        self.process = process
+        self.task = task
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,84 @@
+"""What is under way of one queue: pulled, not yet consumed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gantry_broker.client.message import ReceivedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    """When to stop pulling, per queue; RocketMQ's defaults. `span` is between the first and last offset under way."""
+
+    messages: int = 1000
+    bytes: int = 100 * 1024 * 1024
+    span: int = 2000
+
+
+DEFAULT_LIMITS: Final = FlowLimits()
+
+
+class ProcessQueue:
+    """Messages of a queue between pull and success. Offsets come in rising order, as pulls give them."""
+
+    __slots__ = ("_bytes", "_last", "_open", "consumed", "consumed_ms", "dropped", "next_offset", "pulled_ms")
+
+    def __init__(self, next_offset: int) -> None:
+        self._open: dict[int, ReceivedMessage] = {}
+        self._bytes = 0
+        self._last = next_offset
+        self.next_offset = next_offset
+        """Where the next pull begins."""
+        self.dropped = False
+        self.consumed = 0
+        self.pulled_ms = 0
+        self.consumed_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def commit_offset(self) -> int:
+        """All below it is consumed: the first message under way, or else where the next pull begins."""
+        for offset in self._open:
+            return offset
+        return self.next_offset
+
+    def add(self, messages: Iterable[ReceivedMessage], next_offset: int, now_ms: int = 0) -> list[ReceivedMessage]:
+        """Takes in what a pull gave; gives those that were not known yet."""
+        self.pulled_ms = now_ms
+        fresh = []
+        for message in messages:
+            offset = message.queue_offset
+            if offset not in self._open:
+                self._open[offset] = message
+                self._bytes += message.record.size
+                self._last = max(self._last, offset)
+                fresh.append(message)
+        self.next_offset = next_offset
+        return fresh
+
+    def done(self, message: ReceivedMessage, now_ms: int = 0) -> None:
+        """A message has been consumed or sent back."""
+        known = self._open.pop(message.queue_offset, None)
+        if known is not None:
+            self._bytes -= known.record.size
+            self.consumed += 1
+            self.consumed_ms = now_ms
+
+    def full(self, limits: FlowLimits) -> bool:
+        """Whether pulling must wait."""
+        if not self._open:
+            return False
+        return (
+            len(self._open) >= limits.messages
+            or self._bytes >= limits.bytes
+            or self._last - self.commit_offset > limits.span
+        )

@@ -1,0 +1,210 @@
+"""What an application sends and what it receives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from gantry_broker.client.errors import InvalidMessage
+from gantry_broker.protocol.codes import (
+    KEY_SEPARATOR,
+    NOT_ALLOWED_SEND_TOPICS,
+    TOPIC_MAX_LENGTH,
+    Prop,
+    SendStatus,
+)
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.message import Record, RecordError, format_properties
+
+MAX_BODY: Final = 4 * 1024 * 1024
+"""Bytes of the largest body that a client sends by default, as RocketMQ's."""
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+RESERVED: Final = frozenset(
+    value for name, value in vars(Prop).items() if not name.startswith("_") and isinstance(value, str)
+) - {
+    Prop.CHECK_IMMUNITY_TIME_IN_SECONDS,
+    Prop.INNER_MULTI_DISPATCH,
+    Prop.SHARDING_KEY,
+    Prop.TIMER_DELAY_SEC,
+    Prop.TIMER_DELAY_MS,
+    Prop.TIMER_DELIVER_MS,
+}
+"""Property names that have a meaning of their own; applications set them by the fields of `Message`."""
+
+
+class FromWhere(StrEnum):
+    """Where a consumer group that has no offset yet begins."""
+
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+def check_topic(topic: str) -> None:
+    """Raises InvalidMessage for a name that RocketMQ's rules forbid."""
+    if not topic or len(topic) > TOPIC_MAX_LENGTH or not _NAME.fullmatch(topic):
+        raise InvalidMessage(
+            f"topic {topic[:150]!r}: 1 to {TOPIC_MAX_LENGTH} letters, digits, '_', '-', '%' and '|' are allowed"
+        )
+
+
+def check_group(group: str) -> None:
+    """Raises InvalidMessage for a name that RocketMQ's rules forbid."""
+    if not group or len(group) > 255 or not _NAME.fullmatch(group):
+        raise InvalidMessage(f"group {group[:150]!r}: 1 to 255 letters, digits, '_', '-', '%' and '|' are allowed")
+
+
+@dataclass(slots=True)
+class Message:
+    """A message to be sent.
+
+    `keys` make it findable by a query; `delay_level` is one of the broker's levels (1 and up, 0: none); `deliver_at_ms`
+    a time since 1970 before which it must not be delivered; `wait_stored` False lets the broker answer before the
+    message is flushed or replicated.
+    """
+
+    topic: str
+    body: bytes
+    tags: str = ""
+    keys: str | Iterable[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+    delay_level: int = 0
+    deliver_at_ms: int | None = None
+    wait_stored: bool = True
+
+    def wire_properties(self, unique_key: str) -> dict[str, str]:
+        """All properties as they are stored. Raises InvalidMessage for a reserved name."""
+        out = dict(self.properties)
+        if not RESERVED.isdisjoint(out):
+            name = next(name for name in out if name in RESERVED)
+            raise InvalidMessage(
+                f"property {name!r} has a meaning of its own; use the message's fields or another name"
+            )
+        if self.keys:
+            out[Prop.KEYS] = self.keys if isinstance(self.keys, str) else KEY_SEPARATOR.join(self.keys)
+        if self.tags:
+            out[Prop.TAGS] = self.tags
+        if self.delay_level:
+            out[Prop.DELAY_TIME_LEVEL] = str(self.delay_level)
+        if self.deliver_at_ms is not None:
+            out[Prop.TIMER_DELIVER_MS] = str(self.deliver_at_ms)
+        out[Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX] = unique_key
+        out[Prop.WAIT_STORE_MSG_OK] = "true" if self.wait_stored else "false"
+        return out
+
+    def check(self, max_body: int = MAX_BODY) -> None:
+        """Raises InvalidMessage when no broker would take it."""
+        check_topic(self.topic)
+        if self.topic in NOT_ALLOWED_SEND_TOPICS:
+            raise InvalidMessage(f"topic {self.topic} belongs to the brokers; nobody may send to it")
+        if not self.body:
+            raise InvalidMessage("the body is empty; RocketMQ takes messages of at least one byte")
+        if len(self.body) > max_body:
+            raise InvalidMessage(f"the body has {len(self.body)} bytes; at most {max_body} are allowed")
+
+
+def pack_properties(properties: Mapping[str, str]) -> bytes:
+    """The stored form. Raises InvalidMessage."""
+    try:
+        return format_properties(properties)
+    except RecordError as error:
+        raise InvalidMessage(str(error)) from None
+
+
+@dataclass(slots=True, frozen=True)
+class SendResult:
+    """What a producer is told. Only `SEND_OK` is a promise that no failover undoes."""
+
+    status: SendStatus
+    message_id: str
+    """The unique key that the client gave it (of a batch: all, joined by commas)."""
+    offset_id: str
+    """Where it lies: the broker's address and the offset in its log (of a batch: all, joined by commas)."""
+    queue: MessageQueue
+    queue_offset: int
+    transaction_id: str = ""
+
+
+class ReceivedMessage:
+    """A message that a consumer got."""
+
+    __slots__ = ("_body", "_props", "broker", "record", "topic")
+
+    def __init__(self, record: Record, broker: str, topic: str | None = None) -> None:
+        self.record = record
+        self.broker = broker
+        self.topic = record.topic if topic is None else topic
+        self._props: dict[str, str] | None = None
+        self._body: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"<ReceivedMessage {self.topic}@{self.broker}:{self.queue_id} offset={self.queue_offset} id={self.id}>"
+
+    @property
+    def body(self) -> bytes:
+        """As it was sent; decompressed if it was compressed. Raises RecordError when that fails."""
+        if self._body is None:
+            self._body = self.record.payload()
+        return self._body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        if self._props is None:
+            self._props = self.record.props
+        return self._props
+
+    @property
+    def tags(self) -> str:
+        return self.properties.get(Prop.TAGS, "")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key for key in self.properties.get(Prop.KEYS, "").split(KEY_SEPARATOR) if key)
+
+    @property
+    def id(self) -> str:
+        """The unique key that its producer gave it, or where it lies if there is none."""
+        return self.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) or self.record.offset_id
+
+    @property
+    def offset_id(self) -> str:
+        return self.record.offset_id
+
+    @property
+    def queue_id(self) -> int:
+        return self.record.queue_id
+
+    @property
+    def queue_offset(self) -> int:
+        return self.record.queue_offset
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue that it was read from."""
+        return MessageQueue(self.record.topic, self.broker, self.record.queue_id)
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it has been consumed without success before."""
+        return self.record.reconsume_times
+
+    @property
+    def born_ms(self) -> int:
+        return self.record.born_ms
+
+    @property
+    def store_ms(self) -> int:
+        return self.record.store_ms
+
+
+def restore_topic(record: Record, broker: str, group: str) -> ReceivedMessage:
+    """A message as consumers see it: one from the group's retry topic shows the topic that it came from."""
+    message = ReceivedMessage(record, broker)
+    if record.topic == f"%RETRY%{group}":
+        message.topic = message.properties.get(Prop.RETRY_TOPIC, record.topic)
+    return message

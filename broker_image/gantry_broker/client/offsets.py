@@ -1,0 +1,129 @@
+"""Where a group is in each queue: on the brokers (clustering) or in a file of this client (broadcasting)."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from gantry_broker.client.errors import BrokerError
+from gantry_broker.client.session import Session
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, offset_table
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, OffsetAnswer, QueryOffsetHeader, UpdateOffsetHeader
+from gantry_broker.remoting.errors import RemotingError
+
+log = logging.getLogger(__name__)
+
+
+class OffsetStore(Protocol):
+    """Keeps committed offsets."""
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        """The committed offset; None: there is none. Raises RemotingError, BrokerError, NoRoute."""
+
+    def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
+        """Notes an offset, to be committed later. Lower ones count only when `backwards` says so."""
+
+    def noted(self, queue: MessageQueue) -> int | None:
+        """What was noted last."""
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The queue belongs to somebody else now."""
+
+    async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
+        """Commits what was noted; failures are logged and tried again the next time. `wait`: for the answer."""
+
+
+class BrokerOffsets:
+    """Offsets kept by the brokers."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+        self._noted: dict[MessageQueue, int] = {}
+        self._committed: dict[MessageQueue, int] = {}
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
+        address = await self._session.master(queue.broker, queue.topic)
+        answer = await self._session.call(address, Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=header.ext()))
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(f"offset of {self._group} in {queue}", answer.code, answer.remark)
+        offset = OffsetAnswer.from_ext(answer.ext).offset
+        return offset if offset >= 0 else None
+
+    def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
+        if backwards:
+            self._committed.pop(queue, None)
+            self._noted[queue] = offset
+        elif offset > self._noted.get(queue, -1):
+            self._noted[queue] = offset
+
+    def noted(self, queue: MessageQueue) -> int | None:
+        return self._noted.get(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._noted.pop(queue, None)
+        self._committed.pop(queue, None)
+
+    async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
+        for queue, offset in list(self._noted.items()):
+            if (only is not None and queue != only) or self._committed.get(queue) == offset:
+                continue
+            header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, Long(offset))
+            frame = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=header.ext())
+            address = self._session.address(queue.broker)
+            if address is None:
+                continue
+            try:
+                # Answered also when nobody waits for it: a lost commit would repeat messages after a failover.
+                await self._session.demand(address, frame, f"commit of {queue}", 3.0 if wait else 1.0)
+                self._committed[queue] = offset
+            except (RemotingError, BrokerError) as error:
+                log.info("offset %d of %s in %s is not committed yet: %s", offset, self._group, queue, error)
+
+
+class FileOffsets:
+    """Offsets kept in a file in RocketMQ's form; `path` None: in memory only."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises BodyError when the file is there but is not such a table."""
+        self._path = path
+        self._noted: dict[MessageQueue, int] = {}
+        self._dirty = False
+        if path is not None:
+            try:
+                self._noted = offset_table(path.read_bytes())
+            except FileNotFoundError:
+                log.info("%s is not there yet: nothing consumed so far", path)
+            except BodyError as error:
+                raise BodyError(f"{path}: {error}") from None
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return self._noted.get(queue)
+
+    def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
+        if backwards or offset > self._noted.get(queue, -1):
+            self._noted[queue] = offset
+            self._dirty = True
+
+    def noted(self, queue: MessageQueue) -> int | None:
+        return self._noted.get(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Every member reads every queue: nothing is forgotten."""
+
+    async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
+        if self._path is None or not self._dirty:
+            return
+        self._dirty = False
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".tmp")
+        fresh.write_bytes(fastjson.dumps({"offsetTable": self._noted}))
+        fresh.replace(self._path)

@@ -1,0 +1,313 @@
+"""The producer: sends, retries, batches, one-way.
+
+A send is tried until it is acknowledged or its time is over. What fails before a broker answered (refused, lost) or
+with "not now" is tried again quickly, on another broker if there is one: a failover takes less than a second and the
+address stays. What a broker refuses is tried on other brokers, `retries` times. Every try has the same unique key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final, Self
+
+from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
+from gantry_broker.client.message import MAX_BODY, Message, SendResult, check_group, pack_properties
+from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
+from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
+from gantry_broker.client.uniqueid import create_unique_key
+from gantry_broker.protocol.codes import (
+    AUTO_CREATE_TOPIC,
+    FLAG_ONEWAY,
+    RETRY_PREFIX,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SendStatus,
+    SysFlag,
+)
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import SendAnswer
+from gantry_broker.protocol.message import BatchItem, compress, encode_batch
+from gantry_broker.remoting.errors import RemotingError, RequestTimeout
+
+SEND_SECONDS: Final = 3.0
+RETRIES: Final = 2
+COMPRESS_OVER: Final = 4096
+"""Bytes of a body from which on it is compressed."""
+DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
+_DEFAULT_QUEUES: Final = 4
+_COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
+
+_STATUS: Final = {
+    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_NOT_NOW: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
+_ELSEWHERE: Final = frozenset(
+    (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    )
+)
+
+
+class Producer:
+    """Sends messages.
+
+    async with Producer("127.0.0.1:9876") as producer:
+        result = await producer.send("Orders", b"...", keys="4711")
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str] | Session,
+        group: str = DEFAULT_GROUP,
+        *,
+        timeout: float = SEND_SECONDS,
+        retries: int = RETRIES,
+        compress_over: int = COMPRESS_OVER,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        """`timeout` is in seconds and covers all tries of one send; `compress_over` and `max_body` are bytes."""
+        check_group(group)
+        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+        self.group = group
+        self.timeout = timeout
+        self.retries = retries
+        self._compress_over = compress_over
+        self._max_body = max_body
+        self._turns: dict[str, RoundRobin] = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        self.session.producer_groups.add(self.group)
+        await self.session.start()
+
+    async def close(self) -> None:
+        await self.session.unregister(producer=self.group)
+        self.session.producer_groups.discard(self.group)
+        await self.session.close()
+
+    async def send(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tags: str = "",
+        keys: str = "",
+        queue: MessageQueue | None = None,
+        selector: QueueSelector | None = None,
+        key: object = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Sends a Message, or a topic and a body, and waits for the acknowledgement.
+
+        `queue` sends to that queue only; `key` to one chosen by its hash, so that messages of one key keep their
+        order (`selector` chooses otherwise). Raises InvalidMessage, NoRoute, BrokerError (refused), SendFailed (not
+        acknowledged in time: it may be stored nevertheless).
+        """
+        if isinstance(message, str):
+            message = Message(message, body or b"", tags, keys)
+        frame, unique_key = self._frame(message)
+        if selector is None and key is not None:
+            selector = select_by_hash
+        return await self._deliver(frame, message, unique_key, queue, selector, key, timeout or self.timeout)
+
+    async def send_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
+    ) -> SendResult:
+        """Sends messages of one topic in one request, to one queue. Raises as `send`."""
+        frame, unique_keys = self._batch_frame(messages)
+        return await self._deliver(
+            frame, messages[0], ",".join(unique_keys), queue, None, None, timeout or self.timeout
+        )
+
+    async def send_oneway(self, message: Message | str, body: bytes | None = None) -> None:
+        """Sends without an acknowledgement. Raises InvalidMessage, NoRoute, RemotingError when nothing was sent."""
+        if isinstance(message, str):
+            message = Message(message, body or b"")
+        frame, _ = self._frame(message)
+        queue = self._turn(message.topic).choose(await self._queues(message.topic))
+        self._aim(frame, queue)
+        frame.flag |= FLAG_ONEWAY
+        await self.session.remoting.oneway(await self.session.master(queue.broker, message.topic), frame)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that can be sent to. Raises NoRoute."""
+        return await self._queues(topic)
+
+    # Frames
+
+    def _frame(self, message: Message, extra: dict[str, str] | None = None, sys_flag: int = 0) -> tuple[Frame, str]:
+        message.check(self._max_body)
+        unique_key = create_unique_key()
+        properties = message.wire_properties(unique_key)
+        if extra:
+            properties |= extra
+        body = message.body
+        if len(body) >= self._compress_over:
+            smaller = compress(body)
+            if len(smaller) < len(body):
+                body = smaller
+                sys_flag |= _COMPRESSED
+        ext = self._ext(message, pack_properties(properties).decode(), sys_flag)
+        return Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=body), unique_key
+
+    def _batch_frame(self, messages: Sequence[Message]) -> tuple[Frame, list[str]]:
+        if not messages:
+            raise InvalidMessage("a batch has at least one message")
+        items = []
+        unique_keys = []
+        first = messages[0]
+        for message in messages:
+            message.check(self._max_body)
+            if message.topic != first.topic or message.wait_stored != first.wait_stored:
+                raise InvalidMessage("messages of a batch have one topic and the same wait_stored")
+            if message.delay_level or message.deliver_at_ms is not None or message.topic.startswith(RETRY_PREFIX):
+                raise InvalidMessage("a batch holds neither delayed messages nor such for a retry topic")
+            unique_key = create_unique_key()
+            unique_keys.append(unique_key)
+            items.append(BatchItem(message.body, pack_properties(message.wire_properties(unique_key)), message.flag))
+        body = encode_batch(items)
+        if len(body) > self._max_body:
+            raise InvalidMessage(f"the batch has {len(body)} bytes; at most {self._max_body} are allowed")
+        wait = {Prop.WAIT_STORE_MSG_OK: "true" if first.wait_stored else "false"}
+        ext = self._ext(first, pack_properties(wait).decode(), 0)
+        ext["m"] = "true"
+        return Frame(RequestCode.SEND_BATCH_MESSAGE, ext=ext, body=body), unique_keys
+
+    def _ext(self, message: Message, properties: str, sys_flag: int) -> dict[str, str]:
+        """The fields of SendHeader under their short names; `_aim` adds the queue."""
+        return {
+            "a": self.group,
+            "b": message.topic,
+            "c": AUTO_CREATE_TOPIC,
+            "d": str(_DEFAULT_QUEUES),
+            "e": "0",
+            "f": str(sys_flag),
+            "g": str(time.time_ns() // 1_000_000),
+            "h": str(message.flag),
+            "i": properties,
+            "j": "0",
+            "k": "false",
+            "m": "false",
+        }
+
+    @staticmethod
+    def _aim(frame: Frame, queue: MessageQueue) -> None:
+        frame.ext["e"] = str(queue.queue_id)
+        frame.ext["n"] = queue.broker
+
+    # Delivery
+
+    def _turn(self, topic: str) -> RoundRobin:
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = self._turns[topic] = RoundRobin()
+        return turn
+
+    async def _queues(self, topic: str, *, fresh: bool = False) -> list[MessageQueue]:
+        route = await self.session.route(topic, fresh=fresh)
+        queues = writable_queues(topic, route) if route is not None else []
+        if not queues and route is None:
+            # The topic may be made when the first message comes: brokers that do so register this one.
+            route = await self.session.route(AUTO_CREATE_TOPIC, fresh=fresh)
+            queues = writable_queues(topic, route, as_default=_DEFAULT_QUEUES) if route is not None else []
+        if not queues:
+            raise NoRoute(
+                f"no broker takes messages for topic {topic}: it does not exist, is not made on demand, "
+                "or its brokers have no master or no write permission"
+            )
+        return queues
+
+    async def _deliver(
+        self,
+        frame: Frame,
+        message: Message,
+        unique_key: str,
+        fixed: MessageQueue | None,
+        selector: QueueSelector | None,
+        key: object,
+        timeout: float,
+    ) -> SendResult:
+        clock = time.monotonic
+        deadline = clock() + timeout
+        refused = 0
+        failed: set[str] = set()
+        attempts: list[str] = []
+        pause = BACKOFF_FIRST
+        fresh = False
+        while True:
+            queue: MessageQueue | None = fixed
+            try:
+                if queue is None:
+                    queues = await self._queues(message.topic, fresh=fresh)
+                    if selector is not None:
+                        queue = selector(queues, message, key)
+                    else:
+                        queue = self._turn(message.topic).choose(queues, failed)
+                self._aim(frame, queue)
+                address = self.session.address(queue.broker)
+                if address is None:
+                    address = await self.session.master(queue.broker, message.topic)
+                left = deadline - clock()
+                if left <= 0:
+                    raise SendFailed(message.topic, attempts, timeout)
+                answer = await self.session.remoting.request(address, frame, left)
+            except (RemotingError, NoRoute) as error:
+                attempts.append(str(error))
+                if isinstance(error, NoRoute) and not failed:
+                    # Nothing was tried: a route that is not there yet may appear, but a wrong topic must not wait long.
+                    refused += 1
+                    if refused > self.retries:
+                        raise
+                elif isinstance(error, RequestTimeout) and clock() >= deadline:
+                    raise SendFailed(message.topic, attempts, timeout) from None
+                if queue is not None:
+                    failed.add(queue.broker)
+            else:
+                status = _STATUS.get(answer.code)
+                if status is not None:
+                    return self._result(status, answer, unique_key, queue)
+                attempts.append(f"{queue.broker}: {answer.code} {answer.remark or ''}")
+                failed.add(queue.broker)
+                if answer.code not in _NOT_NOW:
+                    refused += 1
+                    if answer.code not in _ELSEWHERE or refused > self.retries:
+                        raise BrokerError(f"send to {queue}", answer.code, answer.remark)
+            fresh = True
+            known = self.session.known_route(message.topic)
+            others = {data.broker for data in known.queues} - failed if known is not None else ()
+            if others and fixed is None and selector is None:
+                continue  # another broker can be tried at once
+            failed.clear()
+            if clock() + pause >= deadline:
+                raise SendFailed(message.topic, attempts, timeout)
+            await asyncio.sleep(pause)
+            pause = next_backoff(pause)
+
+    @staticmethod
+    def _result(status: SendStatus, answer: Frame, unique_key: str, queue: MessageQueue) -> SendResult:
+        header = SendAnswer.from_ext(answer.ext)
+        return SendResult(
+            status,
+            unique_key,
+            header.msgId,
+            MessageQueue(queue.topic, queue.broker, header.queueId),
+            header.queueOffset,
+            header.transactionId or "",
+        )

@@ -1,0 +1,313 @@
+"""What producers, consumers and admins share: routes, connections and heartbeats.
+
+Routes are asked of a NameServer when they are needed, again every 30 s, and at once when a broker cannot be reached. A
+group's address stays the same over a failover, so a lost connection is simply made again, quickly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final, Self
+
+from gantry_broker.client.answers import Answering, ConsumerAnswers
+from gantry_broker.client.errors import BrokerError, NoRoute
+from gantry_broker.client.uniqueid import local_address
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, ConsumerData, Heartbeat, TopicRoute
+from gantry_broker.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.errors import ConnectError, RemotingError
+
+log = logging.getLogger(__name__)
+
+ROUTE_POLL_SECONDS: Final = 30.0
+HEARTBEAT_SECONDS: Final = 30.0
+FORCED_POLL_SECONDS: Final = 0.2
+"""A route is not asked for more often than this, whatever fails."""
+CALL_SECONDS: Final = 3.0
+BACKOFF_FIRST: Final = 0.02
+BACKOFF_MOST: Final = 0.2
+
+
+def next_backoff(seconds: float) -> float:
+    """The pause after a pause of `seconds`."""
+    return min(seconds * 2, BACKOFF_MOST)
+
+
+def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
+    """Addresses from "a:9876;b:9876" (commas do too) or a list. Raises ValueError when there is none."""
+    found = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
+    addresses = [address.strip() for address in found if address.strip()]
+    if not addresses:
+        raise ValueError(f"no NameServer address in {name_servers!r}; write host:port, several joined by ';'")
+    return addresses
+
+
+class Session:
+    """One client as brokers see it. `async with Session("127.0.0.1:9876") as session`, or `start` and `close`.
+
+    Several producers and consumers (of different groups) may share one.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str],
+        *,
+        client_id: str | None = None,
+        route_poll_s: float = ROUTE_POLL_SECONDS,
+        heartbeat_s: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self.name_servers = parse_name_servers(name_servers)
+        self.client_id = client_id or f"{local_address()}@{os.getpid()}#{time.time_ns() ^ id(self)}"
+        self.remoting = RemotingClient(on_disconnect=self._disconnected)
+        self.producer_groups: set[str] = set()
+        self.consumers: dict[str, Callable[[], ConsumerData]] = {}
+        self.on_group_change: list[Callable[[str], None]] = []
+        """Told the name of a consumer group whose members have changed."""
+        self.on_disconnect: list[Callable[[str], None]] = []
+        """Told the address of a broker whose connection broke."""
+        self._route_poll_s = route_poll_s
+        self._heartbeat_s = heartbeat_s
+        self._current = 0
+        self._routes: dict[str, TopicRoute] = {}
+        self._asked: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[TopicRoute | None]] = {}
+        self._brokers: dict[str, dict[int, str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._revivals: set[str] = set()
+        self._users = 0
+        self._closed = False
+        self._answering: dict[str, Answering] = {}
+        self.remoting.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._ids_changed)
+        answers = ConsumerAnswers(self._answering.get, self.name_servers)
+        for code in ConsumerAnswers.CODES:
+            self.remoting.register(code, answers.answer)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Each `start` asks for a `close`; the last one ends the session."""
+        self._users += 1
+        if self._users == 1:
+            self.spawn(self._poll_routes())
+            self.spawn(self._beat())
+
+    async def close(self) -> None:
+        self._users -= 1
+        if self._users > 0 or self._closed:
+            return
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.remoting.close()
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Runs something that ends with the session at the latest."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Routes
+
+    async def ask_name_server(self, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
+        """The answer of the first NameServer that gives one. Raises the last one's RemotingError."""
+        error: RemotingError = ConnectError("no NameServer")
+        deadline = time.monotonic() + timeout
+        for _ in range(len(self.name_servers)):
+            address = self.name_servers[self._current % len(self.name_servers)]
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            patience = left if len(self.name_servers) == 1 else max(left / 2, 0.05)
+            try:
+                return await self.remoting.request(address, frame, patience)
+            except RemotingError as failure:
+                error = failure
+                self._current += 1
+        raise error
+
+    async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute | None:
+        """The route of a topic; None: no broker has it. `fresh` asks again even when it is known.
+
+        Raises RemotingError when no NameServer answers and nothing is known, BrokerError, BodyError.
+        """
+        known = self._routes.get(topic)
+        if known is not None and not fresh:
+            return known
+        if known is not None and time.monotonic() - self._asked.get(topic, -1e9) < FORCED_POLL_SECONDS:
+            return known
+        asking = self._asking.get(topic)
+        if asking is None:
+            asking = self._asking[topic] = asyncio.ensure_future(self._ask_route(topic))
+            asking.add_done_callback(lambda done: self._asked_route(topic, done))
+        try:
+            return await asyncio.shield(asking)
+        except RemotingError:
+            if known is None:
+                raise
+            return known  # an unreachable NameServer is no reason to stop
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        return self._routes.get(topic)
+
+    def address(self, broker: str, broker_id: int = MASTER_ID) -> str | None:
+        """A broker's address, as far as routes have told."""
+        return self._brokers.get(broker, {}).get(broker_id)
+
+    def addresses(self, broker: str) -> dict[int, str]:
+        return self._brokers.get(broker, {})
+
+    async def _ask_route(self, topic: str) -> TopicRoute | None:
+        header = RouteHeader(topic, acceptStandardJsonOnly=True)
+        answer = await self.ask_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext()))
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._routes.pop(topic, None)
+            return None
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(f"route of {topic}", answer.code, answer.remark)
+        try:
+            route = TopicRoute.from_json(fastjson.loads(answer.body))
+        except fastjson.JsonError as error:
+            raise BodyError(f"route of {topic}: {error}") from None
+        self._routes[topic] = route
+        self._asked[topic] = time.monotonic()
+        for broker in route.brokers:
+            self._brokers[broker.name] = broker.addresses
+        return route
+
+    def _asked_route(self, topic: str, task: asyncio.Task[TopicRoute | None]) -> None:
+        self._asking.pop(topic, None)
+        if not task.cancelled():
+            task.exception()
+
+    async def _poll_routes(self) -> None:
+        while True:
+            await asyncio.sleep(self._route_poll_s)
+            for topic in list(self._routes):
+                try:
+                    await self.route(topic, fresh=True)
+                except (RemotingError, BrokerError, BodyError) as error:
+                    log.warning("route of %s: %s", topic, error)
+
+    # Calls to brokers
+
+    async def call(self, address: str, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
+        """The answer of a broker, whatever its code. Raises RemotingError."""
+        return await self.remoting.request(address, frame, timeout)
+
+    async def demand(self, address: str, frame: Frame, what: str, timeout: float = CALL_SECONDS) -> Frame:
+        """The answer of a broker; raises BrokerError unless it is SUCCESS, and RemotingError."""
+        answer = await self.remoting.request(address, frame, timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(what, answer.code, answer.remark)
+        return answer
+
+    async def master(self, broker: str, topic: str | None = None) -> str:
+        """The address of a group's master. Raises NoRoute."""
+        address = self.address(broker)
+        if address is None and topic is not None:
+            await self.route(topic, fresh=True)
+            address = self.address(broker)
+        if address is None:
+            raise NoRoute(f"broker group {broker} has no master in the routes that are known")
+        return address
+
+    # Heartbeats
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self.client_id, sorted(self.producer_groups), [build() for build in self.consumers.values()])
+
+    async def beat_now(self, addresses: Sequence[str] | None = None) -> list[str]:
+        """Tells brokers (None: all that routes have told) who we are; gives the addresses that answered."""
+        beat = self.heartbeat()
+        if not beat.producers and not beat.consumers:
+            return []
+        body = fastjson.dumps(beat.to_json())
+        if addresses is None:
+            # Slaves need to know consumers only: those may read from them.
+            addresses = [
+                address
+                for broker in self._brokers.values()
+                for broker_id, address in broker.items()
+                if broker_id == MASTER_ID or beat.consumers
+            ]
+
+        async def tell(address: str) -> str | None:
+            try:
+                await self.demand(address, Frame(RequestCode.HEART_BEAT, body=body), f"heartbeat to {address}")
+            except (RemotingError, BrokerError) as error:
+                log.info("heartbeat: %s", error)
+                return None
+            return address
+
+        answers = await asyncio.gather(*(tell(address) for address in dict.fromkeys(addresses)))
+        return [address for address in answers if address is not None]
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            await self.beat_now()
+
+    async def unregister(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Tells all brokers that a group's member leaves, as far as they can be reached."""
+        header = UnregisterClientHeader(self.client_id, producer, consumer)
+        reached = set(self.remoting.addresses)
+
+        async def tell(address: str) -> None:
+            with contextlib.suppress(RemotingError):
+                await self.call(address, Frame(RequestCode.UNREGISTER_CLIENT, ext=header.ext()), 1.0)
+
+        everywhere = {address for broker in self._brokers.values() for address in broker.values()}
+        await asyncio.gather(*(tell(address) for address in everywhere & reached))
+
+    def _disconnected(self, address: str) -> None:
+        """A broker whose connection broke, or its successor at the same address, has to be told of consumers again."""
+        if self._closed or not self.consumers or address in self._revivals:
+            return
+        if not any(address in broker.values() for broker in self._brokers.values()):
+            return
+        for listener in self.on_disconnect:
+            listener(address)
+        self._revivals.add(address)
+        self.spawn(self._revive(address))
+
+    async def _revive(self, address: str) -> None:
+        pause = BACKOFF_FIRST
+        deadline = time.monotonic() + 60.0
+        try:
+            while time.monotonic() < deadline:
+                await asyncio.sleep(pause)
+                if not any(address in broker.values() for broker in self._brokers.values()):
+                    return
+                if await self.beat_now([address]):
+                    return
+                pause = next_backoff(pause)
+        finally:
+            self._revivals.discard(address)
+
+    # What brokers ask of consumers
+
+    def answer_for(self, consumer: Answering) -> None:
+        """From now on requests of brokers that name this consumer's group are answered."""
+        self._answering[consumer.group] = consumer
+
+    def forget_answers_for(self, consumer: Answering) -> None:
+        self._answering.pop(consumer.group, None)
+
+    async def _ids_changed(self, conn: object, frame: Frame) -> None:
+        for listener in self.on_group_change:
+            listener(frame.ext.get("consumerGroup", ""))
