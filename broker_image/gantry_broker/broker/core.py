@@ -1,0 +1,466 @@
+"""The broker's state and what all handlers share: metadata changes, appends, confirmed records, the role.
+
+One object, owned by the event loop. Request handling is in `dispatch.py` and `handlers/`, the process in `main.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gantry_broker.config import BrokerConfig
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.codes import (
+    AUTO_CREATE_TOPIC,
+    CONTROL_TOPIC,
+    DLQ_PREFIX,
+    PREDEFINED_GROUPS,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    Perm,
+    RequestCode,
+    SendStatus,
+)
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import decode_records
+from gantry_broker.replication.service import ReplicationService, Role
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import StoreError, StoreFull
+from gantry_broker.store.records import delay_table
+from gantry_broker.store.types import Confirmed, Got, Put, Stored
+
+from .clients import ClientTable
+from .faults import NotStored, NotWritable
+from .locks import QueueLocks
+from .longpoll import HeldPulls
+from .metadata import Change, Metadata, Tables, encode_change
+from .stats import Stats
+from .topics import TIMER_TOPIC, retry_topic, system_topics
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.store.store import MessageStore
+
+    from .pull import Pull
+
+log = logging.getLogger(__name__)
+
+CHANGE_TIMEOUT_MS: Final = 3_000
+"""How long an administrator's change waits until it is confirmed."""
+
+
+class Broker:
+    """Everything that one member's handlers need."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, client: RemotingClient, store_host: bytes) -> None:
+        from .pull import Filters
+
+        self.config = config
+        self.settings: BrokerSettings = config.settings.model_copy()
+        self.store = store
+        self.client = client
+        self.store_host = store_host
+        self.store_host_hex = store_host.hex().upper()
+        self.started_ms = self.unix_ms()
+        self.delay_levels = delay_table(self.settings.messageDelayLevel)
+        self.clients = ClientTable()
+        self.locks = QueueLocks()
+        self.held: HeldPulls[Pull] = HeldPulls()
+        self.filters = Filters()
+        self.stats = Stats(self.started_ms)
+        self.meta = Metadata(base_tables(config, self.settings, len(self.delay_levels)))
+        self.disk_full = False
+        self.put_count = 0
+        self.get_count = 0
+        self.connections: Callable[[], int] = lambda: 0
+        self.on_role: list[Callable[[bool], None]] = []
+        """Called with "is master" after the role changed and the tables follow it."""
+        self.on_grown: dict[str, Callable[[int], None]] = {}
+        """Topic to what wants to know that a queue of it grew (delays, transactions, timers)."""
+        self.on_grew: Callable[[str, int], None] = lambda topic, queue_id: None
+        self.on_topics: list[Callable[[], None]] = []
+        """Called when topics or groups changed: the fast path forgets, the NameServers are told."""
+        self.on_status: list[Callable[[], None]] = []
+        self._leading = False
+        self._role_epoch = -1
+        self._opaque = 0
+        self._grown: list[tuple[str, int]] = []
+        self._loop = asyncio.get_event_loop()
+        self.replication = ReplicationService(
+            config,
+            store,
+            client,
+            epoch_body=self._epoch_body,
+            on_confirmed=self._on_confirmed,
+            on_role_change=self.role_changed,
+            on_change=self._status_changed,
+            on_cut=self._on_cut,
+            report=self._report,
+        )
+
+    # ---- clocks and names
+
+    @staticmethod
+    def now_ms() -> int:
+        """Monotonic milliseconds: deadlines."""
+        return time.monotonic_ns() // 1_000_000
+
+    @staticmethod
+    def unix_ms() -> int:
+        """What records and clients are told."""
+        return time.time_ns() // 1_000_000
+
+    def next_opaque(self) -> int:
+        """For one-way requests to clients; those with an answer get theirs from the connection."""
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return self._opaque
+
+    @property
+    def leading(self) -> bool:
+        """Whether this member is the master and its tables are the master's."""
+        return self._leading
+
+    @property
+    def may_append(self) -> bool:
+        return self._leading and self.replication.may_append
+
+    @property
+    def settled(self) -> bool:
+        return self.replication.settled
+
+    @property
+    def broker_id(self) -> int:
+        return 0 if self._leading else self.config.member + 1
+
+    @property
+    def address(self) -> str:
+        """Where clients reach this member in its present role."""
+        return self.config.group_address if self._leading else self.config.member_address
+
+    # ---- appending
+
+    def append(self, puts: list[Put]) -> list[Stored]:
+        """Appends a batch of the broker's own. Raises NotWritable and StoreError; the caller calls `appended`."""
+        if not self.may_append:
+            raise NotWritable(self.refusal())
+        stored = self.store.put(puts, self.unix_ms())
+        self._clear_full()
+        return stored
+
+    def appended(self, answer: Callable[[SendStatus], None] | None, now_ms: int = 0) -> None:
+        """Tells replication what was appended, and who waits for the promise."""
+        if answer is not None:
+            timeout = self.settings.slaveTimeout
+            if self.config.flush == "Sync":
+                timeout = max(timeout, self.settings.syncFlushTimeout)
+            self.replication.add_waiter(self.store.end, answer, timeout)
+        self.replication.appended(self.store.end)
+
+    def refusal(self) -> str:
+        """Why a write is refused, in words."""
+        if self.replication.parked:
+            return "service not available now: the group hands over to another master, send again"
+        role = self.replication.role
+        if role is Role.SLAVE:
+            return f"service not available now: {self.config.name} is a slave, send to the master"
+        return f"service not available now: {self.config.name} waits for its role ({self.replication.core.reason})"
+
+    def store_failed(self, error: StoreError) -> None:
+        if isinstance(error, StoreFull) and not self.disk_full:
+            self.disk_full = True
+            log.error("the disk is full: sends are refused until there is room: %s", error)
+            self._status_changed()
+        elif not isinstance(error, StoreFull):
+            log.error("the store refused a batch: %s", error)
+
+    def _clear_full(self) -> None:
+        if self.disk_full:
+            self.disk_full = False
+            log.info("there is room on the disk again: sends are accepted")
+            self._status_changed()
+
+    def count_puts(self, puts: list[Put], stored: list[Stored]) -> None:
+        """Statistics of a batch of sends, once per topic."""
+        if self.disk_full:
+            self._clear_full()
+        self.put_count += len(puts)
+        per_topic: dict[str, list[int]] = {}
+        for put, where in zip(puts, stored, strict=True):
+            row = per_topic.get(put.topic)
+            if row is None:
+                per_topic[put.topic] = [1, where.size]
+            else:
+                row[0] += 1
+                row[1] += where.size
+        add = self.stats.add
+        for topic, (count, size) in per_topic.items():
+            add("TOPIC_PUT_NUMS", topic, count, count)
+            add("TOPIC_PUT_SIZE", topic, size, count)
+        add("BROKER_PUT_NUMS", self.config.cluster, len(puts), len(puts))
+
+    def count_gets(self, topic: str, group: str, count: int, size: int) -> None:
+        self.get_count += count
+        key = f"{topic}@{group}"
+        self.stats.add("GROUP_GET_NUMS", key, count)
+        self.stats.add("GROUP_GET_SIZE", key, size)
+        self.stats.add("BROKER_GET_NUMS", self.config.cluster, count)
+
+    # ---- metadata
+
+    def change_put(self, change: Change) -> Put:
+        """The control record of a change."""
+        return Put(CONTROL_TOPIC, 0, 0, 0, self.unix_ms(), self.store_host, encode_change(change), b"")
+
+    def change(self, change: Change, waiter: Callable[[SendStatus], None] | None = None) -> None:
+        """Appends a change of metadata and applies it to the working view. Raises NotWritable and StoreError."""
+        change.setdefault("at", self.unix_ms())
+        self.append([self.change_put(change)])
+        self.applied(change)
+        self.appended(waiter)
+
+    def applied(self, change: Change) -> None:
+        """A change whose record was appended becomes part of the working view."""
+        if self.meta.working.apply(change):
+            for told in self.on_topics:
+                told()
+
+    async def change_and_wait(self, change: Change) -> None:
+        """A change that its asker may rely on. Raises NotWritable, StoreError and NotStored."""
+        done: asyncio.Future[SendStatus] = self._loop.create_future()
+
+        def told(status: SendStatus) -> None:
+            if not done.done():
+                done.set_result(status)
+
+        self.change(change, told)
+        status = await done
+        if status is not SendStatus.SEND_OK:
+            raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
+
+    def ensure_topic(self, name: str, queues: int, perm: int, sys_flag: int = 0) -> TopicConfig:
+        """A topic that the broker itself needs. Raises NotWritable and StoreError."""
+        known = self.meta.working.topics.get(name)
+        if known is not None:
+            return known
+        self.change({"topics": [TopicConfig(name, queues, queues, perm, sys_flag=sys_flag).to_json()]})
+        return self.meta.working.topics[name]
+
+    def ensure_system_topic(self, name: str) -> None:
+        if name in (TIMER_TOPIC, SCHEDULE_TOPIC) or name in self.meta.working.topics:
+            return
+        self.ensure_topic(name, 1, Perm.READ | Perm.WRITE)
+
+    def create_on_send(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
+        """`createTopicInSendMessageMethod` of 4.9.7; None: the topic may not be made."""
+        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return self.ensure_topic(name, 1, Perm.READ | Perm.WRITE)
+        pattern = self.meta.working.topics.get(default_topic)
+        if pattern is None or not pattern.perm & Perm.INHERIT:
+            return None
+        if default_topic == AUTO_CREATE_TOPIC and not self.settings.autoCreateTopicEnable:
+            return None
+        limit = self.settings.defaultTopicQueueNums if default_topic == AUTO_CREATE_TOPIC else pattern.write_queues
+        count = max(min(queues, limit), 1)
+        log.info("topic %s is made on demand with %d queues", name, count)
+        return self.ensure_topic(name, count, pattern.perm & ~Perm.INHERIT)
+
+    def group_config(self, name: str) -> SubscriptionGroup | None:
+        """A consumer group's configuration, made on demand where this member may and the settings allow it."""
+        known = self.meta.working.groups.get(name)
+        if known is not None:
+            return known
+        if not self.settings.autoCreateSubscriptionGroup and name not in PREDEFINED_GROUPS:
+            return None
+        made = SubscriptionGroup(name)
+        if self.may_append:
+            try:
+                self.change({"groups": [made.to_json()]})
+            except StoreError as error:
+                self.store_failed(error)
+        return made
+
+    def ensure_retry_topic(self, group: SubscriptionGroup) -> None:
+        if self.may_append:
+            try:
+                self.ensure_topic(retry_topic(group.name), max(group.retry_queues, 1), Perm.READ | Perm.WRITE)
+            except StoreError as error:
+                self.store_failed(error)
+
+    def flush_offsets(self) -> None:
+        """Writes the consumer offsets that changed into the log."""
+        if not self.may_append:
+            return
+        changes = self.meta.take_dirty(self.unix_ms())
+        if not changes:
+            return
+        try:
+            self.append([self.change_put(c) for c in changes])
+        except StoreError as error:
+            self.meta.put_back(changes)
+            self.store_failed(error)
+            return
+        self.appended(None)
+
+    def notify_group(self, group: str) -> None:
+        """Tells all members of a consumer group that it changed (request 40, one-way)."""
+        config = self.meta.working.groups.get(group)
+        members = self.clients.consumers.get(group)
+        if members is None or (config is not None and not config.notify_ids_changed):
+            return
+        for client in list(members.clients.values()):
+            client.conn.send(
+                Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.next_opaque(), 2, {"consumerGroup": group})
+            )
+
+    # ---- what replication tells
+
+    def _epoch_body(self, epoch: int) -> bytes:
+        return orjson.dumps({"kind": "epoch", "epoch": epoch, "group": self.config.group, "member": self.config.member})
+
+    def _on_confirmed(self, confirmed: Confirmed) -> None:
+        changed = False
+        for phys, body in confirmed.control:
+            changed = self.meta.confirm(phys, body) or changed
+        if changed and not self._leading:
+            for told in self.on_topics:
+                told()
+        # Readers are woken after the caller has finished its own step: what they do may append again.
+        if confirmed.grew:
+            if not self._grown:
+                self._loop.call_soon(self._wake)
+            self._grown += confirmed.grew
+
+    def _wake(self) -> None:
+        grown, self._grown = self._grown, []
+        for topic, queue_id in dict.fromkeys(grown):
+            told = self.on_grown.get(topic)
+            if told is not None:
+                told(queue_id)
+            self.on_grew(topic, queue_id)
+
+    def _on_cut(self, to: int) -> None:
+        if self.meta.applied > to:
+            log.warning("the log was cut to %d, below the tables: they are built anew", to)
+            self.rebuild_tables()
+
+    def rebuild_tables(self) -> None:
+        """The tables anew, from the control records that the log holds and that are confirmed."""
+        self.meta.clear()
+        self.replay_tables()
+
+    def replay_tables(self) -> None:
+        """Applies the confirmed control records that the tables do not hold yet: they are in the control queue."""
+        offset = self.store.min_offset(CONTROL_TOPIC, 0)
+        end = self.store.max_offset(CONTROL_TOPIC, 0)
+        if self.meta.applied:
+            # The queue is searched from its end: a snapshot is a few seconds old at most.
+            low, high = offset, end
+            while low < high:
+                middle = (low + high) // 2
+                if self._control_phys(middle) < self.meta.applied:
+                    low = middle + 1
+                else:
+                    high = middle
+            offset = low
+        while offset < end:
+            got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
+            if not got.data:
+                break
+            for record in decode_records(got.data):
+                self.meta.confirm(record.phys_offset, record.body)
+            offset = got.next_offset
+        for told in self.on_topics:
+            told()
+
+    def _control_phys(self, offset: int) -> int:
+        data = self.store.get(CONTROL_TOPIC, 0, offset, 1, 1).data
+        return int.from_bytes(data[28:36], "big") if data else 0
+
+    def role_changed(self) -> None:
+        """Replication says that the role or `may_append` changed."""
+        master = self.replication.role is Role.MASTER
+        epoch = self.replication.epoch
+        if master and epoch != self._role_epoch:
+            self._role_epoch = epoch
+            tail = [r.body for r in self.store.walk(self.store.confirmed, self.store.end) if r.topic == CONTROL_TOPIC]
+            self.meta.lead(tail)
+            self.locks.clear()
+            self._leading = True
+            log.info("master of %s in epoch %d", self.config.group, epoch)
+        elif not master and self._leading:
+            self._leading = False
+            self._role_epoch = -1
+            self.meta.follow()
+            log.info("no longer master of %s: %s", self.config.group, self.replication.core.reason or "follows")
+        for told in self.on_topics:
+            told()
+        for notify in self.on_role:
+            notify(master)
+        self._status_changed()
+
+    def _status_changed(self) -> None:
+        for told in self.on_status:
+            told()
+
+    @staticmethod
+    def _report(text: str) -> None:
+        log.warning("%s", text)
+
+    # ---- reading from slaves
+
+    def far_behind(self, got: Got) -> bool:
+        """Whether a reader's backlog is beyond what memory is expected to hold."""
+        memory = self.config.memory_limit_bytes or _machine_memory()
+        return self.backlog_bytes(got) > memory * self.settings.accessMessageInMemoryMaxRatio // 100
+
+    def backlog_bytes(self, got: Got) -> int:
+        """Bytes of log between what was read last and the confirmed end."""
+        if not got.data:
+            return 0
+        last = int.from_bytes(got.data[28:36], "big")
+        return max(self.store.confirmed - last, 0)
+
+    def slave_to_read(self, wanted: int, got: Got) -> int:
+        """The brokerId of a slave that fetches, is in sync and so has the wanted records; else the master's."""
+        status: dict[str, Any] = self.replication.status_fields()
+        alive = [f.member.member + 1 for f in status["followers"] if f.in_sync and f.last_fetch_ms < 5_000]
+        if wanted in alive:
+            return wanted
+        return min(alive, default=0)
+
+
+def base_tables(config: BrokerConfig, settings: BrokerSettings, levels: int) -> Tables:
+    """What a broker has without any record: the system's topics and groups."""
+    tables = Tables()
+    for name, queues, perm in system_topics(config.cluster, config.group, levels, settings.traceTopicEnable):
+        if name == AUTO_CREATE_TOPIC and not settings.autoCreateTopicEnable:
+            continue
+        count = settings.defaultTopicQueueNums if name == AUTO_CREATE_TOPIC else queues
+        tables.topics[name] = TopicConfig(name, count, count, perm)
+    for name in sorted(PREDEFINED_GROUPS):
+        tables.groups[name] = SubscriptionGroup(name)
+    return tables
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def resolved_host(address: str) -> tuple[str, int]:
+    """The (IP, port) that message ids name, from "host:port"; a name that cannot be resolved becomes 127.0.0.1."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        log.warning("%s cannot be resolved: message ids will name 127.0.0.1", address)
+        return "127.0.0.1", int(port)
+    found.sort(key=lambda f: f[0] != socket.AF_INET)
+    return str(found[0][4][0]), int(port)

@@ -1,0 +1,176 @@
+"""Requests to handlers: the remoting server's Handler.
+
+All sends of one read go to the sender together; a write that arrives while a hand-over is under way is parked, and
+forwarded once another member is master (`forward.py`). Whatever a handler raises becomes an error answer: one broken
+request never costs the connection, let alone the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import error_answer
+
+from . import handlers  # noqa: F401  (fills the table)
+from .core import Broker
+from .faults import failure_answer
+from .forward import Forwarder, take_forwarded
+from .handlers.table import TABLE
+from .send import Sender
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+SENDS: Final = frozenset(
+    {
+        int(RequestCode.SEND_MESSAGE_V2),
+        int(RequestCode.SEND_MESSAGE),
+        int(RequestCode.SEND_BATCH_MESSAGE),
+    }
+)
+WRITES: Final = SENDS | {
+    int(code)
+    for code in (
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+    )
+}
+"""Requests that only a master carries out: parked and forwarded during a hand-over, refused by others."""
+MAX_TASKS: Final = 10_000
+"""Requests that may wait for something at the same time."""
+_FETCH: Final = int(GantryCode.FETCH)
+_FORWARD: Final = int(GantryCode.FORWARD)
+
+
+class Dispatcher:
+    """The Handler of all listening ports of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.sender = Sender(broker)
+        self.forwarder = Forwarder(broker, self._process)
+        self._tasks: set[asyncio.Task[None]] = set()
+        broker.on_topics.append(self.sender.topics_changed)
+        broker.on_role.append(lambda master: self.forwarder.role_changed())
+
+    # ---- the remoting server's calls
+
+    def on_open(self, conn: Connection) -> None:
+        """Nothing is known of a client before its first request."""
+
+    def on_close(self, conn: Connection) -> None:
+        broker = self.broker
+        broker.replication.on_connection_lost(conn)
+        for group in broker.clients.closed(conn):
+            broker.notify_group(group)
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        broker = self.broker
+        if broker.may_append and not self.forwarder.busy:
+            self._process(conn, frames)
+            return
+        rest: list[Frame] = []
+        kept: list[Frame] = []
+        for frame in frames:
+            (kept if frame.code in WRITES else rest).append(frame)
+        if rest:
+            self._process(conn, rest)
+        if not kept:
+            return
+        if self.forwarder.wants():
+            self.forwarder.take(conn, kept)
+        else:
+            self._refuse(conn, kept)
+
+    def _process(self, conn: Connection, frames: list[Frame]) -> None:
+        sends: list[Frame] = []
+        for frame in frames:
+            if frame.code in SENDS:
+                sends.append(frame)
+            else:
+                self._one(conn, frame)
+        if not sends:
+            return
+        if self.broker.may_append:
+            self.sender.take(conn, sends, self.broker.unix_ms())
+        else:
+            self._refuse(conn, sends)
+
+    def _refuse(self, conn: Connection, frames: list[Frame]) -> None:
+        remark = self.broker.refusal()
+        for frame in frames:
+            if not frame.is_oneway:
+                conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+
+    # ---- one request
+
+    def _one(self, conn: Connection, frame: Frame) -> None:
+        if frame.code == _FETCH:
+            self.broker.replication.on_fetch(conn, frame)
+            return
+        if frame.code == _FORWARD:
+            take_forwarded(self.broker, conn, frame, self._process)
+            return
+        conn.attrs["client"] = True
+        handler = TABLE.get(frame.code)
+        if handler is None:
+            self._answer(
+                conn,
+                frame,
+                error_answer(
+                    frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
+                ),
+            )
+            return
+        try:
+            result = handler(self.broker, conn, frame)
+        except Exception as error:
+            self._answer(conn, frame, failure_answer(frame, error))
+            return
+        if result is None:
+            return
+        if isinstance(result, Frame):
+            self._answer(conn, frame, result)
+            return
+        if len(self._tasks) >= MAX_TASKS:
+            result.close()
+            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            return
+        task = asyncio.get_running_loop().create_task(self._later(conn, frame, result))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _later(self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None]) -> None:
+        try:
+            answer = await work
+        except Exception as error:
+            answer = failure_answer(frame, error)
+        if answer is not None:
+            self._answer(conn, frame, answer)
+
+    @staticmethod
+    def _answer(conn: Connection, frame: Frame, answer: Frame) -> None:
+        if not frame.is_oneway and not conn.closed:
+            conn.send(answer)
+
+    async def close(self) -> None:
+        await self.forwarder.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

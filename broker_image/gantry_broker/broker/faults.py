@@ -1,0 +1,67 @@
+"""From what went wrong to the error answer that a RocketMQ client understands."""
+
+from __future__ import annotations
+
+import logging
+
+from gantry_broker.protocol.bodies import BodyError
+from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.frame import Frame, FrameError
+from gantry_broker.protocol.headers import BadField, error_answer
+from gantry_broker.protocol.message import RecordError
+from gantry_broker.store.errors import MessageTooLarge, StoreError, StoreFull
+
+from .messages import MessageIllegal
+
+log = logging.getLogger(__name__)
+
+
+class Answer(Exception):
+    """Raised by a handler: the request is answered with this code and remark."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = int(code)
+        self.remark = remark
+
+
+class NotWritable(Exception):
+    """This member does not append now; the text says why."""
+
+
+class NotStored(Exception):
+    """Appended, but its promise was not kept in time, or not appended at all."""
+
+
+def store_refusal(error: StoreError) -> tuple[int, str]:
+    """Code and remark for what the store did not take."""
+    if isinstance(error, StoreFull):
+        return (
+            int(ResponseCode.SERVICE_NOT_AVAILABLE),
+            f"service not available now: the broker's disk is full, messages are refused until there is room ({error})",
+        )
+    if isinstance(error, MessageTooLarge):
+        return int(ResponseCode.MESSAGE_ILLEGAL), f"the message is illegal: {error}"
+    return int(ResponseCode.SYSTEM_ERROR), f"the store did not take the message: {error}"
+
+
+def failure_answer(frame: Frame, error: Exception) -> Frame:
+    """The error answer for what a handler raised."""
+    if isinstance(error, Answer):
+        return error_answer(frame, error.code, error.remark)
+    if isinstance(error, (BadField, BodyError)):
+        return error_answer(frame, ResponseCode.SYSTEM_ERROR, str(error))
+    if isinstance(error, (MessageIllegal, RecordError)):
+        return error_answer(frame, ResponseCode.MESSAGE_ILLEGAL, str(error))
+    if isinstance(error, NotWritable):
+        return error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    if isinstance(error, NotStored):
+        return error_answer(frame, ResponseCode.SYSTEM_ERROR, str(error))
+    if isinstance(error, StoreError):
+        return error_answer(frame, *store_refusal(error))
+    if isinstance(error, FrameError):
+        return error_answer(frame, ResponseCode.SYSTEM_ERROR, error.reason)
+    log.error("request %d failed", frame.code, exc_info=error)
+    return error_answer(
+        frame, ResponseCode.SYSTEM_ERROR, f"request {frame.code} failed: {type(error).__name__}: {str(error)[:200]}"
+    )

@@ -1,0 +1,131 @@
+"""Clients and groups: heartbeat, unregister, members, queue locks, check of a subscription."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from gantry_broker.broker.clients import Client, Subscription
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.sql92 import FilterSyntaxError
+from gantry_broker.broker.topics import group_fault
+from gantry_broker.protocol import bodies
+from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionData
+from gantry_broker.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
+
+from .table import handles, json_body, ok
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+MAX_GROUPS = 1_000
+"""Groups of one client in one heartbeat."""
+
+
+def _language(code: int) -> str:
+    try:
+        return LanguageCode(code).name
+    except ValueError:
+        return "OTHER"
+
+
+@handles(RequestCode.HEART_BEAT)
+def heartbeat(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    beat = Heartbeat.from_json(json_body(frame, "heartbeat"))
+    if len(beat.consumers) + len(beat.producers) > MAX_GROUPS:
+        raise Answer(
+            ResponseCode.SYSTEM_ERROR,
+            f"heartbeat names {len(beat.consumers) + len(beat.producers)} groups; at most {MAX_GROUPS} are accepted",
+        )
+    for name in [c.group for c in beat.consumers] + beat.producers:
+        fault = group_fault(name)
+        if fault is not None:
+            raise Answer(ResponseCode.SYSTEM_ERROR, f"heartbeat.groupName: {fault}")
+    client = Client(
+        conn,
+        beat.client_id,
+        _language(frame.language),
+        frame.version,
+        f"{conn.peer[0]}:{conn.peer[1]}",
+        broker.now_ms(),
+    )
+    for data in beat.consumers:
+        config = broker.group_config(data.group)
+        if config is None:
+            continue
+        broker.ensure_retry_topic(config)
+        changed = broker.clients.heartbeat_consumer(
+            data.group,
+            client,
+            [Subscription(s) for s in data.subscriptions],
+            data.consume_type,
+            data.message_model,
+            data.from_where,
+            beat.without_subscriptions,
+        )
+        if changed:
+            broker.notify_group(data.group)
+    for name in beat.producers:
+        broker.clients.heartbeat_producer(name, client)
+    return ok(frame)
+
+
+@handles(RequestCode.UNREGISTER_CLIENT)
+def unregister(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = UnregisterClientHeader.parse(frame)
+    if header.producerGroup is not None:
+        broker.clients.leave_producer(header.producerGroup, conn)
+    if header.consumerGroup is not None and broker.clients.leave_consumer(header.consumerGroup, conn):
+        broker.notify_group(header.consumerGroup)
+    return ok(frame)
+
+
+@handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+def consumer_list(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = ConsumerGroupHeader.parse(frame)
+    members = broker.clients.consumers.get(header.consumerGroup)
+    if members is None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumerGroup[:255]}")
+    return ok(frame, body=orjson.dumps({"consumerIdList": members.client_ids()}))
+
+
+@handles(RequestCode.CHECK_CLIENT_CONFIG)
+def check_client(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Whether the broker understands a subscription: asked by clients before they start."""
+    fields = bodies.parse(frame.body, "checkClient")
+    value = fields.map("subscriptionData")
+    if not value:
+        return ok(frame)
+    data = SubscriptionData.from_json(value)
+    if data.expression_type in ("", "TAG"):
+        return ok(frame)
+    if not broker.settings.enablePropertyFilter:
+        raise Answer(
+            ResponseCode.SYSTEM_ERROR,
+            f"The broker does not support consumer to filter message by {data.expression_type}",
+        )
+    try:
+        broker.filters.compiled(data.expression)
+    except FilterSyntaxError as error:
+        raise Answer(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+    return ok(frame)
+
+
+@handles(RequestCode.LOCK_BATCH_MQ)
+def lock(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    request = LockRequest.from_json(json_body(frame, "lock"))
+    if not broker.leading:
+        raise Answer(ResponseCode.SERVICE_NOT_AVAILABLE, f"only the master gives locks: {broker.refusal()}")
+    got = broker.locks.lock(request.group, request.client_id, request.queues, broker.now_ms())
+    return ok(frame, body=orjson.dumps({"lockOKMQSet": [bodies.queue_to_json(queue) for queue in got]}))
+
+
+@handles(RequestCode.UNLOCK_BATCH_MQ)
+def unlock(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    request = LockRequest.from_json(json_body(frame, "lock"))
+    broker.locks.unlock(request.group, request.client_id, request.queues)
+    return ok(frame)

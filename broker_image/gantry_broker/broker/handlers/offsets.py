@@ -1,0 +1,114 @@
+"""Offsets: of consumers, of queues, by time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.topics import group_fault, topic_fault
+from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import (
+    BadField,
+    QueryOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateOffsetHeader,
+)
+
+from .table import handles, ok
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+RECENT_BYTES = 1 << 30
+"""A queue that begins this near to the end of the log counts as being in memory (see `query_offset`)."""
+
+
+def known_queue(broker: Broker, topic: str, queue_id: int) -> TopicConfig:
+    """The topic, if it has such a queue. Raises Answer and BadField."""
+    fault = topic_fault(topic, longest=255)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+    config = broker.meta.working.topics.get(topic)
+    if config is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+    queues = max(config.read_queues, config.write_queues)
+    if not 0 <= queue_id < queues:
+        raise BadField("queueId", str(queue_id), f"a queue of topic {topic}, from 0 to {queues - 1}")
+    return config
+
+
+@handles(RequestCode.QUERY_CONSUMER_OFFSET)
+def query_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """As 4.9.7: a group that has no offset starts at 0 where the queue has never lost a message and is young."""
+    header = QueryOffsetHeader.parse(frame)
+    offset = broker.meta.working.offset(header.topic, header.consumerGroup, header.queueId)
+    if offset >= 0:
+        return ok(frame, {"offset": str(offset)})
+    minimum = broker.store.min_offset(header.topic, header.queueId)
+    if header.setZeroIfNotFound is not False and minimum <= 0 and _in_memory(broker, header.topic, header.queueId):
+        return ok(frame, {"offset": "0"})
+    raise Answer(ResponseCode.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
+
+
+def _in_memory(broker: Broker, topic: str, queue_id: int) -> bool:
+    """4.9.7 asks whether the first message is still cached; here: whether it lies within the last GiB of the log."""
+    first = broker.store.get(topic, queue_id, 0, 1, 1, None)
+    if not first.data:
+        return True
+    return broker.store.end - int.from_bytes(first.data[28:36], "big") <= RECENT_BYTES
+
+
+@handles(RequestCode.UPDATE_CONSUMER_OFFSET)
+def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
+    header = UpdateOffsetHeader.parse(frame)
+    fault = topic_fault(header.topic, longest=255) or group_fault(header.consumerGroup)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+    if header.queueId < 0 or header.commitOffset < 0:
+        name = "queueId" if header.queueId < 0 else "commitOffset"
+        raise BadField(name, str(getattr(header, name)), "a whole number of 0 or more")
+    if not broker.leading:
+        raise Answer(ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal())
+    config = broker.meta.working.topics.get(header.topic)
+    if config is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
+    if header.queueId >= max(config.read_queues, config.write_queues):
+        raise BadField("queueId", str(header.queueId), f"a queue of topic {header.topic}")
+    if broker.group_config(header.consumerGroup) is None:
+        raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
+    broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
+    return None if frame.is_oneway else ok(frame)
+
+
+@handles(RequestCode.GET_MAX_OFFSET)
+def max_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = QueueHeader.parse(frame)
+    known_queue(broker, header.topic, header.queueId)
+    return ok(frame, {"offset": str(broker.store.max_offset(header.topic, header.queueId))})
+
+
+@handles(RequestCode.GET_MIN_OFFSET)
+def min_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = QueueHeader.parse(frame)
+    known_queue(broker, header.topic, header.queueId)
+    return ok(frame, {"offset": str(broker.store.min_offset(header.topic, header.queueId))})
+
+
+@handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+def search_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = SearchOffsetHeader.parse(frame)
+    known_queue(broker, header.topic, header.queueId)
+    offset = broker.store.offset_at_time(header.topic, header.queueId, int(header.timestamp))
+    return ok(frame, {"offset": str(offset)})
+
+
+@handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
+def earliest_store_time(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = QueueHeader.parse(frame)
+    known_queue(broker, header.topic, header.queueId)
+    minimum = broker.store.min_offset(header.topic, header.queueId)
+    return ok(frame, {"timestamp": str(broker.store.store_time(header.topic, header.queueId, minimum))})

@@ -1,0 +1,104 @@
+"""Held pulls: a pull that found nothing waits for its queue to grow, or for its time to be over.
+
+State without sockets or clock. What a held pull is, and how it is tried again, is the caller's (`pull.py`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+MAX_HELD = 100_000
+"""Held pulls of one broker; a pull beyond it is answered at once with "nothing yet"."""
+
+
+class Held(Generic[T]):
+    """One held pull; `done` once it was answered or given up."""
+
+    __slots__ = ("deadline_ms", "done", "key", "pull")
+
+    def __init__(self, key: tuple[str, int], pull: T, deadline_ms: int) -> None:
+        self.key = key
+        self.pull = pull
+        self.deadline_ms = deadline_ms
+        self.done = False
+
+
+class HeldPulls(Generic[T]):
+    """Held pulls by (topic, queue) and by deadline; memory is bounded by `limit`."""
+
+    def __init__(self, limit: int = MAX_HELD) -> None:
+        self.limit = limit
+        self._by_queue: dict[tuple[str, int], list[Held[T]]] = {}
+        self._by_time: list[tuple[int, int, Held[T]]] = []
+        self._count = 0
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def hold(self, topic: str, queue_id: int, pull: T, deadline_ms: int) -> bool:
+        """False: there are too many already; answer at once."""
+        if self._count >= self.limit:
+            return False
+        key = (topic, queue_id)
+        held = Held(key, pull, deadline_ms)
+        self._by_queue.setdefault(key, []).append(held)
+        self._serial += 1
+        heapq.heappush(self._by_time, (deadline_ms, self._serial, held))
+        self._count += 1
+        return True
+
+    def wake(self, topic: str, queue_id: int, attempt: Callable[[T], bool]) -> None:
+        """Tries the pulls that wait for a queue which grew; `attempt` says whether the pull is answered."""
+        key = (topic, queue_id)
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            return
+        left = []
+        for held in waiting:
+            if attempt(held.pull):
+                held.done = True
+                self._count -= 1
+            else:
+                left.append(held)
+        if left:
+            self._by_queue[key] = left
+        else:
+            del self._by_queue[key]
+
+    def wake_all(self, attempt: Callable[[T], bool]) -> None:
+        """Tries everything: the role changed."""
+        for topic, queue_id in list(self._by_queue):
+            self.wake(topic, queue_id, attempt)
+
+    def drop(self, wanted: Callable[[T], bool]) -> None:
+        """Forgets the pulls that `wanted` refuses: their connection is gone."""
+        self.wake_all(lambda pull: not wanted(pull))
+
+    def due(self, now_ms: int) -> list[Held[T]]:
+        """Takes the pulls whose time is over."""
+        out: list[Held[T]] = []
+        while self._by_time and (self._by_time[0][2].done or self._by_time[0][0] <= now_ms):
+            held = heapq.heappop(self._by_time)[2]
+            if held.done:
+                continue
+            queue = self._by_queue[held.key]
+            queue.remove(held)
+            if not queue:
+                del self._by_queue[held.key]
+            held.done = True
+            self._count -= 1
+            out.append(held)
+        if len(self._by_time) > 2 * self._count + 1_000:
+            self._by_time = [e for e in self._by_time if not e[2].done]
+            heapq.heapify(self._by_time)
+        return out
+
+    def next_deadline_ms(self) -> int | None:
+        while self._by_time and self._by_time[0][2].done:
+            heapq.heappop(self._by_time)
+        return self._by_time[0][0] if self._by_time else None

@@ -1,0 +1,168 @@
+"""The broker process: `python -m gantry_broker.broker --config FILE`.
+
+SIGTERM and SIGINT stop it cleanly: waiting sends are answered, tables and log are made durable, and the next start is
+proven to hold what it acknowledged. Events go to stderr, one line each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+from pydantic import ValidationError
+
+from gantry_broker.config import BrokerConfig
+from gantry_broker.http.app import HttpServer
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import StoreConfig
+
+from . import snapshots
+from .core import Broker, resolved_host
+from .dispatch import Dispatcher
+from .ports import Ports
+from .registrar import Registrar
+from .upkeep import Upkeep
+
+log = logging.getLogger("gantry_broker.broker")
+
+
+class BrokerProcess:
+    """Everything of one member, in the order in which it starts and stops. Use as an async context manager."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        host = resolved_host(config.group_address)
+        self.store = MessageStore.open(
+            StoreConfig(
+                path=config.data_dir,
+                settings=config.settings,
+                sync_flush=config.flush == "Sync",
+                store_host=host,
+            )
+        )
+        self.client = RemotingClient()
+        self.broker = Broker(config, self.store, self.client, pack_host(*host))
+        self.dispatcher = Dispatcher(self.broker)
+        self.ports = Ports(self.broker, self.dispatcher)
+        self.registrar = Registrar(self.broker)
+        self.upkeep = Upkeep(self.broker)
+        self.http = HttpServer(self.broker)
+        self.port = 0
+
+    async def start(self) -> None:
+        """Raises OSError when a port is taken, and what replication finds amiss in its state."""
+        self._load_tables()
+        await self.broker.replication.start()
+        self.port = await self.ports.start()
+        await self.http.start()
+        self.registrar.start()
+        self.upkeep.start()
+        log.info(
+            "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
+            self.config.name,
+            self.config.cluster,
+            self.config.group,
+            self.port,
+            self.http.port,
+            self.store.start,
+            self.store.end,
+            self.store.confirmed,
+        )
+
+    def _load_tables(self) -> None:
+        found = snapshots.load(self.config.data_dir / "config")
+        if found is not None:
+            self.broker.meta.load(*found)
+        if self.broker.meta.applied > self.store.end:
+            log.warning("the log ends at %d, below the tables: they are built anew from it", self.store.end)
+            self.broker.rebuild_tables()
+            return
+        self.broker.replay_tables()
+
+    async def stop(self) -> None:
+        broker = self.broker
+        broker.flush_offsets()
+        await self.upkeep.close()
+        await self.registrar.close()
+        await broker.replication.stop()
+        await self.dispatcher.close()
+        await self.ports.close(0.5)
+        await self.http.close()
+        await self.client.close()
+        snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta))
+        self.store.close()
+        broker.replication.mark_clean()
+        log.info("%s stopped cleanly", self.config.name)
+
+    async def __aenter__(self) -> BrokerProcess:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+
+class _LineFormatter(logging.Formatter):
+    """One line an event: time (UTC), level, where, what."""
+
+    converter = staticmethod(time.gmtime)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", "\\n")
+
+
+def setup_logging(level: str) -> None:
+    logging.getLogger("uvicorn").setLevel("WARNING")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _LineFormatter("%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    )
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+async def run(config: BrokerConfig) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    process = BrokerProcess(config)
+    await process.start()
+    gc.collect()
+    gc.freeze()
+    try:
+        await stopped.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(number)
+        await process.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file, see gantry_broker.config.BrokerConfig")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    arguments = parser.parse_args()
+    setup_logging(arguments.log_level)
+    try:
+        config = BrokerConfig.load(arguments.config)
+    except (OSError, ValidationError) as error:
+        log.error("the configuration %s cannot be used: %s", arguments.config, error)
+        return 2
+    try:
+        uvloop.run(run(config))
+    except (OSError, StoreError) as error:
+        log.error("%s cannot run: %s", config.name, error)
+        return 1
+    return 0

@@ -1,0 +1,171 @@
+"""From a message as it was sent to the record that is stored: delayed, timed and half messages wait under other topics.
+
+The forms are RocketMQ's own (`ScheduleMessageService`, `TransactionalMessageBridge`), so that its tools read our log:
+the wanted topic and queue travel in the properties REAL_TOPIC and REAL_QID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gantry_broker.protocol.codes import (
+    KEY_SEPARATOR,
+    SCHEDULE_TOPIC,
+    TRANS_HALF_TOPIC,
+    Prop,
+    SysFlag,
+)
+from gantry_broker.protocol.message import Record, format_properties, pack_host, parse_properties, tags_hash
+from gantry_broker.store.types import Put
+
+from .topics import TIMER_TOPIC
+
+SPECIAL: Final = frozenset(
+    {
+        Prop.DELAY_TIME_LEVEL,
+        Prop.TRANSACTION_PREPARED,
+        Prop.TIMER_DELIVER_MS,
+        Prop.TIMER_DELAY_SEC,
+        Prop.TIMER_DELAY_MS,
+    }
+)
+"""Properties that make a message more than a plain one."""
+
+TIMER_BUCKET_MS: Final = 60_000
+TIMER_BUCKETS: Final = 4_608
+"""Queues of the timer topic, one per minute and used again after 3.2 days."""
+TIMER_MAX_MS: Final = 3 * 86_400_000
+"""RocketMQ's `timerMaxDelaySec`: how far ahead a message may be due."""
+
+
+class MessageIllegal(ValueError):
+    """A message that is refused with MESSAGE_ILLEGAL."""
+
+
+def timer_bucket(deliver_ms: int) -> int:
+    """The timer topic's queue for a delivery time."""
+    return deliver_ms // TIMER_BUCKET_MS % TIMER_BUCKETS
+
+
+def index_keys(props: Mapping[str, str]) -> tuple[str, ...]:
+    keys = props.get(Prop.KEYS)
+    uniq = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+    words = tuple(k for k in keys.split(KEY_SEPARATOR) if k) if keys else ()
+    return (uniq, *words) if uniq else words
+
+
+def build_put(
+    topic: str,
+    queue_id: int,
+    props: Mapping[str, str],
+    body: bytes,
+    born_ms: int,
+    born_host: bytes,
+    *,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+    prepared_offset: int = 0,
+) -> Put:
+    """A message of the broker's own making. Raises RecordError when the properties do not fit."""
+    return Put(
+        topic,
+        queue_id,
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        body,
+        format_properties(props),
+        reconsume_times,
+        prepared_offset,
+        tags_hash(props.get(Prop.TAGS, "")),
+        index_keys(props),
+    )
+
+
+def copy_of(
+    record: Record,
+    topic: str,
+    queue_id: int,
+    *,
+    props: Mapping[str, str] | None = None,
+    sys_flag: int | None = None,
+    reconsume_times: int | None = None,
+    prepared_offset: int = 0,
+) -> Put:
+    """A stored message once more, under another topic: delivered, retried, committed. Born when it was first."""
+    named = parse_properties(record.properties) if props is None else props
+    return Put(
+        topic,
+        queue_id,
+        record.flag,
+        record.sys_flag & ~SysFlag.STORE_HOST_V6 if sys_flag is None else sys_flag,
+        record.born_ms,
+        pack_host(*record.born_host),
+        record.body,
+        record.properties if props is None else format_properties(props),
+        record.reconsume_times if reconsume_times is None else reconsume_times,
+        prepared_offset,
+        tags_hash(named.get(Prop.TAGS, "")),
+        index_keys(named),
+    )
+
+
+def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int) -> Put:
+    """Sends the message to a waiting topic; where it belongs is in its properties."""
+    props[Prop.REAL_TOPIC] = put.topic
+    props[Prop.REAL_QUEUE_ID] = str(put.queue_id)
+    put.properties = format_properties(props)
+    put.topic = topic
+    put.queue_id = queue_id
+    return put
+
+
+def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int) -> Put:
+    """A message with a DELAY level above 0 waits in that level's queue; a level beyond the last is the last.
+
+    `levels`: milliseconds of each level, level 1 first. The queue's entry holds the time of delivery for a tag code.
+    """
+    text = props[Prop.DELAY_TIME_LEVEL]
+    if not text.lstrip("-").isdigit() or len(text) > 9 or not text.isascii():
+        raise MessageIllegal(f"the property DELAY is {text[:40]!r}; a level from 0 to {len(levels)} is expected")
+    level = min(int(text), len(levels))
+    if level <= 0:
+        return put
+    put.tags_hash = now_ms + levels[level - 1]
+    return with_real_target(put, props, SCHEDULE_TOPIC, level - 1)
+
+
+def timer_time(props: Mapping[str, str], now_ms: int) -> int | None:
+    """When a 5.x timer message is due, Unix ms; None: it is none. Raises MessageIllegal."""
+    for name, factor, base in (
+        (Prop.TIMER_DELIVER_MS, 1, 0),
+        (Prop.TIMER_DELAY_SEC, 1_000, now_ms),
+        (Prop.TIMER_DELAY_MS, 1, now_ms),
+    ):
+        text = props.get(name)
+        if text is None:
+            continue
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise MessageIllegal(f"the property {name} is {text[:40]!r}; a whole number of 0 or more is expected")
+        due = base + int(text) * factor
+        if due - now_ms > TIMER_MAX_MS:
+            raise MessageIllegal(f"the property {name} is {text}: due in over {TIMER_MAX_MS // 86_400_000} days")
+        return due
+    return None
+
+
+def timed(put: Put, props: dict[str, str], due_ms: int, now_ms: int) -> Put:
+    """A message due later waits in the bucket of its minute; one that is due already is stored as it is."""
+    if due_ms <= now_ms:
+        return put
+    props[Prop.TIMER_OUT_MS] = str(due_ms)
+    return with_real_target(put, props, TIMER_TOPIC, timer_bucket(due_ms))
+
+
+def half(put: Put, props: dict[str, str]) -> Put:
+    """A transactional message, invisible until it is committed."""
+    put.sys_flag &= ~SysFlag.TRANSACTION_MASK
+    return with_real_target(put, props, TRANS_HALF_TOPIC, 0)

@@ -1,0 +1,106 @@
+"""The listening ports of a member: its own for all its life, the group's while it is master.
+
+The group's port is bound when the role is taken; the former master frees it before, or has just died, so binding is
+tried again every few milliseconds. A member that loses the role frees the port once it has forwarded what was parked,
+then lets its clients go: each at a moment when nothing of it is outstanding, all of them after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.remoting.server import RemotingServer
+
+from . import pull
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
+
+    from .core import Broker
+    from .dispatch import Dispatcher
+
+log = logging.getLogger(__name__)
+
+BIND_RETRY_S: Final = 0.005
+QUIET_S: Final = 0.05
+"""A client from which nothing came for so long has nothing outstanding but what it will send again by itself."""
+FORCE_S: Final = 3.0
+"""After this every client of a former master is let go."""
+
+
+class Ports:
+    """Both servers and what happens to their connections at a change of role."""
+
+    def __init__(self, broker: Broker, dispatcher: Dispatcher) -> None:
+        config = broker.config
+        self._broker = broker
+        self._dispatcher = dispatcher
+        self.own = RemotingServer(dispatcher, config.listen_host, config.port)
+        self._group: RemotingServer | None = None
+        if config.group_port:
+            self._group = RemotingServer(dispatcher, config.listen_host, config.group_port, name="group")
+        self._task: asyncio.Task[None] | None = None
+        self._master = False
+        broker.on_role.append(self._role_changed)
+        broker.connections = lambda: len(self.own.connections) + (len(self._group.connections) if self._group else 0)
+
+    async def start(self) -> int:
+        return await self.own.start()
+
+    def _role_changed(self, master: bool) -> None:
+        if master == self._master:
+            return
+        self._master = master
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._let_go())
+
+    async def _serve_group(self) -> None:
+        pull.wake_all(self._broker)
+        group = self._group
+        if group is None:
+            return
+        complained = False
+        while not group.listening:
+            try:
+                await group.start()
+            except OSError as error:
+                if not complained:
+                    complained = True
+                    log.info("the group's port %d is not free yet: %s", group.port, error)
+                await asyncio.sleep(BIND_RETRY_S)
+        log.info("serving the group's port %d", group.port)
+
+    async def _let_go(self) -> None:
+        """The role is lost: forward what was parked, free the group's port, end the clients' connections."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + FORCE_S
+        forwarder = self._dispatcher.forwarder
+        await forwarder.drained(FORCE_S)
+        if self._group is not None:
+            self._group.stop_listening()
+        quiet_from = loop.time() + (QUIET_S if self._broker.replication.handed_to else 0.0)
+        while True:
+            pull.wake_all(self._broker)
+            forced = loop.time() >= deadline
+            for conn in self._clients():
+                if forced or (loop.time() >= quiet_from and not forwarder.outstanding(conn)):
+                    conn.close()
+            if forced or not self._clients():
+                return
+            await asyncio.sleep(0.02)
+
+    def _clients(self) -> list[Connection]:
+        """Connections that sent a client's request; followers fetch on others."""
+        servers = [self.own] + ([self._group] if self._group else [])
+        return [c for s in servers for c in s.connections if c.attrs.get("client")]
+
+    async def close(self, grace_s: float) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.own.close(grace_s)
+        if self._group is not None:
+            await self._group.close(grace_s)

@@ -1,0 +1,152 @@
+"""Keeps this broker registered with every NameServer: when its role or topics change at once, else every 30 s.
+
+The master registers under the group's address as brokerId 0, a slave under its own. Our own fields: `gantryEpoch`
+fences an old master, `gantryMember` tells members apart whatever their role, `gantryAddresses` are the addresses that
+each extra listener of the NameServer gives to its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gantry_broker.protocol.bodies import RegisterBody
+from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
+from gantry_broker.remoting.errors import RemotingError
+
+if TYPE_CHECKING:
+    from .core import Broker
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 6.0
+RETRY_S: Final = 1.0
+"""A NameServer that did not answer is asked again so soon; brokers and NameServers may start in any order."""
+
+
+class Registrar:
+    """One task per NameServer, so that a dead one delays no other."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, asyncio.Event] = {}
+        self._failing: set[str] = set()
+        self.last_ok_ms: dict[str, int] = {}
+        self._body: tuple[tuple[object, ...], bytes] = ((), b"")
+
+    def start(self) -> None:
+        for address in self._broker.config.name_servers:
+            self._wanted[address] = asyncio.Event()
+            self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
+        self._broker.on_topics.append(self.soon)
+        self._broker.on_role.append(lambda master: self.soon())
+
+    def soon(self) -> None:
+        """Something changed that clients' routes depend on."""
+        for event in self._wanted.values():
+            event.set()
+
+    async def _keep(self, address: str) -> None:
+        broker = self._broker
+        wanted = self._wanted[address]
+        while True:
+            wanted.clear()
+            delay = broker.settings.registerNameServerPeriod / 1000
+            try:
+                await self._register(address)
+                if address in self._failing:
+                    self._failing.discard(address)
+                    log.info("registered with NameServer %s again", address)
+            except RemotingError as error:
+                delay = RETRY_S
+                if address not in self._failing:
+                    self._failing.add(address)
+                    log.warning("cannot register with NameServer %s: %s", address, error)
+            except Exception:
+                delay = RETRY_S
+                log.exception("registering with NameServer %s failed", address)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await wanted.wait()
+
+    def _registration(self) -> tuple[RegisterBrokerHeader, bytes]:
+        broker = self._broker
+        config = broker.config
+        master = broker.leading
+        role = "group" if master else "member"
+        body = self.body()
+        return (
+            RegisterBrokerHeader(
+                brokerName=config.group,
+                brokerAddr=broker.address,
+                clusterName=config.cluster,
+                brokerId=Long(broker.broker_id),
+                haServerAddr=config.member_address,
+                bodyCrc32=Long(zlib.crc32(body) & 0x7FFFFFFF),
+                gantryEpoch=Long(broker.replication.epoch),
+                gantryMember=config.member,
+                gantryAddresses=orjson.dumps(
+                    {name: parts[role] for name, parts in config.listener_addresses.items() if role in parts}
+                ).decode(),
+            ),
+            body,
+        )
+
+    def body(self) -> bytes:
+        """The topic table as it is registered; made anew only when topics or the broker's permission changed."""
+        broker = self._broker
+        tables = broker.meta.working
+        key = (id(tables), tables.topic_version, broker.settings.brokerPermission, len(tables.topics))
+        if self._body[0] != key:
+            configs = tables.configs()
+            configs.topics.pop(CONTROL_TOPIC, None)
+            value = RegisterBody(configs).to_json()
+            if broker.settings.brokerPermission != 6:
+                for topic in value["topicConfigSerializeWrapper"]["topicConfigTable"].values():
+                    topic["perm"] &= broker.settings.brokerPermission | 1
+            self._body = (key, orjson.dumps(value))
+        return self._body[1]
+
+    async def _register(self, address: str) -> None:
+        broker = self._broker
+        if broker.replication.role.value == "Waiting" and not broker.replication.epoch:
+            return  # Nobody has told this member yet what it is: it has no place in a route.
+        header, body = self._registration()
+        answer = await broker.client.request(
+            address, Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body), TIMEOUT_S
+        )
+        seen = answer.ext.get("gantryEpoch", "")
+        if seen.isdigit():
+            broker.replication.saw_epoch(int(seen))
+        if answer.code != ResponseCode.SUCCESS:
+            log.warning("NameServer %s refused the registration: %s", address, answer.remark)
+        else:
+            self.last_ok_ms[address] = broker.now_ms()
+
+    async def close(self) -> None:
+        """Takes this broker out of the routes."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        config = self._broker.config
+        header = UnregisterBrokerHeader(
+            brokerName=config.group,
+            brokerAddr=self._broker.address,
+            clusterName=config.cluster,
+            brokerId=Long(self._broker.broker_id),
+        )
+
+        async def leave(address: str) -> None:
+            with contextlib.suppress(RemotingError):
+                await self._broker.client.request(address, Frame(RequestCode.UNREGISTER_BROKER, ext=header.ext()), 0.5)
+
+        connected = [a for a in self._tasks if self._broker.client.connected(a)]
+        await asyncio.gather(*(leave(a) for a in connected))

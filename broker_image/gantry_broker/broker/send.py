@@ -1,0 +1,320 @@
+"""The hot path: all sends of one read become one batch of the log, one waiter and one write.
+
+Nothing here is made per message that can be made per batch: no task, no future, no encoder. What is unusual (an
+unknown topic, a delay, a transaction, a bad field) leaves the fast loop for a slower function. Statuses and remarks
+are those of 4.9.7 (`SendMessageProcessor`).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.protocol.codes import (
+    DLQ_PREFIX,
+    FLAG_ONEWAY,
+    RETRY_PREFIX,
+    Perm,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SendStatus,
+    SysFlag,
+)
+from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.protocol.headers import SendHeader, error_answer
+from gantry_broker.protocol.message import (
+    MAX_PROPERTIES,
+    decode_batch,
+    parse_properties,
+    tags_hash,
+)
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.types import Put, Stored
+
+from .answers import Pending, send_answer
+from .faults import Answer, failure_answer, store_refusal
+from .messages import SPECIAL, delayed, half, index_keys, timed, timer_time
+from .topics import NOT_SENDABLE, dlq_topic, topic_fault
+
+if TYPE_CHECKING:
+    from gantry_broker.protocol.bodies import TopicConfig
+    from gantry_broker.remoting.connection import Connection
+
+    from .core import Broker
+
+_V2: Final = int(RequestCode.SEND_MESSAGE_V2)
+_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+_WRITE: Final = Perm.WRITE
+_INT_MAX: Final = 0x7FFFFFFF
+_LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
+FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+
+STATUS_CODE: Final = {
+    SendStatus.SEND_OK: int(ResponseCode.SUCCESS),
+    SendStatus.FLUSH_DISK_TIMEOUT: int(ResponseCode.FLUSH_DISK_TIMEOUT),
+    SendStatus.FLUSH_SLAVE_TIMEOUT: int(ResponseCode.FLUSH_SLAVE_TIMEOUT),
+    SendStatus.SLAVE_NOT_AVAILABLE: int(ResponseCode.SLAVE_NOT_AVAILABLE),
+}
+
+
+class Sender:
+    """Takes sends while this member may append; the caller has asked `Broker.may_append` before."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sendable: dict[str, tuple[TopicConfig, int]] = {}
+        """Topics that were checked, with their number of queues; emptied whenever topics change."""
+        self._suffix = f"{Prop.CLUSTER}\x01{broker.config.cluster}"
+
+    def topics_changed(self) -> None:
+        self._sendable.clear()
+
+    def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> None:
+        """Stores what may be stored, answers the rest at once. Never raises for what a client sent."""
+        puts: list[Put] = []
+        asked: list[tuple[Frame, int, int, str | None]] = []  # frame, answered queue, messages, transaction id
+        refused: list[bytes] = []
+        sendable = self._sendable
+        suffix = self._suffix
+        born_host = conn.peer_bytes
+        max_body = self._broker.settings.maxMessageSize
+        for frame in frames:
+            try:
+                if frame.code == _V2:
+                    ext = frame.ext
+                    known = sendable.get(ext["b"])
+                    text = ext.get("i")
+                    body = frame.body
+                    if known is not None and text and text.isascii():
+                        props = dict([piece.split("\x01", 1) for piece in text.split("\x02") if piece])
+                        queue_id = int(ext["e"])
+                        sys_flag = int(ext["f"])
+                        flag = int(ext["h"])
+                        born_ms = int(ext["g"])
+                        if (
+                            0 <= queue_id < known[1]
+                            and 0 <= sys_flag <= _INT_MAX
+                            and -_INT_MAX <= flag <= _INT_MAX
+                            and 0 <= born_ms <= _LONG_MAX
+                            and ext.get("j", "0") == "0"
+                            and len(body) <= max_body
+                            and len(text) < 32_000
+                            and SPECIAL.isdisjoint(props)
+                        ):
+                            tags = props.get("TAGS")
+                            uniq = props.get("UNIQ_KEY")
+                            keys = props.get("KEYS")
+                            stored = text + suffix if text[-1] == "\x02" else text + "\x02" + suffix
+                            puts.append(
+                                Put(
+                                    known[0].name,
+                                    queue_id,
+                                    flag,
+                                    sys_flag & ~48,
+                                    born_ms,
+                                    born_host,
+                                    body,
+                                    stored.encode("ascii"),
+                                    0,
+                                    0,
+                                    tags_hash(tags) if tags else 0,
+                                    (uniq,) if keys is None and uniq is not None else index_keys(props),
+                                )
+                            )
+                            asked.append((frame, queue_id, 1, None))
+                            continue
+            except (KeyError, ValueError):
+                pass  # the careful way names the field
+            try:
+                made, queue_id, transaction_id = self._careful(frame, born_host, now_ms)
+            except Exception as error:
+                if not frame.flag & FLAG_ONEWAY:
+                    refused.append(encode_frame(failure_answer(frame, error)))
+                continue
+            puts += made
+            asked.append((frame, queue_id, len(made), transaction_id))
+        if refused:
+            conn.write(b"".join(refused))
+        if puts:
+            self._store(conn, puts, asked, now_ms)
+
+    def _store(
+        self, conn: Connection, puts: list[Put], asked: list[tuple[Frame, int, int, str | None]], now_ms: int
+    ) -> None:
+        broker = self._broker
+        try:
+            stored = broker.store.put(puts, now_ms)
+        except StoreError as error:
+            code, remark = store_refusal(error)
+            conn.write(
+                b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
+            )
+            broker.store_failed(error)
+            return
+        broker.count_puts(puts, stored)
+        pending = self._pending(asked, stored)
+        if not pending:
+            broker.appended(None, now_ms)
+            return
+
+        def answer(status: SendStatus) -> None:
+            code = STATUS_CODE[status]
+            conn.write(b"".join([send_answer(code, p) for p in pending]))
+
+        broker.appended(answer, now_ms)
+
+    def _pending(self, asked: list[tuple[Frame, int, int, str | None]], stored: list[Stored]) -> list[Pending]:
+        pending: list[Pending] = []
+        host = self._broker.store_host_hex
+        at = 0
+        for frame, queue_id, count, transaction_id in asked:
+            first = stored[at]
+            if not frame.flag & FLAG_ONEWAY:
+                if count == 1:
+                    ids = f"{host}{first.phys_offset:016X}"
+                else:
+                    ids = ",".join([f"{host}{s.phys_offset:016X}" for s in stored[at : at + count]])
+                pending.append(
+                    Pending(frame.opaque, frame.serialize, queue_id, first.queue_offset, ids, transaction_id)
+                )
+            at += count
+        return pending
+
+    def _careful(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None]:
+        """(records, queue in the answer, transaction id). Raises Answer, BadField, MessageIllegal, RecordError."""
+        header = SendHeader.parse(frame)
+        self._check_sizes(frame, header)
+        topic = self._topic(header, frame)
+        queue_id = header.queueId
+        queues = max(topic.read_queues, topic.write_queues)
+        if queue_id < 0:
+            queue_id = random.randrange(max(topic.write_queues, 1))
+        if queue_id >= queues:
+            raise Answer(
+                ResponseCode.SYSTEM_ERROR,
+                f"request queueId[{queue_id}] is illegal, topic {topic.name} has {queues} queues, "
+                f"producer group: {header.producerGroup[:128]}",
+            )
+        if frame.code == _BATCH:
+            return self._batch(frame, header, topic, queue_id, born_host), queue_id, None
+        props = parse_properties(header.properties or "")
+        sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+        name = topic.name
+        reconsume = header.reconsumeTimes or 0
+        if name.startswith(RETRY_PREFIX) and self._exhausted(header, name.removeprefix(RETRY_PREFIX), reconsume):
+            dead = self._broker.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
+            name, queue_id = dead.name, 0
+            props.pop(Prop.DELAY_TIME_LEVEL, None)
+        props[Prop.CLUSTER] = self._broker.config.cluster
+        put = Put(
+            name,
+            queue_id,
+            header.flag,
+            sys_flag,
+            header.bornTimestamp,
+            born_host,
+            frame.body,
+            _stored_form(header.properties or "", props, self._suffix),
+            reconsume,
+            0,
+            tags_hash(props.get(Prop.TAGS, "")),
+            index_keys(props),
+        )
+        transaction_id = None
+        if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and _level(props) > 0):
+            put = half(put, props)
+            transaction_id = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+        else:
+            due = timer_time(props, now_ms)
+            if due is not None:
+                put = timed(put, props, due, now_ms)
+            elif Prop.DELAY_TIME_LEVEL in props:
+                put = delayed(put, props, self._broker.delay_levels, now_ms)
+        self._broker.ensure_system_topic(put.topic)
+        return [put], queue_id, transaction_id
+
+    def _check_sizes(self, frame: Frame, header: SendHeader) -> None:
+        limit = self._broker.settings.maxMessageSize
+        if len(frame.body) > limit:
+            raise Answer(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: its body has {len(frame.body)} bytes, maxMessageSize is {limit}",
+            )
+        if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
+            raise Answer(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: its properties have {len(header.properties.encode())} bytes, "
+                f"at most {MAX_PROPERTIES - 256} are stored",
+            )
+
+    def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
+        """A retry that its client sends itself (orderly consumption) and that was tried often enough."""
+        known = self._broker.meta.working.groups.get(group)
+        limit = known.retry_max_times if known is not None else 16
+        if header.maxReconsumeTimes is not None and header.maxReconsumeTimes >= 0:
+            limit = header.maxReconsumeTimes
+        return reconsume > 0 and reconsume > limit
+
+    def _topic(self, header: SendHeader, frame: Frame) -> TopicConfig:
+        """The topic, made on demand; what it allows is remembered for the fast path. Raises Answer."""
+        broker = self._broker
+        name = header.topic
+        if not broker.settings.brokerPermission & _WRITE:
+            raise Answer(ResponseCode.NO_PERMISSION, f"the broker[{broker.address}] sending message is forbidden")
+        fault = topic_fault(name, longest=255 if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127)
+        if fault is not None:
+            raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+        if name in NOT_SENDABLE:
+            raise Answer(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
+        topic = broker.meta.working.topics.get(name)
+        if topic is None:
+            topic = broker.create_on_send(name, header.defaultTopic, header.defaultTopicQueueNums)
+            if topic is None:
+                raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
+        if not topic.perm & _WRITE:
+            raise Answer(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
+        if not name.startswith(RETRY_PREFIX):
+            self._sendable[name] = (topic, max(topic.read_queues, topic.write_queues))
+        return topic
+
+    def _batch(
+        self, frame: Frame, header: SendHeader, topic: TopicConfig, queue_id: int, born_host: bytes
+    ) -> list[Put]:
+        if topic.name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            raise Answer(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {topic.name}")
+        items = decode_batch(frame.body)
+        if not items:
+            raise Answer(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        puts = []
+        sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+        for item in items:
+            props = parse_properties(item.properties)
+            puts.append(
+                Put(
+                    topic.name,
+                    queue_id,
+                    item.flag,
+                    sys_flag,
+                    header.bornTimestamp,
+                    born_host,
+                    item.body,
+                    item.properties,
+                    0,
+                    0,
+                    tags_hash(props.get(Prop.TAGS, "")),
+                    index_keys(props),
+                )
+            )
+        return puts
+
+
+def _stored_form(text: str, props: dict[str, str], suffix: str) -> bytes:
+    if not text:
+        return suffix.encode()
+    return (text + suffix if text.endswith("\x02") else f"{text}\x02{suffix}").encode("utf-8", "replace")
+
+
+def _level(props: dict[str, str]) -> int:
+    text = props.get(Prop.DELAY_TIME_LEVEL, "0")
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,124 @@
+"""The confirmed tables in `config/*.json`, in RocketMQ's own formats, and back.
+
+`gantryTables.json` is written last: it holds how far the others are in the log (`applied`) and what RocketMQ has no
+file for. Older files beside a newer position cannot be, and newer files beside an older position do no harm: applying
+the records from there again gives the same tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
+from gantry_broker.store.files import atomic_write
+
+from .metadata import Metadata, Tables
+
+log = logging.getLogger(__name__)
+
+TOPICS: Final = "topics.json"
+GROUPS: Final = "subscriptionGroup.json"
+OFFSETS: Final = "consumerOffset.json"
+DELAY: Final = "delayOffset.json"
+OWN: Final = "gantryTables.json"
+
+
+def render(meta: Metadata) -> dict[str, bytes]:
+    """The files' contents, in the order in which they are to be written."""
+    tables = meta.confirmed
+    return {
+        TOPICS: fastjson.dumps(tables.configs().to_json()),
+        GROUPS: fastjson.dumps(
+            {
+                "dataVersion": tables.group_version.to_json(),
+                "subscriptionGroupTable": {name: group.to_json() for name, group in tables.groups.items()},
+            }
+        ),
+        OFFSETS: fastjson.dumps({"offsetTable": tables.offsets}),
+        DELAY: fastjson.dumps({"offsetTable": tables.delay}),
+        OWN: fastjson.dumps({"applied": meta.applied, "timer": {str(k): v for k, v in tables.timer.items()}}),
+    }
+
+
+def write(directory: Path, files: dict[str, bytes]) -> None:
+    """Writes what differs from the disk, the former content to `.bak` as RocketMQ does. Blocks. Raises OSError."""
+    for name, data in files.items():
+        path = directory / name
+        try:
+            before: bytes | None = path.read_bytes()
+        except FileNotFoundError:
+            before = None
+        if before == data:
+            continue
+        if before is not None:
+            atomic_write(path.with_name(name + ".bak"), before, durable=False)
+        atomic_write(path, data)
+
+
+def load(directory: Path) -> tuple[Tables, int] | None:
+    """The tables and the position that they are at; None: there is no snapshot. Raises OSError.
+
+    A file that cannot be read is replaced by its `.bak`; with neither, that table is empty, which is said in the log.
+    A store of RocketMQ has no position: 0, and nothing of ours is in its log.
+    """
+    tables = Tables()
+    found = False
+    for name, read in (
+        (TOPICS, _read_topics),
+        (GROUPS, _read_groups),
+        (OFFSETS, _read_offsets),
+        (DELAY, _read_delay),
+    ):
+        found = _load(directory, name, lambda value, read=read: read(tables, value)) or found  # type: ignore[misc]
+    own: list[int] = [0]
+
+    def read_own(value: Any) -> None:
+        fields = Fields(value, OWN)
+        own[0] = fields.number("applied", 0)
+        tables.timer = _numbers(fields, "timer")
+
+    found = _load(directory, OWN, read_own) or found
+    return (tables, own[0]) if found else None
+
+
+def _load(directory: Path, name: str, read: Callable[[Any], None]) -> bool:
+    for path in (directory / name, directory / f"{name}.bak"):
+        try:
+            read(fastjson.loads(path.read_bytes()))
+            return True
+        except FileNotFoundError:
+            continue
+        except (fastjson.JsonError, BodyError, ValueError) as error:
+            log.error("%s cannot be read: %s", path, error)
+    return False
+
+
+def _read_topics(tables: Tables, value: Any) -> None:
+    configs = TopicConfigs.from_json(value)
+    tables.topics, tables.topic_version = configs.topics, configs.version
+
+
+def _read_groups(tables: Tables, value: Any) -> None:
+    fields = Fields(value, GROUPS)
+    groups = [
+        SubscriptionGroup.from_json(item, str(name)) for name, item in fields.map("subscriptionGroupTable").items()
+    ]
+    tables.groups = {group.name: group for group in groups}
+    tables.group_version = DataVersion.from_json(fields.map("dataVersion") or None)
+
+
+def _read_offsets(tables: Tables, value: Any) -> None:
+    table = Fields(value, OFFSETS).map("offsetTable")
+    tables.offsets = {str(key): {int(q): int(o) for q, o in queues.items()} for key, queues in table.items()}
+
+
+def _read_delay(tables: Tables, value: Any) -> None:
+    tables.delay = _numbers(Fields(value, DELAY), "offsetTable")
+
+
+def _numbers(fields: Fields, name: str) -> dict[int, int]:
+    return {int(key): int(item) for key, item in fields.map(name).items()}

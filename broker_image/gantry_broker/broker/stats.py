@@ -1,0 +1,89 @@
+"""Counts per topic and group, and their sums over the last minute, hour and day (mqadmin's `statsAll`, request 315)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+MAX_KEYS = 20_000
+"""Keys that are counted; beyond it new ones are not, so that memory is bounded."""
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+
+_SHAPE = ((MINUTE, 10_000), (HOUR, 600_000), (DAY, 3_600_000))
+"""(window, distance of its samples), ms."""
+
+
+class Counter:
+    """A running sum with samples, so that the sum over a window is a difference of two of them."""
+
+    __slots__ = ("_samples", "times", "value")
+
+    def __init__(self, now_ms: int) -> None:
+        self.value = 0
+        self.times = 0
+        self._samples = tuple(deque([(now_ms, 0, 0)], maxlen=window // step + 1) for window, step in _SHAPE)
+
+    def sample(self, now_ms: int) -> None:
+        for samples, (_, step) in zip(self._samples, _SHAPE, strict=True):
+            if now_ms - samples[-1][0] >= step:
+                samples.append((now_ms, self.value, self.times))
+
+    def window(self, index: int, now_ms: int) -> dict[str, Any]:
+        samples = self._samples[index]
+        since = next((s for s in samples if now_ms - s[0] <= _SHAPE[index][0]), samples[-1])
+        total, times = self.value - since[1], self.times - since[2]
+        seconds = max((now_ms - since[0]) / 1000, 1.0)
+        return {"sum": total, "tps": round(total / seconds, 2), "avgpt": round(total / times, 2) if times else 0.0}
+
+
+class Stats:
+    """Counters by (name, key): `TOPIC_PUT_NUMS`/topic, `GROUP_GET_NUMS`/"topic@group" and so on."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self.started_ms = now_ms
+
+    def add(self, name: str, key: str, value: int, times: int = 1) -> None:
+        counter = self._counters.get((name, key))
+        if counter is None:
+            if len(self._counters) >= MAX_KEYS:
+                return
+            counter = self._counters[name, key] = Counter(self._now_ms)
+        counter.value += value
+        counter.times += times
+
+    def sample(self, now_ms: int) -> None:
+        """Called every ten seconds or so."""
+        self._now_ms = now_ms
+        for counter in self._counters.values():
+            counter.sample(now_ms)
+
+    def total(self, name: str, key: str) -> int:
+        counter = self._counters.get((name, key))
+        return 0 if counter is None else counter.value
+
+    def tps(self, name: str, key: str, now_ms: int) -> float:
+        """Per second, over the last minute."""
+        counter = self._counters.get((name, key))
+        return 0.0 if counter is None else float(counter.window(0, now_ms)["tps"])
+
+    def report(self, name: str, key: str, now_ms: int) -> dict[str, Any] | None:
+        """The body of VIEW_BROKER_STATS_DATA; None: nothing was ever counted."""
+        counter = self._counters.get((name, key))
+        if counter is None:
+            return None
+        return {
+            "statsMinute": counter.window(0, now_ms),
+            "statsHour": counter.window(1, now_ms),
+            "statsDay": counter.window(2, now_ms),
+        }
+
+    def rows(self, name: str) -> dict[str, int]:
+        """Key to running sum, for the metrics."""
+        return {key: counter.value for (kind, key), counter in self._counters.items() if kind == name}
+
+    def forget(self, key: str) -> None:
+        """A topic or group was deleted."""
+        for entry in [e for e in self._counters if e[1] == key or key in e[1].split("@")]:
+            del self._counters[entry]

@@ -1,0 +1,31 @@
+"""What the member says of itself, put together from replication, store and broker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from gantry_broker.http.models import DiskStatus, MemberStatus
+
+if TYPE_CHECKING:
+    from .core import Broker
+
+
+def member_status(broker: Broker) -> MemberStatus:
+    config = broker.config
+    fields = broker.replication.status_fields()
+    usage = broker.store.disk()
+    if broker.disk_full and not fields["reason"]:
+        fields["reason"] = "the disk is full: sends are refused, reads go on"
+    fields["writable"] = bool(fields["writable"]) and not broker.disk_full
+    return MemberStatus(
+        cluster=config.cluster,
+        group=config.group,
+        name=config.name,
+        disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.disk_full),
+        connections=broker.connections(),
+        address=broker.address,
+        pid=os.getpid(),
+        started_ms=broker.started_ms,
+        **fields,
+    )

@@ -1,0 +1,83 @@
+"""Rules of topic and group names, and the system topics that a broker has from its first start (RocketMQ's)."""
+
+from __future__ import annotations
+
+import re
+
+from gantry_broker.protocol.codes import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    CONTROL_TOPIC,
+    DLQ_PREFIX,
+    NOT_ALLOWED_SEND_TOPICS,
+    OFFSET_MOVED_EVENT_TOPIC,
+    REPLY_TOPIC_SUFFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    TOPIC_MAX_LENGTH,
+    TRACE_TOPIC,
+    TRANS_HALF_TOPIC,
+    Perm,
+)
+
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+"""Where a message with an arbitrary delivery time (5.x) waits."""
+
+NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {CONTROL_TOPIC, TIMER_TOPIC}
+GROUP_MAX = 255
+"""4.9.7 has no limit of its own, 5.x has 120; names of %RETRY% topics end at 255."""
+
+_NAME = re.compile(r"^[%|a-zA-Z0-9_-]+$")
+_NAME_RULE = "^[%|a-zA-Z0-9_-]+$"
+
+
+def is_system_topic(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def topic_fault(name: str, what: str = "topic", longest: int = TOPIC_MAX_LENGTH) -> str | None:
+    """Why a name is refused, in RocketMQ's words (TopicValidator); None: it is good."""
+    if not name or name.isspace():
+        return f"The specified {what} is blank."
+    if _NAME.fullmatch(name) is None:
+        return f"The specified {what} contains illegal characters, allowing only {_NAME_RULE}: {name[:64]!r}"
+    if len(name) > longest:
+        return f"The specified {what} is longer than {what} max length {longest}: {len(name)} characters."
+    return None
+
+
+def group_fault(name: str) -> str | None:
+    return topic_fault(name, "group", GROUP_MAX)
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+def system_topics(cluster: str, group: str, delay_levels: int, trace: bool) -> list[tuple[str, int, int]]:
+    """(name, queues, permission) of the topics that 4.9.7 registers when it starts, with the broker's own names.
+
+    Clients and mqadmin ask the NameServer for the routes of the topics named like the cluster and like the broker.
+    """
+    rw = Perm.READ | Perm.WRITE
+    out = [
+        (SELF_TEST_TOPIC, 1, rw),
+        (AUTO_CREATE_TOPIC, 8, rw | Perm.INHERIT),
+        (BENCHMARK_TOPIC, 1024, rw),
+        (cluster, 16, rw | Perm.INHERIT),
+        (group, 1, rw | Perm.INHERIT),
+        (OFFSET_MOVED_EVENT_TOPIC, 1, rw),
+        (SCHEDULE_TOPIC, delay_levels, rw),
+        (f"{cluster}_{REPLY_TOPIC_SUFFIX}", 1, rw),
+        (TRANS_HALF_TOPIC, 1, rw),
+    ]
+    if trace:
+        out.append((TRACE_TOPIC, 1, rw))
+    return out

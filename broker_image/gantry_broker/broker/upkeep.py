@@ -1,0 +1,133 @@
+"""What a broker does by the clock: expiry of clients, offsets into the log, snapshots of the tables, retention.
+
+A job that fails is reported and runs again; none stops another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_broker.store.errors import StoreError
+
+from . import pull, snapshots
+from .faults import NotWritable
+
+if TYPE_CHECKING:
+    from .core import Broker
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.1
+BUSY_TICKS: Final = 1
+
+
+class Upkeep:
+    """One timer for all jobs, ten times a second; each job has its own distance."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._timer: asyncio.TimerHandle | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._due: dict[str, int] = {}
+        self._reported: dict[str, str] = {}
+        self._segment = -1
+        broker.on_role.append(lambda master: self._new_role())
+
+    def start(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _new_role(self) -> None:
+        self._segment = -1
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        broker = self._broker
+        now = broker.now_ms()
+        self._job("store", now, 100, lambda: broker.store.upkeep(broker.unix_ms()))
+        if len(broker.held):
+            self._job("held pulls", now, 100, lambda: pull.expire(broker, now))
+        self._job("offsets", now, broker.settings.flushConsumerOffsetInterval, broker.flush_offsets)
+        self._job("tables in the log", now, 1_000, self._tables_in_log)
+        self._job("clients", now, 5_000, lambda: self._expire_clients(now))
+        self._job("statistics", now, 10_000, lambda: broker.stats.sample(broker.unix_ms()))
+        self._job("snapshots", now, broker.settings.flushConsumerOffsetInterval, self._save)
+        self._job("retention", now, 10_000, self._retention)
+
+    def _job(self, name: str, now: int, every_ms: int, work: Callable[[], Any]) -> None:
+        if now < self._due.get(name, 0):
+            return
+        self._due[name] = now + every_ms
+        try:
+            work()
+            self._reported.pop(name, None)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if self._reported.get(name) != text:
+                self._reported[name] = text
+                log.exception("upkeep (%s) failed", name)
+
+    def _expire_clients(self, now: int) -> None:
+        broker = self._broker
+        changed, silent = broker.clients.expire(now)
+        for group in changed:
+            broker.notify_group(group)
+        for conn in silent:
+            conn.close()
+        broker.locks.expire(now)
+
+    def _tables_in_log(self) -> None:
+        """Once per segment and role the master writes all tables into the log: control records expire like others."""
+        broker = self._broker
+        if not broker.may_append:
+            return
+        segment = broker.store.end // broker.store.log.segment_size
+        if segment == self._segment:
+            return
+        try:
+            broker.append([broker.change_put(c) for c in broker.meta.working.all_changes(broker.unix_ms())])
+        except (NotWritable, StoreError) as error:
+            if isinstance(error, StoreError):
+                broker.store_failed(error)
+            return
+        self._segment = segment
+        broker.appended(None)
+
+    def _save(self) -> None:
+        meta = self._broker.meta
+        if not meta.changed or (self._saving is not None and not self._saving.done()):
+            return
+        meta.changed = False
+        files = snapshots.render(meta)
+        self._saving = asyncio.get_running_loop().create_task(self._write(files))
+
+    async def _write(self, files: dict[str, bytes]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                None, snapshots.write, self._broker.config.data_dir / "config", files
+            )
+        except OSError as error:
+            self._broker.meta.changed = True
+            log.warning("the tables' snapshots cannot be written: %s", error)
+
+    def _retention(self) -> None:
+        broker = self._broker
+        broker.store.expire(broker.unix_ms(), self._keep_from())
+
+    def _keep_from(self) -> int:
+        """What must stay: what is not confirmed, and on the master what a follower that is fetching still needs."""
+        broker = self._broker
+        keep = broker.store.confirmed
+        leader = broker.replication.core.leader
+        if leader is not None:
+            acked = [view.acked for view in leader.followers.values() if view.acked >= 0]
+            keep = min([keep, *acked])
+        return keep
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._saving is not None:
+            await asyncio.gather(self._saving, return_exceptions=True)

@@ -1,0 +1,79 @@
+"""Raw bytes of the commit log over HTTP, for readers such as the Spark source: confirmed records only (rule 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+from fastapi import HTTPException
+from fastapi.responses import StreamingResponse
+
+from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
+from gantry_broker.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+
+CHUNK: Final = 1 << 20
+
+
+def log_info(broker: Broker) -> LogInfo:
+    """The segments that have confirmed bytes."""
+    store = broker.store
+    size = store.log.segment_size
+    segments = []
+    first = store.start - store.start % size
+    for base in range(first, store.confirmed, size):
+        start, end = max(base, store.start), min(base + size, store.confirmed)
+        segments.append(SegmentInfo(start=start, end=end, first_store_ms=_store_ms(broker, start)))
+    for segment, following in itertools.pairwise(segments):
+        segment.last_store_ms = following.first_store_ms
+    if segments:
+        segments[-1].last_store_ms = store.last_store_ms or -1
+    return LogInfo(
+        cluster=broker.config.cluster,
+        group=broker.config.group,
+        member=MemberRef.of(broker.replication.me),
+        role=broker.replication.role.value,
+        start=store.start,
+        confirmed=store.confirmed,
+        segment_bytes=size,
+        segments=segments,
+    )
+
+
+def _store_ms(broker: Broker, offset: int) -> int:
+    try:
+        return broker.store.record(offset).store_ms
+    except StoreError:
+        return -1
+
+
+def log_bytes(broker: Broker, start: int, to: int, rate: int) -> StreamingResponse:
+    """[start, to) as it lies in the log; 416 outside of what is confirmed, 410 below what retention has left."""
+    store = broker.store
+    if start < store.start:
+        raise HTTPException(410, f"the log starts at {store.start}: from={start} has been removed")
+    if not start <= to <= store.confirmed:
+        raise HTTPException(416, f"from={start} to={to}: offsets from {store.start} to {store.confirmed} can be read")
+    return StreamingResponse(
+        _stream(broker, start, to, rate),
+        media_type="application/octet-stream",
+        headers={"Content-Length": str(to - start)},
+    )
+
+
+async def _stream(broker: Broker, start: int, to: int, rate: int) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    at = start
+    while at < to:
+        piece = broker.store.read_bytes(at, min(CHUNK, to - at))
+        if not piece:
+            return  # Removed or cut meanwhile: the reader sees a short body.
+        yield piece
+        at += len(piece)
+        wait = (at - start) / rate - (loop.time() - began) if rate else 0.0
+        await asyncio.sleep(max(wait, 0.0))

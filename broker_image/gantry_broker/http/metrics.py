@@ -1,0 +1,105 @@
+"""Prometheus metrics, written as text: names a user can guess, cardinality bounded.
+
+Everything is a plain number of the broker, so no registry and no library object is kept per series.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+
+MAX_TOPICS: Final = 500
+"""Topics with series of their own; the busiest ones, the rest only counts in the totals."""
+
+Row = tuple[dict[str, str], float]
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _family(name: str, kind: str, text: str, rows: Iterable[Row]) -> str:
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    for labels, value in rows:
+        inner = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
+        number = repr(float(value)) if isinstance(value, float) else str(value)
+        lines.append(f"{name}{{{inner}}} {number}" if inner else f"{name} {number}")
+    return "\n".join(lines) + "\n"
+
+
+def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
+
+
+def render_metrics(broker: Broker) -> str:
+    """The whole page."""
+    status = broker.replication.status_fields()
+    store = broker.store
+    usage = store.disk()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    me = {"cluster": broker.config.cluster, "group": broker.config.group, "member": str(broker.config.member)}
+    stats = broker.stats
+    followers = [
+        ({**me, "follower": str(f.member.member)}, max(status["end"] - f.acked, 0))
+        for f in status["followers"]
+        if f.acked >= 0
+    ]
+
+    def one(value: float) -> list[Row]:
+        return [(me, value)]
+
+    def per_topic(name: str) -> list[Row]:
+        return [({**me, "topic": topic}, value) for topic, value in _top(stats.rows(name))]
+
+    families: list[tuple[str, str, str, Iterable[Row]]] = [
+        ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
+        ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
+        ("gantry_writable", "gauge", "1 while sends are taken.", one(int(status["writable"] and not broker.disk_full))),
+        ("gantry_in_sync_members", "gauge", "Size of the recorded in-sync set.", one(len(status["in_sync"]))),
+        ("gantry_log_start_offset_bytes", "gauge", "First offset of the commit log.", one(status["start"])),
+        ("gantry_log_end_offset_bytes", "gauge", "End of the commit log.", one(status["end"])),
+        ("gantry_log_flushed_offset_bytes", "gauge", "The log is on disk up to here.", one(status["flushed"])),
+        ("gantry_log_confirmed_offset_bytes", "gauge", "Shown to consumers up to here.", one(status["confirmed"])),
+        ("gantry_replication_lag_bytes", "gauge", "What a slave lacks of its master's log.", one(status["lag_bytes"])),
+        ("gantry_follower_lag_bytes", "gauge", "What a follower has not acknowledged.", followers),
+        (
+            "gantry_messages_in_total",
+            "counter",
+            "Messages stored for producers, by topic.",
+            per_topic("TOPIC_PUT_NUMS"),
+        ),
+        ("gantry_bytes_in_total", "counter", "Bytes of those messages, by topic.", per_topic("TOPIC_PUT_SIZE")),
+        (
+            "gantry_messages_out_total",
+            "counter",
+            "Messages given to consumers, by topic and group.",
+            [
+                ({**me, "topic": key.partition("@")[0], "consumer_group": key.partition("@")[2]}, value)
+                for key, value in _top(stats.rows("GROUP_GET_NUMS"))
+            ],
+        ),
+        ("gantry_connections", "gauge", "Open remoting connections.", one(broker.connections())),
+        ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
+        ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
+        ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
+        ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
+        ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
+        ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(broker.disk_full))),
+        ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
+        ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
+        ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
+    ]
+    return "".join(_family(*family) for family in families)
+
+
+def _resident() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
