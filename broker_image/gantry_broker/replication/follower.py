@@ -69,7 +69,7 @@ class Follower:
                 # Rule 5: durable before the next question.
                 self._log.cut(min(answer.to, self._log.end))
             else:
-                self._log.reset(answer.to, answer.history)
+                self._log.reset(answer.to, answer.history, answer.data)
         elif answer.data:
             self._log.append_raw(self._log.end, answer.data)
         # Rule 3: only now, and never above one's own end.

@@ -17,8 +17,7 @@ import orjson
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import MemberId
 from gantry_broker.store.files import atomic_write
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from gantry_broker.store.points import boot_id
 
 
 class StateError(Exception):
@@ -31,14 +30,6 @@ class Started(NamedTuple):
     """False when a disk that held something could not prove that it holds all that was acknowledged."""
 
 
-def boot_id() -> str:
-    """Names this boot of the machine; empty where the kernel does not tell, so that nothing is proven by it."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
-
-
 class ReplicaFile:
     """config/replica.json: `Durable`, the boot in which it was written, and whether the process stopped cleanly."""
 
@@ -46,9 +37,14 @@ class ReplicaFile:
         self.path = path
         self._boot = boot_id()
         self._state: Durable | None = None
+        self._held = False
 
-    def start(self, member: int, *, sync_flush: bool, log_is_empty: bool) -> Started:
-        """Read the file, decide on the incarnation, and write it down. Raises StateError, OSError."""
+    def start(self, member: int, *, sync_flush: bool, log_is_empty: bool, damaged: bool = False) -> Started:
+        """Read the file, decide on the incarnation, and write it down. Raises StateError, OSError.
+
+        `damaged`: the log had to be cut below what had been flushed or confirmed.
+        """
+        self._held = not log_is_empty
         data = self._read()
         if data is None:
             return self._begin(Durable(MemberId(member, _new_incarnation())), proven=True)
@@ -58,8 +54,9 @@ class ReplicaFile:
             raise StateError(f"{self.path}: {error!r}; restore the file, or empty the member's disk") from error
         if state.me.member != member:
             raise StateError(f"{self.path} is of member {state.me.member}, this is member {member}")
-        lost = log_is_empty and state.cell.epoch > 0
-        if not lost and (sync_flush or clean or (boot == self._boot and boot != "")):
+        # A log that was there once and is empty now was taken away: not the disk that it was.
+        lost = log_is_empty and bool(data.get("held"))
+        if not lost and not damaged and (sync_flush or clean or (boot == self._boot and boot != "")):
             return self._begin(state, proven=True)
         return self._begin(replace(state, me=MemberId(member, _new_incarnation())), proven=False)
 
@@ -71,6 +68,10 @@ class ReplicaFile:
         """Durable when this returns; the mark of a clean stop is gone from then on."""
         self._state = state
         self._write(state, clean=False)
+
+    def holds_records(self) -> None:
+        """The log is not empty any more; written down with the next save."""
+        self._held = True
 
     def mark_clean(self) -> None:
         """The log is closed and on disk: call it last."""
@@ -89,7 +90,9 @@ class ReplicaFile:
         return data
 
     def _write(self, state: Durable, *, clean: bool) -> None:
-        data = orjson.dumps({**state.to_json(), "boot": self._boot, "clean": clean}, option=orjson.OPT_INDENT_2)
+        data = orjson.dumps(
+            {**state.to_json(), "boot": self._boot, "clean": clean, "held": self._held}, option=orjson.OPT_INDENT_2
+        )
         atomic_write(self.path, data)
 
 

@@ -30,9 +30,9 @@ class Options:
     """Acknowledgements count bytes on disk (rule 11)."""
     min_in_sync: int = 1
     silent_ms: int = 1_500
-    """A follower that has asked nothing for so long is proposed for removal from the set."""
-    behind_ms: int = 10_000
-    """So is one that asks, but has not reached the end of the log (as of its last question) for so long."""
+    """A follower that has asked nothing for so long is not proposed, nor counted on for what is promised now."""
+    ask_again_ms: int = 3_000
+    """A proposal that was refused is not made again for so long."""
     join_bytes: int = 1 << 20
     """A follower this close to the end is waited for, so that it can catch up with a log that grows."""
     join_ms: int = 1_000
@@ -49,9 +49,7 @@ class FollowerView:
     """When it last asked or, if later, was last answered."""
     waiting: bool = False
     """A question of it is being held."""
-    caught_up_ms: int = 0
-    target: int = 0
-    """The leader's end at its last question: what it must reach to count as caught up."""
+    ask_again_ms: int = 0
     join_until_ms: int = 0
     """Waited for until then, so that it can be proposed (rule 19)."""
     join_again_ms: int = 0
@@ -160,9 +158,6 @@ class Leader:
         view.acked = fetch.flushed if on_disk else fetch.end
         view.end = fetch.end
         view.seen_ms = now_ms
-        if view.acked >= view.target:
-            view.caught_up_ms = now_ms
-        view.target = self._log.end
         return None
 
     def answer(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
@@ -199,7 +194,8 @@ class Leader:
 
     def _reset(self, fetch: Fetch, parted: int) -> FetchAnswer:
         to = self._log.start
-        return self._answer(AnswerKind.RESET, fetch, to=to, parted=parted, history=cut(self._log.history, to))
+        history, state = cut(self._log.history, to), self._log.reset_state()
+        return self._answer(AnswerKind.RESET, fetch, to=to, parted=parted, data=state, history=history)
 
     def _answer(
         self,
@@ -229,7 +225,7 @@ class Leader:
     def _view(self, member: MemberId, now_ms: int) -> FollowerView:
         view = self.followers.get(member)
         if view is None:
-            view = self.followers[member] = FollowerView(seen_ms=now_ms, caught_up_ms=now_ms, target=self._role_end)
+            view = self.followers[member] = FollowerView(seen_ms=now_ms)
         return view
 
     # ---- the in-sync set
@@ -239,40 +235,35 @@ class Leader:
         """The set that this master wants recorded, for the operator to apply on its base version or refuse."""
         return self._asks[-1] if self._asks else None
 
-    def told(self, cell: Cell) -> None:
+    def told(self, cell: Cell, now_ms: int) -> None:
         """A newer version of the cell of this epoch (rule 14): what was asked on a lower one is settled (rule 18)."""
-        self.recorded, self.version = cell.in_sync, cell.version
+        settled = [a for a in self._asks if a.base_version < cell.version]
+        for member in frozenset().union(*(a.in_sync for a in settled)) - cell.in_sync:
+            self._view(member, now_ms).ask_again_ms = now_ms + self._options.ask_again_ms
         self._asks = [a for a in self._asks if a.base_version >= cell.version]
-        for member, view in self.followers.items():
-            if member in cell.in_sync:
-                view.join_until_ms = 0
+        self.recorded, self.version = cell.in_sync, cell.version
         if self.park is not None and cell.version > self.park.version:
             self.park = None
 
     def review(self, now_ms: int) -> None:
-        """Ask for another set when the followers have changed; at most one change of mind per version and state."""
-        wanted = self._wanted(now_ms)
-        standing = self._asks[-1].in_sync if self._asks else self.recorded
-        if wanted != standing:
-            # An ask that is taken back is asked over with what is recorded: the answer moves the version.
-            self._asks.append(Ask(self.version, wanted))
+        """Ask for the followers that have caught up to be added (rule 17: the operator alone removes)."""
+        for view in self.followers.values():
+            if view.join_until_ms and now_ms >= view.join_until_ms:
+                view.join_until_ms, view.join_again_ms = 0, now_ms + self._options.join_ms
+        if self._asks or self.park is not None:
+            return  # One question at a time; its answer moves the version.
+        missing = [m for m in sorted(set(self.followers) - self.recorded) if self._may_join(m, now_ms)]
+        caught_up = frozenset(m for m in missing if self._caught_up(self.followers[m], now_ms))
+        if caught_up:
+            self._asks.append(Ask(self.version, self.recorded | caught_up))
             for view in self.followers.values():
                 view.join_until_ms = 0
 
-    def _wanted(self, now_ms: int) -> frozenset[MemberId]:
-        """Who is to be in the set: those that keep up, and those that have caught up (rule 19)."""
-        standing = self._asks[-1].in_sync if self._asks else self.recorded
-        wanted = {m for m in self.recorded if m == self.me or self._keeps_up(m, now_ms)}
-        for member in sorted(set(self.followers) - self.recorded):
-            if any(m.member == member.member for m in wanted):
-                continue  # Two lives of one disk would count as two copies.
-            view = self.followers[member]
-            if self._keeps_up(member, now_ms) and (member in standing or self._caught_up(view, now_ms)):
-                wanted.add(member)
-        if len(wanted) < min(self._options.min_in_sync, len(self.recorded)):
-            # A smaller set would confirm nothing either, and leave fewer to choose a master from.
-            return self.recorded
-        return frozenset(wanted)
+    def _may_join(self, member: MemberId, now_ms: int) -> bool:
+        if any(m.member == member.member for m in self.recorded):
+            return False  # Two lives of one disk would count as two copies; the operator removes the former one.
+        view = self.followers[member]
+        return not self._silent(view, now_ms) and now_ms >= view.ask_again_ms
 
     def _caught_up(self, view: FollowerView, now_ms: int) -> bool:
         """Rule 19. A follower that is close is waited for, else a log that grows would always be ahead of it."""
@@ -281,21 +272,12 @@ class Leader:
         if Rule.PROPOSE_CAUGHT_UP not in self._rules:
             return True
         near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.join_bytes
-        if view.join_until_ms and now_ms >= view.join_until_ms:
-            view.join_until_ms, view.join_again_ms = 0, now_ms + self._options.join_ms
-        elif near and not view.join_until_ms and now_ms >= view.join_again_ms:
+        if near and not view.join_until_ms and now_ms >= view.join_again_ms:
             view.join_until_ms = now_ms + self._options.join_ms
         return False
 
-    def _keeps_up(self, member: MemberId, now_ms: int) -> bool:
-        view = self.followers.get(member)
-        return view is not None and not self._silent(view, now_ms) and not self._behind(view, now_ms)
-
     def _silent(self, view: FollowerView | None, now_ms: int) -> bool:
         return view is None or (not view.waiting and now_ms - view.seen_ms > self._options.silent_ms)
-
-    def _behind(self, view: FollowerView, now_ms: int) -> bool:
-        return now_ms - view.caught_up_ms > self._options.behind_ms and view.acked < view.target
 
     # ---- hand-over
 

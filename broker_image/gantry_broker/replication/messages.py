@@ -60,5 +60,6 @@ class FetchAnswer:
     parted: int = 0
     """CUT, RESET: the offset up to which both logs agree; what the asker gives up lies above it."""
     data: bytes = b""
+    """RECORDS: the records. RESET: what the log's owner must know besides them (`Log.reset_state`)."""
     history: History = ()
     reason: str = ""

@@ -50,8 +50,15 @@ class Log(Protocol):
         """Drop everything from `to` on, and what derives from it; durable when this returns (rule 5)."""
         ...
 
-    def reset(self, to: int, history: History) -> None:
-        """An empty log that starts at `to`, as if all before had expired; durable when this returns."""
+    def reset_state(self) -> bytes:
+        """What a follower that is reset to `start` must know besides the records; opaque here."""
+        ...
+
+    def reset(self, to: int, history: History, state: bytes) -> None:
+        """An empty log that starts at `to`, as if all before had expired; durable when this returns.
+
+        `state` is the leader's `reset_state`.
+        """
         ...
 
     def confirm(self, offset: int) -> None:

@@ -161,7 +161,7 @@ class Replica:
         self._state = state
         self.told_epoch = max(self.told_epoch, cell.epoch)
         if self.leader is not None:
-            self.leader.told(cell)
+            self.leader.told(cell, now_ms)
             self.leader.review(now_ms)
             self._confirm()
             return Assigned(True)

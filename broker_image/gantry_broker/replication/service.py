@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
     from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.remoting.connection import Connection
-    from gantry_broker.store.store import Confirmed, MessageStore
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.store.types import Confirmed
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
+CHECKPOINT_S: Final = 60.0
 PARKED_MS: Final = 5_000
 """A hand-over that was answered "ready" and then heard of no more: after this the registry is read, if it can be."""
 
@@ -87,9 +89,11 @@ class ReplicationService:
         self._core: Replica | None = None
         self._proven = True
         self._tick: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
         self._flushing = False
         self._flushed_at = 0.0
+        self._checkpoint_at = monotonic()
+        self._unix_ms = unix_ms
         self._shown: tuple[object, ...] = ()
         self._acked = asyncio.Event()
         self._park_until = 0.0
@@ -101,7 +105,12 @@ class ReplicationService:
         """Find out who this member is, and go on where it stopped. Raises identity.StateError, OSError."""
         loop = asyncio.get_running_loop()
         empty = self._store.end == self._store.start == 0
-        started = self._file.start(self._config.member, sync_flush=self._sync_flush, log_is_empty=empty)
+        started = self._file.start(
+            self._config.member,
+            sync_flush=self._sync_flush,
+            log_is_empty=empty,
+            damaged=self._store.damage is not None,
+        )
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
         self._holding = Holding(self._answer_to, self._held, self._has_news, lambda: self._store.end)
@@ -138,6 +147,8 @@ class ReplicationService:
 
     def mark_clean(self) -> None:
         """The store was closed and is on disk: the next start is proven (rule 16). Call it last."""
+        if self._store.end > 0:
+            self._file.holds_records()
         self._file.mark_clean()
 
     @property
@@ -247,6 +258,8 @@ class ReplicationService:
     async def assign(self, told: Assignment) -> AssignmentAnswer:
         """Take an assignment. It is on disk before it is acted upon (rule 15). Raises OSError when that fails."""
         parked_for = self._parked_for()
+        if self._store.end > 0:
+            self._file.holds_records()
         done = self.core.assign(told, self._now())
         cell = self.core.cell
         if parked_for is not None and not self.core.parked:
@@ -372,6 +385,10 @@ class ReplicationService:
         try:
             self.core.tick(self._now())
             now = self._monotonic()
+            self._store.upkeep(self._unix_ms())
+            if self._commit is not None and now - self._checkpoint_at >= CHECKPOINT_S:
+                self._checkpoint_at = now
+                self._spawn(self._commit.checkpoint())
             interval = self._config.settings.flushIntervalCommitLog / 1000
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
@@ -415,7 +432,7 @@ class ReplicationService:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Future[None]) -> None:
-        self._tasks.discard(task)  # type: ignore[arg-type]
+        self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._report(f"replication: {task.exception()!r}")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import orjson
+
 from gantry_broker.replication import epochs
 from gantry_broker.replication.types import EpochStart, History
 
 if TYPE_CHECKING:
-    from gantry_broker.store.store import Confirmed, MessageStore
+    from gantry_broker.store.store import MessageStore
+    from gantry_broker.store.types import Confirmed
 
 
 class StoreLog:
@@ -54,7 +57,7 @@ class StoreLog:
         if raw is not self._raw_history:
             # A leadership that wrote nothing must not be compared with one that did.
             entries = [EpochStart(*e) for e in raw]
-            ends = [e.start for e in entries[1:]] + [self._store.end]
+            ends = [*(e.start for e in entries[1:]), *([self._store.end] if entries else [])]
             self._history = tuple(e for e, end in zip(entries, ends, strict=True) if e.start < end)
             if not entries or entries[-1].start < self._store.end:
                 self._raw_history = raw
@@ -74,8 +77,13 @@ class StoreLog:
         self._store.cut(to)
         self._on_cut(to)
 
-    def reset(self, to: int, history: History) -> None:
-        self._store.reset(to, epochs.cut(history, to))
+    def reset_state(self) -> bytes:
+        """The first queue offset of every queue: a queue may have no record left that tells it."""
+        return orjson.dumps([[topic, queue, at] for (topic, queue), at in self._store.queue_starts().items()])
+
+    def reset(self, to: int, history: History, state: bytes) -> None:
+        starts = {(str(topic), int(queue)): int(at) for topic, queue, at in orjson.loads(state or b"[]")}
+        self._store.reset(to, epochs.cut(history, to), starts)
         self._on_cut(to)
 
     def confirm(self, offset: int) -> None:

@@ -1,0 +1,141 @@
+"""The invariants, looked at after every step.
+
+(a) A SEND_OK record is in the log of every later master of a clean failover.
+(b) What a reader was shown is never undone and never differs at the same offset.
+(c) No two masters complete SEND_OK for different records at one offset.
+(d) Epochs of the cell only grow; an epoch has one leader, which begins it once.
+(e) Logs agree up to the confirmed offset.
+Also: logs are whole records, queue offsets follow each other, no send is stored twice, sends of one client that were
+parked or forwarded keep their order, and a hand-over loses nothing that was answered SEND_OK.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from model_log import MESSAGE, ModelLog, Record
+
+from gantry_broker.replication.types import Cell
+
+if TYPE_CHECKING:
+    from world import Member
+
+
+class Violation(AssertionError):
+    """An invariant is broken; the text names it."""
+
+
+class Checker:
+    def __init__(self, *, sync_replication: bool) -> None:
+        self.sync_replication = sync_replication
+        self.shown: dict[int, Record] = {}
+        self.acked: dict[int, tuple[Record, int]] = {}
+        """By offset: the record, and the epoch of the master that answered."""
+        self.epoch_of: dict[int, int] = {}
+        """Which member began an epoch."""
+        self.began: dict[int, int] = {}
+        """How often an epoch was begun."""
+        self._verified: dict[int, tuple[int, int]] = {}
+        self.cell = Cell()
+        self.sends = 0
+        self.oks = 0
+
+    # ---- events
+
+    def swapped(self, cell: Cell) -> None:
+        if cell.epoch < self.cell.epoch or cell.version <= self.cell.version:
+            raise Violation(f"(d) the cell went from {self.cell.order} to {cell.order}")
+        self.cell = cell
+
+    def send_ok(self, member: Member, record: Record, epoch: int) -> None:
+        self.oks += 1
+        if not self.sync_replication:
+            member.oks.append(record)
+            return
+        other = self.acked.get(record.offset)
+        if other is not None and other[0] != record:
+            raise Violation(f"(c) SEND_OK for {other[0]} and for {record}, both at {record.offset}")
+        self.acked[record.offset] = (record, epoch)
+        for peer in member.world.members:
+            leader = peer.core.leader if peer.core is not None else None
+            if leader is not None and leader.epoch > epoch:
+                self._holds(peer.log, record, f"(a) SEND_OK of epoch {epoch} came after epoch {leader.epoch} began")
+
+    def began_epoch(self, member: Member, epoch: int) -> None:
+        """A member has taken the role of master: it must have all that was promised and shown."""
+        holder = self.epoch_of.setdefault(epoch, member.number)
+        self.began[epoch] = self.began.get(epoch, 0) + 1
+        if holder != member.number:
+            raise Violation(f"(d) epoch {epoch} was begun by m{holder} and by m{member.number}")
+        if self.began[epoch] > 1:
+            raise Violation(f"(d) epoch {epoch} was begun twice by m{holder}")
+        for record, _ in self.acked.values():
+            self._holds(member.log, record, f"(a) master m{member.number} of epoch {epoch}")
+        for record in self.shown.values():
+            self._holds(member.log, record, f"(b) master m{member.number} of epoch {epoch} lacks what was shown")
+
+    def handed_over(self, source: Member, target: Member) -> None:
+        """The registry has recorded a hand-over: nothing that was answered may be missing."""
+        for record in source.oks:
+            self._holds(target.log, record, f"(a) hand-over from m{source.number} to m{target.number}")
+
+    def rebase(self, log: ModelLog) -> None:
+        """Every member of the set lost its proof (ASYNC_FLUSH): only what the best of them has is promised still."""
+        held = {r.offset: r for r in log.records}
+        self.acked = {at: x for at, x in self.acked.items() if held.get(at) == x[0] or at < log.start}
+        self.shown = {at: r for at, r in self.shown.items() if held.get(at) == r or at < log.start}
+
+    # ---- after every step
+
+    def look(self, member: Member) -> None:
+        """Check the log of a member that may have changed."""
+        log = member.log
+        if member.core is None:
+            return
+        if log.confirmed > log.end:
+            raise Violation(f"(e) m{member.number}: confirmed {log.confirmed} is above its end {log.end}")
+        border = log.records[-1].offset + log.records[-1].size if log.records else log.start
+        if border != log.end:
+            raise Violation(f"m{member.number}: its log ends at {log.end} within a record")
+        readable = min(member.core.readable_end, log.end)
+        tag, verified = self._verified.get(member.number, (0, 0))
+        if tag != member.life:
+            verified = 0
+        for index in range(len(log.records) - 1, -1, -1):
+            record = log.records[index]
+            if record.offset < verified:
+                break
+            if record.offset >= readable:
+                continue
+            known = self.shown.setdefault(record.offset, record)
+            if known != record:
+                raise Violation(f"(b)(e) {known} was shown at {record.offset}; m{member.number} shows {record}")
+        self._verified[member.number] = (member.life, readable)
+
+    def look_whole(self, member: Member) -> None:
+        """What need not be looked at after every step: order and number of the records."""
+        seen: set[int] = set()
+        expected: int | None = None
+        for record in member.log.records:
+            if record.offset >= member.log.confirmed:
+                break
+            if expected is not None and record.queue_offset != expected:
+                raise Violation(
+                    f"m{member.number}: queue offset {record.queue_offset} at {record.offset}, not {expected}"
+                )
+            expected = record.queue_offset + 1
+            if record.kind == MESSAGE:
+                if record.id in seen:
+                    raise Violation(f"m{member.number}: m{record.id} is stored twice")
+                seen.add(record.id)
+
+    @staticmethod
+    def _holds(log: ModelLog, record: Record, what: str) -> None:
+        if record.offset < log.start:
+            return
+        for mine in log.records:
+            if mine.offset == record.offset:
+                if mine != record:
+                    raise Violation(f"{what}: has {mine} at {record.offset} instead of {record}")
+                return
+        raise Violation(f"{what}: {record} at {record.offset} is missing (its log ends at {log.end})")

@@ -1,0 +1,430 @@
+"""Random schedules: a seed decides on the group and on every step.
+
+One schedule is a few hundred steps of members, network, disks, clocks, operators and a client; the invariants are
+checked after every step. Then the faults stop, and within a bound a master must lead, everybody must have its log and
+be in the in-sync set, and a new send must be answered SEND_OK.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from checker import Violation
+from operators import ModelOperator, Operator
+from world import Member, World, describe
+
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.leader import Options
+from gantry_broker.replication.replica import Role
+from gantry_broker.replication.rules import ALL, Rule, Rules
+
+SETTLE_ROUNDS = 60
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How a schedule is drawn: `weights` override those of `DEFAULT`, the others are fixed or drawn from the seed."""
+
+    steps: int = 220
+    members: int | None = None
+    sync_flush: bool | None = None
+    sync_replication: bool | None = None
+    min_in_sync: int | None = None
+    operators: int | None = None
+    settle: bool = True
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+DEFAULT: dict[str, float] = {
+    "deliver": 44,
+    "duplicate": 1.5,
+    "drop": 1.5,
+    "fetch": 20,
+    "send": 11,
+    "flush": 5,
+    "tick": 5,
+    "read": 4,
+    "poll": 6,
+    "think": 3,
+    "swap": 4,
+    "tell": 7,
+    "forward": 4,
+    "hand_over": 0.7,
+    "kill": 0.6,
+    "power": 0.25,
+    "arm": 0.6,
+    "restart": 4,
+    "cut_off": 0.6,
+    "heal": 1.2,
+    "jump": 0.3,
+    "pause": 0.4,
+    "resume": 1.5,
+    "expire": 0.3,
+    "lose_cell": 0,
+}
+
+MakeOperator = Callable[[World, str, Rules], Operator]
+
+
+class Schedule:
+    """One seeded run; `run` raises Violation."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        profile: Profile = Profile(),  # noqa: B008
+        rules: Rules = ALL,
+        trace: Callable[[str], None] | None = None,
+        make_operator: MakeOperator = ModelOperator,
+    ) -> None:
+        self.rng = rng = random.Random(seed)
+        count = profile.members or rng.choice((2, 3, 3, 3, 4))
+        options = Options(
+            sync_replication=_pick(profile.sync_replication, rng, 0.8),
+            sync_flush=_pick(profile.sync_flush, rng, 0.5),
+            min_in_sync=profile.min_in_sync or rng.choice((1, 1, 2)),
+        )
+        self.profile = profile
+        self.tracing = trace is not None
+        self.trace = trace or _ignore
+        self.world = World(count, options, rules=rules, seed=seed, trace=self.trace)
+        operators = profile.operators or rng.choice((1, 2))
+        self.operators = [make_operator(self.world, f"op{n}", rules) for n in range(operators)]
+        weights = {**DEFAULT, **profile.weights}
+        self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
+        self._weights = list(_accumulate(weights.values()))
+        self.steps = 0
+
+    def run(self) -> None:
+        for member in self.world.members:
+            member.start()
+        self._start_up()
+        rng, actions, weights = self.rng, self._actions, self._weights
+        for _ in range(self.profile.steps):
+            self.steps += 1
+            self.world.now += rng.choice((0, 0, 1, 5, 20, 100))
+            rng.choices(actions, cum_weights=weights)[0]()
+            if len(self.world.messages) > 40:
+                self.world.lost(self.world.messages.pop(rng.randrange(20)))
+        for member in self.world.members:
+            self.world.checker.look_whole(member)
+        if self.profile.settle:
+            self._settle()
+
+    def _start_up(self) -> None:
+        """Most schedules begin with a group that runs; the others find their way by dice."""
+        if self.rng.random() < 0.85:
+            for _ in range(4):
+                self._round()
+
+    # ---- steps
+
+    def _member(self) -> Member:
+        return self.rng.choice(self.world.members)
+
+    def _operator(self) -> Operator:
+        return self.rng.choice(self.operators)
+
+    def _say(self, text: str) -> None:
+        if self.tracing:
+            self.trace(f"{self.world.now:6} {text}")
+
+    def _deliver(self, *, keep: bool = False) -> None:
+        messages = self.world.messages
+        if not messages:
+            return
+        # Mostly in order, sometimes any: all reordering at once would leave little that ever succeeds.
+        index = 0 if self.rng.random() < 0.6 else self.rng.randrange(len(messages))
+        message = messages[index]
+        if keep and isinstance(message.body, tuple) and message.body[0] in ("forward", "forwarded"):
+            keep = False  # One connection: nothing on it comes twice.
+        if self.tracing:
+            self._say(f"{'(again later) ' if keep else ''}{message}")
+        left = self.world.deliver(message, keep=keep)
+        if left is not None:
+            for operator in self.operators:
+                if operator.name == left.target:
+                    operator.receive(left)
+
+    def _duplicate(self) -> None:
+        self._deliver(keep=True)
+
+    def _drop(self) -> None:
+        messages = self.world.messages
+        if messages:
+            message = messages.pop(self.rng.randrange(len(messages)))
+            self.world.lost(message)
+            if self.tracing:
+                self._say(f"lost: {message}")
+
+    def _fetch(self) -> None:
+        member = self._member()
+        if self.world.fetch(member) and self.tracing:
+            self._say(f"{member.name} asks")
+
+    def _send(self) -> None:
+        self._say(f"client sends m{self.world.next_id} to m{self.world.route}")
+        self.world.client_send()
+
+    def _flush(self) -> None:
+        member = self._member()
+        self._say(f"{member.name} flushes")
+        self.world.flush(member)
+
+    def _tick(self) -> None:
+        self.world.tick(self._member())
+
+    def _read(self) -> None:
+        self._operator().read()
+
+    def _poll(self) -> None:
+        self._operator().poll(self._member().number)
+
+    def _think(self) -> None:
+        self._operator().think(self.rng)
+
+    def _swap(self) -> None:
+        operator = self._operator()
+        self._say(f"{operator.name} writes")
+        operator.swap()
+
+    def _tell(self) -> None:
+        self._operator().tell(self._member().number)
+
+    def _forward(self) -> None:
+        self.world.forward(self._member())
+
+    def _hand_over(self) -> None:
+        operator = self._operator()
+        operator.read()
+        self._say(f"{operator.name} asks for a hand-over")
+        operator.hand_over(self.rng)
+
+    def _kill(self) -> None:
+        member = self._member()
+        if member.alive:
+            self._say(f"{member.name} is killed")
+            member.crash(lose_tail=False)
+
+    def _power(self) -> None:
+        member = self._member()
+        if self._may_lose_power(member):
+            self._say(f"{member.name} loses power")
+            member.crash(lose_tail=True)
+
+    def _may_lose_power(self, member: Member) -> bool:
+        """With ASYNC_FLUSH somebody of the recorded set keeps its proof: nothing is promised otherwise (rule 16)."""
+        cell = self.world.registry.cell
+        if self.world.options.sync_flush or cell is None or Rule.INCARNATIONS not in self.world.rules:
+            return True
+        return any(
+            m is not member and m.disk.saved is not None and m.disk.saved.me in cell.in_sync and self._proves(m)
+            for m in self.world.members
+        )
+
+    @staticmethod
+    def _proves(member: Member) -> bool:
+        return member.written_in_boot == member.boot
+
+    def _arm(self) -> None:
+        member = self._member()
+        if member.alive and member.power.countdown is None:
+            member.power.countdown = self.rng.randrange(6)
+
+    def _restart(self) -> None:
+        down = [m for m in self.world.members if not m.alive]
+        if down:
+            member = self.rng.choice(down)
+            if member.log.end != member.log.start + len(member.log.file):
+                member.log.recover(self.rng, lose_tail=False)  # It died in the middle of a write.
+            else:
+                member.crash(lose_tail=False)
+            self._say(f"{member.name} starts")
+            member.paused = False
+            member.start()
+
+    def _cut_off(self) -> None:
+        names = [m.name for m in self.world.members] + [o.name for o in self.operators]
+        one, other = self.rng.sample(names, 2)
+        self._say(f"cut off: {one} -> {other}")
+        self.world.blocked.add((one, other))
+        if self.rng.random() < 0.5:
+            self.world.blocked.add((other, one))
+
+    def _heal(self) -> None:
+        if self.world.blocked:
+            self._say("network healed")
+            self.world.blocked.clear()
+
+    def _jump(self) -> None:
+        member = self._member()
+        member.clock_offset += self.rng.choice((-5_000, -300, 300, 2_000, 60_000))
+        self._say(f"clock of {member.name} jumps")
+
+    def _pause(self) -> None:
+        member = self._member()
+        self._say(f"{member.name} stands still")
+        member.paused = True
+
+    def _resume(self) -> None:
+        for member in self.world.members:
+            member.paused = False
+
+    def _expire(self) -> None:
+        member = self._member()
+        log = member.log
+        limit = min(log.confirmed, log.flushed)
+        old = [r.offset for r in log.records if r.offset <= limit]
+        if member.alive and len(old) > 4:
+            self._say(f"{member.name} expires records")
+            log.expire(old[len(old) // 2])
+
+    def _lose_cell(self) -> None:
+        """The registry loses its content; an operator must not guess a new one (rule 22)."""
+        self._say("the registry is emptied")
+        self.world.registry.cell = None
+
+    # ---- after the faults
+
+    def _settle(self) -> None:
+        world = self.world
+        self._say("faults stop")
+        world.blocked.clear()
+        for message in world.messages:
+            world.lost(message)
+        world.messages.clear()
+        for member in world.members:
+            member.paused = False
+            member.power.countdown = None
+        while any(not m.alive for m in world.members):
+            self._restart()
+        ident, asked_in = 0, -10
+        for turn in range(SETTLE_ROUNDS):
+            self._round()
+            answer = world.answers.get(ident)
+            if answer is SendStatus.SEND_OK and self._calm():
+                for member in world.members:
+                    world.checker.look_whole(member)
+                return
+            if self._nobody_left():
+                return
+            if answer is not SendStatus.SEND_OK and turn - asked_in > 8:
+                ident, asked_in = world.next_id, turn
+                world.client_send()
+        raise Violation(f"no calm after {SETTLE_ROUNDS} rounds without faults:\n{world.draw()}")
+
+    def _nobody_left(self) -> bool:
+        """Every recorded disk has lost its proof: what then is done gives records up, and is not a clean failover."""
+        cell, members = self.world.registry.cell, self.world.members
+        lives = {m.core.me for m in members if m.core is not None}
+        return cell is not None and not cell.in_sync & lives and not self.world.options.sync_flush
+
+    def _round(self) -> None:
+        """Everybody gets a turn, and every message arrives."""
+        world = self.world
+        for operator in self.operators:
+            operator.read()
+            for member in world.members:
+                operator.poll(member.number)
+            self._deliver_all()
+            operator.read()
+            operator.settle(self.rng)
+            operator.swap()
+            for member in world.members:
+                operator.tell(member.number)
+            self._deliver_all()
+        for _ in range(3):
+            for member in world.members:
+                world.fetch(member)
+                world.forward(member)
+            self._deliver_all()
+        for member in world.members:
+            world.flush(member)
+            world.tick(member)
+        world.now += 400
+
+    def _deliver_all(self) -> None:
+        for _ in range(400):
+            if not self.world.messages:
+                return
+            message = self.world.messages[0]
+            if self.tracing:
+                self._say(str(message))
+            left = self.world.deliver(message)
+            if left is not None:
+                for operator in self.operators:
+                    if operator.name == left.target:
+                        operator.receive(left)
+
+    def _calm(self) -> bool:
+        cell = self.world.registry.cell
+        if cell is None or cell.master is None:
+            return False
+        master = self.world.members[cell.master.member]
+        leader = master.core.leader if master.core is not None else None
+        if leader is None or leader.epoch != cell.epoch or master.log.confirmed != master.log.end:
+            return False
+        for member in self.world.members:
+            if member.core is None or member.core.me not in cell.in_sync or member.log.end != master.log.end:
+                return False
+            if member is not master and member.core.role is not Role.SLAVE:
+                return False
+        return True
+
+
+def _accumulate(values: Sequence[float] | object) -> list[float]:
+    total, sums = 0.0, []
+    for value in values:  # type: ignore[attr-defined]
+        total += value
+        sums.append(total)
+    return sums
+
+
+def _pick(fixed: bool | None, rng: random.Random, chance: float) -> bool:
+    drawn = rng.random() < chance
+    return drawn if fixed is None else fixed
+
+
+def _ignore(text: str) -> None:
+    """Nobody looks."""
+
+
+def run_seed(
+    seed: int,
+    *,
+    profile: Profile = Profile(),  # noqa: B008
+    rules: Rules = ALL,
+    make_operator: MakeOperator = ModelOperator,
+) -> Violation | None:
+    """Run one schedule; gives the violation that it found."""
+    try:
+        Schedule(seed, profile=profile, rules=rules, make_operator=make_operator).run()
+    except Violation as violation:
+        return violation
+    return None
+
+
+def draw(
+    seed: int,
+    *,
+    profile: Profile = Profile(),  # noqa: B008
+    rules: Rules = ALL,
+    make_operator: MakeOperator = ModelOperator,
+) -> list[str]:
+    """The trace of one schedule, with its end."""
+    lines: list[str] = []
+    schedule = Schedule(seed, profile=profile, rules=rules, trace=lines.append, make_operator=make_operator)
+    lines.append(f"seed {seed}: {len(schedule.world.members)} members, {schedule.world.options}")
+    try:
+        schedule.run()
+        lines.append("no violation")
+    except Violation as violation:
+        lines.append(schedule.world.draw())
+        lines.append(f"VIOLATION after {schedule.steps} steps: {violation}")
+    return lines
+
+
+__all__ = ["DEFAULT", "Profile", "Schedule", "describe", "draw", "run_seed"]

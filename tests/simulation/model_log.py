@@ -1,0 +1,216 @@
+"""A log and a disk in memory that forget what real ones forget.
+
+`file` is what the kernel would give back (it survives the death of the process), `disk` what a power failure leaves.
+Between them lies the unsynced tail, of which a power failure keeps any part, also half a record. Every step that
+matters to a crash calls `step`, which may raise `Crash`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+from gantry_broker.replication import epochs
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import History
+
+_HEAD = Struct(">BBHHHI")
+MESSAGE, CONTROL = 0, 1
+
+
+class Crash(Exception):
+    """The process died in the middle of a step."""
+
+
+class Record(NamedTuple):
+    """One record of the model: `queue_offset` is what the store derives from the log (rule 5)."""
+
+    kind: int
+    epoch: int
+    id: int
+    queue_offset: int
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"e{self.epoch}" if self.kind == CONTROL else f"m{self.id}"
+
+
+def encode(kind: int, epoch: int, ident: int, queue_offset: int, offset: int) -> bytes:
+    size = _HEAD.size + 4 * (ident % 3)  # Records of several sizes: offsets are bytes, not counts.
+    return _HEAD.pack(size, kind, epoch, ident, queue_offset, offset) + bytes(size - _HEAD.size)
+
+
+def decode(data: bytes | bytearray, at: int, base: int) -> Record | None:
+    """The record at index `at` of `data`, whose first byte has offset `base`; None when there is no valid one."""
+    if len(data) < at + _HEAD.size:
+        return None
+    size, kind, epoch, ident, queue_offset, offset = _HEAD.unpack_from(data, at)
+    if size < _HEAD.size or len(data) < at + size or offset != base + at:
+        return None
+    return Record(kind, epoch, ident, queue_offset, offset, size)
+
+
+@dataclass
+class Power:
+    """Decides where a process dies: after `countdown` more steps; None: not at all."""
+
+    countdown: int | None = None
+
+    def step(self) -> None:
+        if self.countdown is not None:
+            self.countdown -= 1
+            if self.countdown < 0:
+                self.countdown = None
+                raise Crash
+
+
+class ModelDisk:
+    """config/replica.json."""
+
+    def __init__(self, power: Power) -> None:
+        self.saved: Durable | None = None
+        self._power = power
+
+    def save(self, state: Durable) -> None:
+        self._power.step()
+        self.saved = state
+        self._power.step()
+
+
+class ModelLog:
+    """`ports.Log` in memory, with a queue-offset counter as the one thing that derives from the log."""
+
+    def __init__(self, power: Power, rules: Rules = ALL, on_confirmed: Callable[[], None] = lambda: None) -> None:
+        self.start = 0
+        self.records: list[Record] = []
+        self.file = bytearray()
+        self.disk = b""
+        self.flushed = 0
+        self.confirmed = 0
+        self.saved_confirmed = 0
+        self.history: History = ()
+        self.next_queue_offset = 0
+        self.end = 0
+        self._power = power
+        self._rules = rules
+        self._durable_cut = Rule.DURABLE_CUT in rules
+
+    # ---- the port
+
+    def begin_epoch(self, epoch: int, now_ms: int) -> None:
+        self._power.step()
+        self._write(encode(CONTROL, epoch, epoch, self.next_queue_offset, self.end))
+        self._power.step()
+
+    def read_raw(self, at: int, max_bytes: int) -> bytes:
+        stop = at
+        for record in self.records:
+            if record.offset == stop and (stop == at or stop + record.size - at <= max_bytes):
+                stop += record.size
+        return bytes(self.file[at - self.start : stop - self.start])
+
+    def append_raw(self, at: int, data: bytes) -> None:
+        if at != self.end:
+            raise ValueError(f"append at {at}, the log ends at {self.end}")
+        self._power.step()
+        self._write(data)
+        self._power.step()
+
+    def cut(self, to: int) -> None:
+        self._power.step()
+        self.records = [r for r in self.records if r.offset + r.size <= to]
+        self.end = to
+        self.history = epochs.cut(self.history, to)
+        self.flushed = min(self.flushed, to)
+        self.confirmed = min(self.confirmed, to)
+        if self._durable_cut:
+            del self.file[to - self.start :]
+            self.disk = self.disk[: to - self.start]
+            self.saved_confirmed = min(self.saved_confirmed, to)
+            self._count()
+        self._power.step()
+
+    def reset_state(self) -> bytes:
+        return b""
+
+    def reset(self, to: int, history: History, state: bytes) -> None:
+        self._power.step()
+        self.start = self.end = self.flushed = self.confirmed = self.saved_confirmed = to
+        self.records, self.file, self.disk, self.history = [], bytearray(), b"", history
+        self._count()
+        self._power.step()
+
+    def confirm(self, offset: int) -> None:
+        self.confirmed = max(self.confirmed, min(offset, self.end))
+
+    # ---- what the broker and the disk do
+
+    def append(self, epoch: int, ident: int) -> Record:
+        """A master's own record."""
+        self._power.step()
+        self._write(encode(MESSAGE, epoch, ident, self.next_queue_offset, self.end))
+        return self.records[-1]
+
+    def flush(self) -> None:
+        self.disk = bytes(self.file)
+        self.flushed = self.end
+        self.saved_confirmed = self.confirmed
+
+    def expire(self, to: int) -> None:
+        """Retention: drop what lies below the record border `to`, which is confirmed and on disk."""
+        del self.file[: to - self.start]
+        self.disk = self.disk[to - self.start :]
+        self.records = [r for r in self.records if r.offset >= to]
+        self.start = to
+
+    def _write(self, data: bytes) -> None:
+        index = self.end - self.start
+        if len(self.file) > index and self._durable_cut:
+            del self.file[index:]
+        self.file[index : index + len(data)] = data
+        at, stop = index, index + len(data)
+        while at < stop:
+            record = decode(self.file[:stop], at, self.start)
+            if record is None:
+                break  # Half a record (only without rule 6): nobody can read on from here.
+            self.records.append(record)
+            self._learn(record)
+            at += record.size
+        self.end = self.start + stop
+
+    def _learn(self, record: Record) -> None:
+        if record.kind == CONTROL:
+            self.history = epochs.extended(self.history, record.epoch, record.offset)
+        self.next_queue_offset = record.queue_offset + 1
+
+    def _count(self) -> None:
+        self.next_queue_offset = self.records[-1].queue_offset + 1 if self.records else 0
+
+    def recover(self, rng: random.Random, *, lose_tail: bool) -> None:
+        """A start after a crash: what is on disk decides, the first damaged record and all after it go."""
+        if lose_tail:
+            kept = self.file[len(self.disk) :]
+            kept = kept[: rng.randint(0, len(kept))]
+            self.file = bytearray(self.disk) + kept
+        base = epochs.cut(self.history, self.start)
+        self.records, self.history, at = [], base, 0
+        while (record := decode(self.file, at, self.start)) is not None:
+            self.records.append(record)
+            try:
+                self._learn(record)
+            except ValueError:
+                self.records.pop()
+                break
+            at += record.size
+        del self.file[at:]
+        self.end = self.start + at
+        self.disk = bytes(self.file) if lose_tail else self.disk[:at]
+        self.flushed = self.start + len(self.disk)
+        self.confirmed = min(max(self.saved_confirmed, self.start), self.end)
+        if self._durable_cut:
+            self._count()

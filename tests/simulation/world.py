@@ -1,0 +1,450 @@
+"""Members, network and registry of one group, in one thread and with a clock that only the scheduler moves.
+
+Every method is one step of somebody: a member asks, a message arrives, a process dies. The random schedules
+(`machine.py`) and the written scenarios (`tests/scenarios`) call the same steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checker import Checker, Violation
+from model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
+
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.leader import Options
+from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+SEND_TIMEOUT_MS = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a member says of itself to an operator: the fields of `MemberStatus` that decisions need."""
+
+    member: MemberId
+    role: Role
+    order: tuple[int, int]
+    told_epoch: int
+    proven: bool
+    position: tuple[int, int]
+    """(epoch of the last record, end)."""
+    empty: bool
+    ask: Any
+    parked: bool
+    in_sync: frozenset[MemberId]
+
+
+@dataclass(slots=True)
+class Message:
+    """`body`: Fetch, FetchAnswer, Assignment, Report, or a tuple whose first word says what it is."""
+
+    source: str
+    target: str
+    body: Any
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.target} {describe(self.body)}"
+
+
+def describe(body: Any) -> str:
+    """A message in a few words, for traces."""
+    if isinstance(body, Fetch):
+        return f"fetch e{body.epoch} end={body.end}"
+    if isinstance(body, FetchAnswer):
+        text = f"{body.kind.value} e{body.epoch} for={body.asked.end}/{body.asked.epoch}"
+        if body.kind.value in ("cut", "reset"):
+            text += f" to={body.to}"
+        if body.kind.value == "records":
+            text += f" +{len(body.data)} confirmed={body.confirmed}"
+        return text + (f" ({body.reason})" if body.reason else "")
+    if isinstance(body, Assignment):
+        return f"assign {describe_cell(body.cell)}" + (" unclean" if body.unclean else "")
+    if isinstance(body, Report):
+        return f"report {body.role.value} {body.order} end={body.position[1]}"
+    return " ".join(str(part) for part in body)
+
+
+def describe_cell(cell: Cell) -> str:
+    master = "-" if cell.master is None else cell.master
+    return f"e{cell.epoch} v{cell.version} master={master} set={{{', '.join(str(m) for m in sorted(cell.in_sync))}}}"
+
+
+@dataclass
+class Registry:
+    """The role registry: one cell, compared and swapped as a whole (rule 13)."""
+
+    checker: Checker
+    rules: Rules = ALL
+    cell: Cell | None = None
+    history: list[Cell] = field(default_factory=list)
+
+    def swap(self, expected: Cell | None, new: Cell) -> bool:
+        if Rule.SWAP_WHOLE_CELL in self.rules:
+            same = expected == self.cell
+        else:
+            same = (expected is None) == (self.cell is None) and (
+                expected is None or self.cell is None or expected.epoch == self.cell.epoch
+            )
+        if not same:
+            return False
+        if Rule.SWAP_WHOLE_CELL in self.rules and Rule.CELL_OUTLIVES in self.rules:
+            self.checker.swapped(new)
+        self.cell = new
+        self.history.append(new)
+        return True
+
+
+class Member:
+    """One member: its machine, its process while that lives, and the client sends that wait there."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.name = f"m{number}"
+        self.power = Power()
+        self.log = ModelLog(self.power, world.rules)
+        self.disk = ModelDisk(self.power)
+        self.life = 0
+        self.boot = 0
+        self.written_in_boot = -1
+        self.clean = False
+        self.core: Replica | None = None
+        self.proven = True
+        self.clock_offset = 0
+        self.paused = False
+        self.parked: list[int] = []
+        self.forward_to: int | None = None
+        self.forwarding: list[int] = []
+        self.in_flight: int | None = None
+        self.oks: list[Record] = []
+        self.led = 0
+        self.reports: list[str] = []
+
+    @property
+    def alive(self) -> bool:
+        return self.core is not None
+
+    def now(self) -> int:
+        return self.world.now + self.clock_offset
+
+    def start(self) -> None:
+        """A start of the process: which life of the disk is it (rule 16), and what does it go on with (rule 21)?"""
+        world, saved = self.world, self.disk.saved
+        self.life += 1
+        if saved is None:
+            saved = Durable(MemberId(self.number, world.incarnation(self.number)))
+            self.proven = True
+        else:
+            proven = world.options.sync_flush or self.clean or self.written_in_boot == self.boot
+            self.proven = True
+            if not proven and Rule.INCARNATIONS in world.rules:
+                saved = replace(saved, me=MemberId(self.number, world.incarnation(self.number)))
+                self.proven = False
+        self.clean = False
+        self.written_in_boot = self.boot
+        self.disk.saved = saved
+        self.core = Replica(
+            saved,
+            self.log,
+            self.disk,
+            world.options,
+            report=self.reports.append,
+            rules=world.rules,
+            now_ms=self.now(),
+        )
+        self.watch()
+
+    def step(self, action: Callable[[Replica], None]) -> None:
+        """Do something with the living process; it may die in the middle."""
+        if self.core is None:
+            return
+        try:
+            action(self.core)
+        except Crash:
+            self.world.trace(f"  {self.name} dies in the middle of it")
+            self.die()
+        self.watch()
+
+    def die(self) -> None:
+        """The process is gone: what it had in memory too. Its connections break, with what was on them."""
+        self.core = None
+        self.power.countdown = None
+        self.parked, self.forwarding, self.forward_to, self.in_flight = [], [], None, None
+        broken = [m for m in self.world.messages if m.source == self.name and isinstance(m.body, tuple)]
+        for message in broken:
+            self.world.messages.remove(message)
+            self.world.lost(message)
+
+    def crash(self, *, lose_tail: bool) -> None:
+        self.die()
+        if lose_tail:
+            self.boot += 1
+        self.log.recover(self.world.rng, lose_tail=lose_tail)
+
+    def watch(self) -> None:
+        """Notice a change of role: what the broker would be told."""
+        core = self.core
+        if core is None:
+            return
+        if core.leader is not None and core.leader.epoch > self.led:
+            self.led = core.leader.epoch
+            self.oks = []
+            self.world.checker.began_epoch(self, core.leader.epoch)
+        if self.parked and not core.parked:
+            parked, self.parked = self.parked, []
+            master = core.cell.master
+            if core.leader is not None:
+                for ident in parked:
+                    self.append(ident)
+            elif master is not None and master.member != self.number:
+                self.forward_to, self.forwarding = master.member, parked
+        self.world.checker.look(self)
+
+    # ---- client sends
+
+    def send(self, ident: int) -> None:
+        """A client's send: appended, parked, forwarded behind those that were parked, or refused."""
+        core = self.core
+        if core is None:
+            return
+        if core.parked:
+            self.parked.append(ident)
+        elif core.leader is not None:
+            self.append(ident)
+        elif self.forwarding:
+            self.forwarding.append(ident)
+
+    def append(self, ident: int) -> None:
+        def act(core: Replica) -> None:
+            assert core.leader is not None
+            epoch = core.leader.epoch
+            record = self.log.append(epoch, ident)
+
+            def answered(status: SendStatus) -> None:
+                self.world.answers[ident] = status
+                if status is SendStatus.SEND_OK:
+                    self.world.checker.send_ok(self, record, epoch)
+
+            core.add_waiter(self.log.end, self.now() + SEND_TIMEOUT_MS, answered)
+            core.appended()
+
+        self.step(act)
+
+
+class World:
+    """One group of `count` members under one registry."""
+
+    def __init__(
+        self,
+        count: int,
+        options: Options,
+        *,
+        rules: Rules = ALL,
+        seed: int = 0,
+        trace: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.rules = rules
+        self.options = options
+        self.trace = trace
+        self.now = 1_000
+        self.checker = Checker(sync_replication=options.sync_replication)
+        self.registry = Registry(self.checker, rules)
+        self.messages: list[Message] = []
+        self.blocked: set[tuple[str, str]] = set()
+        self.answers: dict[int, SendStatus] = {}
+        self.next_id = 1
+        self._sent = 0
+        self._incarnations = [0] * count
+        self.members = [Member(self, number) for number in range(count)]
+        self.route = 0
+
+    def incarnation(self, number: int) -> str:
+        self._incarnations[number] += 1
+        return "abcdefghijklmnopqrstuvwxyz"[min(25, self._incarnations[number] - 1)]
+
+    # ---- network
+
+    def post(self, source: str, target: str, body: Any) -> None:
+        self._sent += 1
+        self.messages.append(Message(source, target, body, self._sent))
+
+    def deliver(self, message: Message, *, keep: bool = False) -> Message | None:
+        """Hand a message over (with `keep` it may come again). Gives what is for an operator."""
+        if not keep:
+            self.messages.remove(message)
+        if (message.source, message.target) in self.blocked:
+            self.trace("  lost: cut off")
+            self.lost(message)
+            return None
+        if not message.target.startswith("m"):
+            return message
+        member = self.members[int(message.target[1:])]
+        if member.paused and not keep:
+            self.messages.append(message)
+        elif member.core is not None:
+            self._receive(member, message)
+        else:
+            self.lost(message)
+        return None
+
+    def lost(self, message: Message) -> None:
+        """A message will not arrive. A forward whose fate is unknown is never sent again: its clients get an error."""
+        match message.body:
+            case ("forward", _):
+                sender = self.members[int(message.source[1:])]
+            case ("forwarded", _, _):
+                sender = self.members[int(message.target[1:])]
+            case _:
+                return
+        sender.forwarding, sender.in_flight = [], None
+
+    def _receive(self, member: Member, message: Message) -> None:
+        body, reply = message.body, message.source
+
+        def act(core: Replica) -> None:
+            if isinstance(body, Fetch):
+                answer = core.fetched(body, member.now()) or core.again(body, member.now(), empty=True)
+                assert answer is not None
+                self.trace(f"  {member.name} answers {describe(answer)}")
+                self.post(member.name, reply, answer)
+            elif isinstance(body, FetchAnswer):
+                applied = core.answered(body)
+                self.trace(f"  {member.name} {'applies' if applied else 'drops'} it, ends at {member.log.end}")
+            elif isinstance(body, Assignment):
+                done = core.assign(body, member.now())
+                said = "takes" if done.accepted else "refuses"
+                self.trace(f"  {member.name} {said} it" + (f": {done.reason}" if done.reason else ""))
+                self.post(member.name, reply, ("assigned", done.accepted, body.cell))
+            else:
+                self._command(member, core, body, reply)
+
+        member.step(act)
+
+    def _command(self, member: Member, core: Replica, body: tuple[Any, ...], reply: str) -> None:
+        match body:
+            case ("report?",):
+                self.post(member.name, reply, self.report(member))
+            case ("handover", target, cell):
+                reason = core.park(target, cell.epoch, cell.version)
+                self.trace(f"  {member.name} {'parks' if not reason else reason}")
+                if not reason:
+                    self.post(member.name, member.name, ("handed-over?", target, cell, reply))
+            case ("handed-over?", target, cell, operator):
+                if Rule.PARK_BEFORE_SWAP not in self.rules or core.handed_over():
+                    self.trace(f"  {member.name}: {target} has everything")
+                    self.post(member.name, operator, ("ready", target, cell))
+                elif core.parked:
+                    self.post(member.name, member.name, body)
+            case ("give-up", _):
+                core.give_up_handover()
+            case ("forward", ident):
+                if core.may_append:
+                    member.append(ident)
+                    self.post(member.name, reply, ("forwarded", ident, True))
+                else:
+                    self.post(member.name, reply, ("forwarded", ident, False))
+            case ("forwarded", ident, stored):
+                if member.in_flight == ident:
+                    member.in_flight = None
+                    master = core.cell.master
+                    if stored and member.forwarding and member.forwarding[0] == ident:
+                        member.forwarding.pop(0)
+                    elif not stored and (master is None or master.member != member.forward_to):
+                        member.forwarding = []  # The role moved on: its clients are told to look again.
+
+    # ---- what members do
+
+    def fetch(self, member: Member) -> bool:
+        """A follower asks its master. False when it has nobody to ask."""
+        core = member.core
+        if core is None or member.paused:
+            return False
+        fetch = core.next_fetch(max_bytes=40)
+        master = core.cell.master
+        if fetch is None or master is None:
+            return False
+        self.post(member.name, f"m{master.member}", fetch)
+        return True
+
+    def tick(self, member: Member) -> None:
+        if not member.paused:
+            member.step(lambda core: core.tick(member.now()))
+
+    def flush(self, member: Member) -> None:
+        if member.core is not None and not member.paused:
+            member.log.flush()
+            member.step(lambda core: core.appended())
+
+    def forward(self, member: Member) -> bool:
+        """Send the next parked record on; one at a time, so that their order holds (rule 23)."""
+        if member.core is None or not member.forwarding or member.in_flight is not None or member.paused:
+            return False
+        member.in_flight = member.forwarding[0]
+        self.post(member.name, f"m{member.forward_to}", ("forward", member.in_flight))
+        return True
+
+    def client_send(self) -> None:
+        """The one client, which sends in order and learns of a new address only when it was announced."""
+        here = self.members[self.route]
+        if here.core is None or not (here.core.leader is not None or here.forwarding or here.core.parked):
+            masters = [m for m in self.members if m.core is not None and m.core.leader is not None]
+            if masters:
+                self.route = max(masters, key=lambda m: m.led).number
+        ident, self.next_id = self.next_id, self.next_id + 1
+        self.members[self.route].send(ident)
+
+    def report(self, member: Member) -> Report:
+        core, log = member.core, member.log
+        assert core is not None
+        proven = member.proven or core.me in core.cell.in_sync
+        last = log.history[-1].epoch if log.history else 0
+        empty = log.end == 0 and core.cell.epoch == 0
+        return Report(
+            core.me,
+            core.role,
+            core.cell.order,
+            core.told_epoch,
+            proven,
+            (last, log.end),
+            empty,
+            core.ask,
+            core.parked,
+            core.cell.in_sync,
+        )
+
+    # ---- for humans
+
+    def draw(self) -> str:
+        """The state of everybody, a line each."""
+        lines = [f"cell {'none' if self.registry.cell is None else describe_cell(self.registry.cell)}"]
+        for m in self.members:
+            log = m.log
+            if m.core is None:
+                lines.append(f"{m.name} down    [{' '.join(map(str, log.records))}]")
+                continue
+            shown = " ".join(str(r) for r in log.records if r.offset < log.confirmed)
+            rest = " ".join(str(r) for r in log.records if r.offset >= log.confirmed)
+            role = m.core.role.value + ("(parked)" if m.core.parked else "")
+            lines.append(
+                f"{m.name} {role:7} e{m.core.cell.epoch} v{m.core.cell.version} [{shown} | {rest}]"
+                f" end={log.end} flushed={log.flushed} confirmed={log.confirmed}"
+            )
+        return "\n".join(lines)
+
+
+def last_control(log: ModelLog) -> int:
+    """The newest epoch that has a record in the log; 0: none."""
+    return max((r.epoch for r in log.records if r.kind == CONTROL), default=0)
+
+
+__all__ = ["Member", "Message", "Registry", "Report", "Violation", "World", "describe", "describe_cell"]
