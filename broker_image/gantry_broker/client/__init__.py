@@ -8,6 +8,7 @@ async with Consumer("127.0.0.1:9876", "billing", from_where=FromWhere.FIRST) as 
     await asyncio.sleep(60)
 """
 
+from gantry_broker.client.admin import Admin
 from gantry_broker.client.allocation import averagely, averagely_by_circle
 from gantry_broker.client.consumer import Consumer, RetryLater
 from gantry_broker.client.errors import (
@@ -26,6 +27,7 @@ from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.fastjson import MessageQueue
 
 __all__ = [
+    "Admin",
     "BrokerError",
     "ClientError",
     "Consumer",

@@ -1,0 +1,483 @@
+"""Administration over the remoting protocol: what `mqadmin` does, for Gantry's and for Apache's brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
+from gantry_broker.client.message import ReceivedMessage, check_group, check_topic
+from gantry_broker.client.pulling import Puller
+from gantry_broker.client.session import Session
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import (
+    BodyError,
+    ClientConnection,
+    ClusterInfo,
+    ConsumeOffset,
+    SubscriptionGroup,
+    TopicConfig,
+    TopicConfigs,
+    TopicOffset,
+    TopicRoute,
+    consume_stats_from_json,
+    offset_table,
+    parse,
+    topic_stats_from_json,
+)
+from gantry_broker.protocol.codes import (
+    AUTO_CREATE_TOPIC,
+    MASTER_ID,
+    ORDER_TOPIC_NAMESPACE,
+    Perm,
+    RequestCode,
+    ResponseCode,
+)
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import (
+    ConsumerGroupHeader,
+    ConsumeStatsHeader,
+    CreateTopicHeader,
+    DeleteGroupHeader,
+    DeleteTopicInNamesrvHeader,
+    Header,
+    KvHeader,
+    Long,
+    NamespaceHeader,
+    OffsetAnswer,
+    ProducerGroupHeader,
+    QueryMessageHeader,
+    QueryOffsetHeader,
+    ResetOffsetHeader,
+    TopicHeader,
+    UpdateOffsetHeader,
+    ViewMessageHeader,
+)
+from gantry_broker.protocol.message import decode_record, decode_records, parse_message_id
+from gantry_broker.remoting.errors import RemotingError
+
+ADMIN_SECONDS: Final = 5.0
+MAX_LONG: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConnections:
+    """Who consumes as a group right now."""
+
+    connections: list[ClientConnection]
+    consume_type: str
+    message_model: str
+    from_where: str
+    subscriptions: dict[str, str]
+    """Topic to expression."""
+
+
+class Admin:
+    """Administers all clusters that a NameServer knows.
+
+    async with Admin("127.0.0.1:9876") as admin:
+        await admin.create_topic("Orders", queues=8)
+    """
+
+    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = ADMIN_SECONDS) -> None:
+        """`timeout`: seconds for each request."""
+        self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
+        self.timeout = timeout
+
+    async def __aenter__(self) -> Self:
+        await self.session.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.session.close()
+
+    # Clusters and brokers
+
+    async def cluster_info(self) -> ClusterInfo:
+        """Raises RemotingError, BrokerError, BodyError, as all calls here."""
+        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, None, "cluster information")
+        return ClusterInfo.from_json(_loads(answer.body, "clusterInfo"))
+
+    async def masters(self, cluster: str | None = None) -> dict[str, str]:
+        """Group name to its master's address, of one cluster or of all."""
+        info = await self.cluster_info()
+        return {
+            name: broker.addresses[MASTER_ID]
+            for name, broker in sorted(info.brokers.items())
+            if MASTER_ID in broker.addresses and cluster in (None, broker.cluster)
+        }
+
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """A broker's figures, as `mqadmin brokerStatus` shows them."""
+        answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, None, "runtime information")
+        table = parse(answer.body, "runtimeInfo").map("table")
+        return {str(key): str(value) for key, value in sorted(table.items())}
+
+    async def broker_config(self, address: str) -> dict[str, str]:
+        answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG, None, "broker configuration")
+        return parse_java_properties(answer.body.decode("utf-8", "replace"))
+
+    async def update_broker_config(self, address: str, changes: dict[str, str]) -> None:
+        body = "".join(f"{key}={value}\n" for key, value in changes.items()).encode()
+        await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, None, "change of broker configuration", body)
+
+    async def wipe_write_perm(self, group: str) -> int:
+        """Takes the write permission from all topics of a broker group, on all NameServers; gives how many topics."""
+        return await self._perm(RequestCode.WIPE_WRITE_PERM_OF_BROKER, group, "wipeTopicCount")
+
+    async def add_write_perm(self, group: str) -> int:
+        """The reverse of `wipe_write_perm`."""
+        return await self._perm(RequestCode.ADD_WRITE_PERM_OF_BROKER, group, "addTopicCount")
+
+    async def _perm(self, code: int, group: str, field: str) -> int:
+        counts = [
+            int(answer.ext.get(field, "0"))
+            for answer in await self._tell_name_servers(code, {"brokerName": group}, f"permission of {group}")
+        ]
+        return max(counts, default=0)
+
+    # Topics
+
+    async def topics(self) -> list[str]:
+        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, "list of topics")
+        return sorted(parse(answer.body, "topicList").texts("topicList"))
+
+    async def topic_route(self, topic: str) -> TopicRoute:
+        """Raises NoRoute when no broker has the topic."""
+        route = await self.session.route(topic, fresh=True)
+        if route is None:
+            raise NoRoute(f"no broker has the topic {topic}")
+        return route
+
+    async def topic_config(self, address: str) -> TopicConfigs:
+        """All topics of one broker."""
+        answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
+        return TopicConfigs.from_json(_loads(answer.body, "topics"))
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queues: int = 8,
+        write_queues: int | None = None,
+        perm: int = Perm.READ | Perm.WRITE,
+        order: bool = False,
+        cluster: str | None = None,
+        groups: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Creates or changes a topic on all groups of a cluster, or on some; gives the groups.
+
+        `queues` counts per group, for reading and, unless `write_queues` differs, for writing.
+        """
+        check_topic(topic)
+        config = TopicConfig(topic, queues, queues if write_queues is None else write_queues, perm, order=order)
+        masters = await self._wanted_masters(cluster, groups)
+        for address in masters.values():
+            await self.create_topic_at(address, config)
+        if order:
+            value = ";".join(f"{group}:{config.write_queues}" for group in masters)
+            await self.put_kv(ORDER_TOPIC_NAMESPACE, topic, value)
+        return list(masters)
+
+    async def create_topic_at(self, address: str, config: TopicConfig) -> None:
+        """Creates or changes a topic on one broker."""
+        header = CreateTopicHeader(
+            config.name,
+            AUTO_CREATE_TOPIC,
+            config.read_queues,
+            config.write_queues,
+            config.perm,
+            config.filter_type,
+            config.sys_flag,
+            config.order,
+        )
+        await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
+
+    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+        """Deletes a topic from all brokers of a cluster (None: everywhere) and from the NameServers."""
+        for address in (await self._wanted_masters(cluster, None)).values():
+            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic), f"deletion of {topic}")
+        header = DeleteTopicInNamesrvHeader(topic, cluster)
+        await self._tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header.ext(), f"deletion of {topic}")
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """First and last offsets of every queue."""
+        found: dict[MessageQueue, TopicOffset] = {}
+        for address in self._masters_of(await self.topic_route(topic)):
+            answer = await self._ask(
+                address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic), f"offsets of {topic}"
+            )
+            found |= topic_stats_from_json(answer.body)
+        return dict(sorted(found.items()))
+
+    async def topic_consumers(self, topic: str) -> list[str]:
+        """The groups that consume a topic, or have."""
+        found: set[str] = set()
+        for address in self._masters_of(await self.topic_route(topic)):
+            answer = await self._ask(
+                address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(topic), f"consumers of {topic}"
+            )
+            found |= set(parse(answer.body, "groups").texts("groupList"))
+        return sorted(found)
+
+    # Groups and offsets
+
+    async def groups(self, address: str) -> dict[str, SubscriptionGroup]:
+        """All consumer groups that one broker knows."""
+        answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
+        table = parse(answer.body, "groups").map("subscriptionGroupTable")
+        return {str(name): SubscriptionGroup.from_json(item, str(name)) for name, item in sorted(table.items())}
+
+    async def create_group(
+        self, group: SubscriptionGroup, *, cluster: str | None = None, groups: Iterable[str] | None = None
+    ) -> list[str]:
+        """Creates or changes a consumer group on all broker groups of a cluster, or on some."""
+        check_group(group.name)
+        masters = await self._wanted_masters(cluster, groups)
+        for address in masters.values():
+            await self._ask(
+                address,
+                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+                None,
+                f"creation of group {group.name}",
+                fastjson.dumps(group.to_json()),
+            )
+        return list(masters)
+
+    async def delete_group(self, group: str, *, cluster: str | None = None, offsets: bool = False) -> None:
+        """Deletes a consumer group, and with `offsets` also what it has committed."""
+        header = DeleteGroupHeader(group, offsets, offsets)
+        for address in (await self._wanted_masters(cluster, None)).values():
+            await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, f"deletion of group {group}")
+
+    async def consume_stats(self, group: str, topic: str | None = None) -> dict[MessageQueue, ConsumeOffset]:
+        """How far a group is in every queue that it consumes."""
+        found: dict[MessageQueue, ConsumeOffset] = {}
+        masters = await self._wanted_masters(None, None)
+        for address in masters.values():
+            try:
+                answer = await self._ask(
+                    address, RequestCode.GET_CONSUME_STATS, ConsumeStatsHeader(group, topic), f"offsets of {group}"
+                )
+            except BrokerError as error:
+                if error.code in (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.TOPIC_NOT_EXIST):
+                    continue
+                raise
+            found |= consume_stats_from_json(answer.body)[0]
+        return dict(sorted(found.items()))
+
+    async def consumer_connections(self, group: str) -> GroupConnections | None:
+        """Who consumes as a group now; None: nobody."""
+        for address in (await self._wanted_masters(None, None)).values():
+            try:
+                answer = await self._ask(
+                    address,
+                    RequestCode.GET_CONSUMER_CONNECTION_LIST,
+                    ConsumerGroupHeader(group),
+                    f"connections of {group}",
+                )
+            except BrokerError as error:
+                if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                    continue
+                raise
+            fields = parse(answer.body, "connections")
+            subscriptions = fields.map("subscriptionTable")
+            return GroupConnections(
+                [ClientConnection.from_json(item) for item in fields.items("connectionSet")],
+                fields.text("consumeType", ""),
+                fields.text("messageModel", ""),
+                fields.text("consumeFromWhere", ""),
+                {str(topic): str(item.get("subString", "")) for topic, item in subscriptions.items()},
+            )
+        return None
+
+    async def producer_connections(self, group: str, topic: str) -> list[ClientConnection]:
+        """Who produces as a group now, asked of the brokers of a topic."""
+        found: dict[str, ClientConnection] = {}
+        for address in self._masters_of(await self.topic_route(topic)):
+            try:
+                answer = await self._ask(
+                    address,
+                    RequestCode.GET_PRODUCER_CONNECTION_LIST,
+                    ProducerGroupHeader(group),
+                    f"connections of {group}",
+                )
+            except BrokerError as error:
+                if error.code == ResponseCode.SYSTEM_ERROR:
+                    continue  # RocketMQ's answer for a group without connections
+                raise
+            for item in parse(answer.body, "connections").items("connectionSet"):
+                connection = ClientConnection.from_json(item)
+                found[connection.client_id] = connection
+        return list(found.values())
+
+    async def offset(self, group: str, queue: MessageQueue) -> int | None:
+        """What a group has committed in a queue; None: nothing."""
+        header = QueryOffsetHeader(group, queue.topic, queue.queue_id)
+        address = await self._master_of(queue)
+        try:
+            answer = await self._ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, f"offset of {group}")
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return OffsetAnswer.from_ext(answer.ext).offset
+
+    async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        header = UpdateOffsetHeader(group, queue.topic, queue.queue_id, Long(offset))
+        await self._ask(await self._master_of(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header, f"offset of {group}")
+
+    async def reset_offsets(self, group: str, topic: str, timestamp_ms: int) -> dict[MessageQueue, int]:
+        """Sets a group back (or on) to a time, -1: to the end; members that are online go on from there at once."""
+        found: dict[MessageQueue, int] = {}
+        for address in self._masters_of(await self.topic_route(topic)):
+            header = ResetOffsetHeader(topic, group, Long(timestamp_ms), True)
+            answer = await self._ask(
+                address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, f"reset of {group} in {topic}"
+            )
+            found |= offset_table(answer.body)
+        return dict(sorted(found.items()))
+
+    # Messages
+
+    async def query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = MAX_LONG,
+        unique: bool = False,
+    ) -> list[ReceivedMessage]:
+        """Messages with a key, or with the unique key that their producer gave them."""
+        found = []
+        route = await self.topic_route(topic)
+        header = QueryMessageHeader(topic, key, count, Long(begin_ms), Long(end_ms), unique, "U" if unique else None)
+        for broker in route.brokers:
+            address = broker.addresses.get(MASTER_ID)
+            if address is None:
+                continue
+            try:
+                answer = await self._ask(address, RequestCode.QUERY_MESSAGE, header, f"query of {key}")
+            except BrokerError as error:
+                if error.code == ResponseCode.QUERY_NOT_FOUND:
+                    continue
+                raise
+            found += [ReceivedMessage(record, broker.name) for record in decode_records(answer.body)]
+        return found
+
+    async def view(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
+        """The message at the place that an offset id names. Raises ValueError for what is not such an id."""
+        host, port, offset = parse_message_id(message_id)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        answer = await self._ask(
+            address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(Long(offset), topic), f"message {message_id}"
+        )
+        return ReceivedMessage(decode_record(answer.body), "")
+
+    def puller(self, group: str = "TOOLS_CONSUMER") -> Puller:
+        """For reading queues without being a member of a group."""
+        return Puller(self.session, group)
+
+    # Key-value configuration
+
+    async def put_kv(self, namespace: str, key: str, value: str) -> None:
+        """On all NameServers: they share nothing."""
+        ext = KvHeader(namespace, key, value).ext()
+        await self._tell_name_servers(RequestCode.PUT_KV_CONFIG, ext, f"configuration {namespace}/{key}")
+
+    async def get_kv(self, namespace: str, key: str) -> str | None:
+        try:
+            answer = await self._ask_name_server(RequestCode.GET_KV_CONFIG, KvHeader(namespace, key), key)
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return answer.ext.get("value")
+
+    async def delete_kv(self, namespace: str, key: str) -> None:
+        ext = KvHeader(namespace, key).ext()
+        await self._tell_name_servers(RequestCode.DELETE_KV_CONFIG, ext, f"configuration {namespace}/{key}")
+
+    async def kv_table(self, namespace: str) -> dict[str, str]:
+        try:
+            answer = await self._ask_name_server(
+                RequestCode.GET_KVLIST_BY_NAMESPACE, NamespaceHeader(namespace), namespace
+            )
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return {}
+            raise
+        return {str(key): str(value) for key, value in parse(answer.body, "kv").map("table").items()}
+
+    # Inner parts
+
+    async def _ask(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:
+        frame = Frame(code, ext=header.ext() if header is not None else {}, body=body)
+        return await self.session.demand(address, frame, f"{what} at {address}", self.timeout)
+
+    async def _ask_name_server(self, code: int, header: Header | None, what: str) -> Frame:
+        frame = Frame(code, ext=header.ext() if header is not None else {})
+        answer = await self.session.ask_name_server(frame, self.timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(what, answer.code, answer.remark)
+        return answer
+
+    async def _tell_name_servers(self, code: int, ext: dict[str, str], what: str) -> list[Frame]:
+        """All of them, for they share nothing; raises what the first unreachable one says, after telling the rest."""
+
+        async def tell(address: str) -> Frame:
+            return await self.session.demand(address, Frame(code, ext=dict(ext)), f"{what} at {address}", self.timeout)
+
+        answers = await asyncio.gather(
+            *(tell(address) for address in self.session.name_servers), return_exceptions=True
+        )
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, (RemotingError, ClientError)):
+                raise failure
+        if failures:
+            raise failures[0]
+        return [answer for answer in answers if isinstance(answer, Frame)]
+
+    async def _wanted_masters(self, cluster: str | None, groups: Iterable[str] | None) -> dict[str, str]:
+        masters = await self.masters(cluster)
+        if groups is not None:
+            wanted = list(groups)
+            unknown = [group for group in wanted if group not in masters]
+            if unknown:
+                raise NoRoute(f"group {unknown[0]} has no master; groups with one are {', '.join(masters) or 'none'}")
+            masters = {group: masters[group] for group in wanted}
+        if not masters:
+            where = f"cluster {cluster}" if cluster is not None else "any cluster"
+            raise NoRoute(f"no broker group of {where} has a master")
+        return masters
+
+    @staticmethod
+    def _masters_of(route: TopicRoute) -> list[str]:
+        return [broker.addresses[MASTER_ID] for broker in route.brokers if MASTER_ID in broker.addresses]
+
+    async def _master_of(self, queue: MessageQueue) -> str:
+        await self.session.route(queue.topic)
+        return await self.session.master(queue.broker, queue.topic)
+
+
+def _loads(body: bytes, what: str) -> object:
+    try:
+        return fastjson.loads(body)
+    except fastjson.JsonError as error:
+        raise BodyError(f"{what}: {error}") from None
+
+
+def parse_java_properties(text: str) -> dict[str, str]:
+    """Lines of `key=value`; comments are left out."""
+    found = {}
+    for line in text.splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not key.lstrip().startswith(("#", "!")):
+            found[key.strip()] = value.strip()
+    return found
