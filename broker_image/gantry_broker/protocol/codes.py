@@ -292,10 +292,10 @@ class SerializeType(IntEnum):
 
 
 class GantryCode(IntEnum):
-    """Requests that only our own processes send to each other."""
+    """Requests that only our own processes send to each other. The compact header has two signed bytes for a code."""
 
-    FETCH = 65_001
-    FORWARD = 65_002
+    FETCH = 31_001
+    FORWARD = 31_002
 
 
 MQ_VERSION: Final = 407
