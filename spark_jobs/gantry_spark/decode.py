@@ -9,17 +9,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from gantry_broker.protocol.codes import SysFlag
 from gantry_broker.protocol.message import unpack_host
 
-from gantry_spark.layout import HEAD, Bools, Bytes, Ints, take_fixed, take_slices
+from gantry_spark.layout import Bools, Bytes, Ints, take_fixed, take_slices
 from gantry_spark.props import Pairs, parse
 from gantry_spark.scan import Damage, Records
 
 _TIME = pa.timestamp("us", tz="UTC")
+LATEST_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
 _TRANSACTION = 12
 _TRANSACTION_NAMES: Final = {4: "prepared", 8: "committed", 12: "rolled back"}
-assert int(SysFlag.BORN_HOST_V6) == 16
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ class Where:
 class _Lazy:
     """The records of a block, and their properties once a column needs them."""
 
-    def __init__(self, log: str, records: Records) -> None:
+    def __init__(self, log: str, segment: int, records: Records) -> None:
         self.log = log
+        self.segment = segment
         self.records = records
         self._pairs: Pairs | None = None
 
@@ -88,7 +89,8 @@ def _int32(name: str) -> Callable[[_Lazy], Any]:
 
 
 def _time(ms: Ints) -> Any:
-    return pa.array(ms * 1000, type=pa.int64()).cast(_TIME)
+    """Milliseconds as timestamps; what a damaged head says is kept within the years that Spark knows."""
+    return pa.array(np.clip(ms, 0, LATEST_MS) * 1000, type=pa.int64()).cast(_TIME)
 
 
 def _hosts(buf: Bytes, at: Ints, v6: Bools) -> Any:
@@ -139,6 +141,7 @@ def _body(lazy: _Lazy) -> Any:
 
 _MAKERS: Final[dict[str, Callable[[_Lazy], Any]]] = {
     "log": lambda lazy: pa.repeat(pa.scalar(lazy.log, pa.string()), len(lazy.records)),
+    "segment": lambda lazy: pa.repeat(pa.scalar(lazy.segment, pa.int64()), len(lazy.records)),
     "topic": lambda lazy: lazy.records.topics,
     "queue_id": _int32("queue_id"),
     "queue_offset": lambda lazy: pa.array(lazy.records.field("queue_offset")),
@@ -162,10 +165,9 @@ _MAKERS: Final[dict[str, Callable[[_Lazy], Any]]] = {
     "damage": lambda lazy: pa.nulls(len(lazy.records), pa.string()),
     "body": _body,
 }
-assert HEAD.names is not None
 
 
-def batch_of(log: str, records: Records, columns: Sequence[str], schema: Any, where: Where) -> Any:
+def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], schema: Any, where: Where) -> Any:
     """The wanted records as an Arrow RecordBatch of these columns, or None when there are none."""
     keep = where.rows(records)
     if keep is not None:
@@ -175,7 +177,7 @@ def batch_of(log: str, records: Records, columns: Sequence[str], schema: Any, wh
             records = records.where(keep)
     if not len(records):
         return None
-    lazy = _Lazy(log, records)
+    lazy = _Lazy(log, segment, records)
     arrays = [_MAKERS[name](lazy) for name in columns]
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * len(records), type=pa.struct([])))
@@ -183,7 +185,7 @@ def batch_of(log: str, records: Records, columns: Sequence[str], schema: Any, wh
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def damage_batch(log: str, damage: Damage, columns: Sequence[str], schema: Any, where: Where) -> Any:
+def damage_batch(log: str, segment: int, damage: Damage, columns: Sequence[str], schema: Any, where: Where) -> Any:
     """A damaged place as one row (topic null), or None when the filter is about what damage does not have."""
     if where.topics is not None or where.queues is not None or where.min_ms is not None or where.max_ms is not None:
         return None
@@ -193,6 +195,7 @@ def damage_batch(log: str, damage: Damage, columns: Sequence[str], schema: Any, 
         return None
     known: dict[str, Any] = {
         "log": log,
+        "segment": segment,
         "physical_offset": damage.start,
         "size": min(damage.end - damage.start, 2**31 - 1),
         "damage": damage.reason,

@@ -267,7 +267,7 @@ class FiguresReader(DataSourceReader):
                         continue
                     keep = self.where.rows(found)
                     wanted = found if keep is None else found.where(keep)
-                    batch = batch_of(log.name, wanted, _READ, schema, Where())
+                    batch = batch_of(log.name, tally.segment, wanted, _READ, schema, Where())
                     if batch is not None:
                         tally.add(batch, wanted.store_ms)
                     if tally.due:

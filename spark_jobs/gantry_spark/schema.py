@@ -23,6 +23,7 @@ from gantry_spark.errors import SourceError
 _TIME = pa.timestamp("us", tz="UTC")
 COLUMNS: Final[dict[str, tuple[DataType, Any, str]]] = {
     "log": (StringType(), pa.string(), "name of the log: the broker group's, or the directory's"),
+    "segment": (LongType(), pa.int64(), "first offset of the segment that it lies in"),
     "topic": (StringType(), pa.string(), "as stored: delayed and half messages lie under the broker's own topics"),
     "queue_id": (IntegerType(), pa.int32(), "queue of the topic"),
     "queue_offset": (LongType(), pa.int64(), "position within the queue, in messages"),

@@ -130,20 +130,21 @@ class LogPart(InputPartition):
 def read_part(log: Any, part: planning.Part, columns: Sequence[str], where: Where, options: Options) -> Iterator[Any]:
     """The batches of one partition."""
     schema = arrow_schema(columns)
+    segment = log.segments[part.segment].start
     try:
         with log.open(part.segment) as source:
             for found in scan(source, part.range, options.verify):
                 if isinstance(found, Damage):
                     if not options.damage_rows:
                         continue
-                    batch = damage_batch(log.name, found, columns, schema, where)
+                    batch = damage_batch(log.name, segment, found, columns, schema, where)
                 else:
-                    batch = batch_of(log.name, found, columns, schema, where)
+                    batch = batch_of(log.name, segment, found, columns, schema, where)
                 if batch is not None:
                     yield batch
     except Expired as gone:
         lost = Damage(part.range.start, part.range.stop, f"expired while it was read: {gone}")
-        batch = damage_batch(log.name, lost, columns, schema, where) if options.damage_rows else None
+        batch = damage_batch(log.name, segment, lost, columns, schema, where) if options.damage_rows else None
         if batch is not None:
             yield batch
 

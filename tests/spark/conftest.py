@@ -1,0 +1,36 @@
+"""One Spark session for all tests of this folder, and the helper modules beside them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session. Needs Java 17 or 21, which `make test` installs where it can."""
+    from gantry_spark.session import NoJava, session
+
+    try:
+        made = session(
+            "tests",
+            "local[2]",
+            {
+                "spark.sql.shuffle.partitions": "2",
+                "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            },
+        )
+    except NoJava as missing:
+        pytest.skip(f"no Spark here: {missing}")
+    yield made
+    made.stop()
