@@ -1,4 +1,4 @@
-"""A log made and read in plain Python: the generator of test stores, and the reference for everything that reads them."""
+"""A log made and read in plain Python: the generator of test stores, and the reference for what reads them."""
 
 from __future__ import annotations
 
