@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage, restore_topic
-from gantry_broker.client.offsets import OffsetStore
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, SubscriptionData, offset_table
 from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
@@ -30,7 +29,6 @@ class Answering(Protocol):
     group: str
     started_ms: int
     ordered: bool
-    offsets: OffsetStore
 
     def progress(self) -> Mapping[MessageQueue, ProcessQueue]: ...
 
