@@ -11,6 +11,7 @@ from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     NOT_ALLOWED_SEND_TOPICS,
     OFFSET_MOVED_EVENT_TOPIC,
+    PROBE_TOPIC,
     REPLY_TOPIC_SUFFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -62,7 +63,7 @@ def dlq_topic(group: str) -> str:
 
 
 def system_topics(cluster: str, group: str, delay_levels: int, trace: bool) -> list[tuple[str, int, int]]:
-    """(name, queues, permission) of the topics that 4.9.7 registers when it starts, with the broker's own names.
+    """(name, queues, permission) of the topics that 4.9.7 registers when it starts, with the broker's own names, and ours.
 
     Clients and mqadmin ask the NameServer for the routes of the topics named like the cluster and like the broker.
     """
@@ -77,6 +78,7 @@ def system_topics(cluster: str, group: str, delay_levels: int, trace: bool) -> l
         (SCHEDULE_TOPIC, delay_levels, rw),
         (f"{cluster}_{REPLY_TOPIC_SUFFIX}", 1, rw),
         (TRANS_HALF_TOPIC, 1, rw),
+        (PROBE_TOPIC, 1, rw),
     ]
     if trace:
         out.append((TRACE_TOPIC, 1, rw))

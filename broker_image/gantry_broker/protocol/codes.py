@@ -467,6 +467,8 @@ OFFSET_MOVED_EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 CONTROL_TOPIC: Final = "rmq_sys_GANTRY_CONTROL"
 """Ours: the topic of control records (beginnings of epochs, changes of topics, groups and offsets)."""
+PROBE_TOPIC: Final = "rmq_sys_GANTRY_PROBE"
+"""Ours: what "a client can send and read" is tried with. RocketMQ's own self-test topic refuses sends."""
 
 SYSTEM_TOPICS: Final = frozenset(
     {
