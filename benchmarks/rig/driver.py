@@ -144,12 +144,13 @@ class Driver:
         self.popen.stdin.flush()
         return running
 
-    def run(self, command: str, *words: object, timeout_s: float = 120, **options: object) -> Result:
-        return self.start(command, *words, **options).finish(timeout_s)
+    def run(self, command: str, *words: object, within_s: float = 120, **options: object) -> Result:
+        """A command from start to end. Raises TimeoutError when it is silent for within_s."""
+        return self.start(command, *words, **options).finish(within_s)
 
-    def mqadmin(self, *words: object, timeout_s: float = 60) -> str:
+    def mqadmin(self, *words: object, within_s: float = 60) -> str:
         """The output of one `mqadmin` command; `-n` is added."""
-        return str(self.run("mqadmin", *words, "-n", self.target.namesrv, timeout_s=timeout_s).summary["output"])
+        return str(self.run("mqadmin", *words, "-n", self.target.namesrv, within_s=within_s).summary["output"])
 
     def close(self) -> None:
         if self.popen.poll() is None:

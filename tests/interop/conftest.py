@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2] / "benchmarks")]
 
-from rig import gantry, java, rocketmq
-from rig.driver import Driver
-from rig.processes import NoNamespace
-from rig.target import Target
+from rig import gantry, java, rocketmq  # noqa: E402
+from rig.driver import Driver  # noqa: E402
+from rig.processes import NoNamespace  # noqa: E402
+from rig.target import Target  # noqa: E402
 
 # Short enough for a test to wait for: what takes minutes by default.
 SETTINGS = {

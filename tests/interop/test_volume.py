@@ -24,14 +24,14 @@ def test_volume_and_order(
     driver.mqadmin("updateTopic", "-t", name, "-c", ours.cluster, "-r", QUEUES, "-w", QUEUES)
     sent = driver.run(
         "produce", topic=name, run=name, count=COUNT, size=1024, keys=f"{name}-", tags="red,green,blue",
-        properties=True, shards=QUEUES, threads=QUEUES, timeout_s=300,
+        properties=True, shards=QUEUES, threads=QUEUES, within_s=300,
     )  # fmt: skip
     assert sent.summary["errors"] == {}
     assert sent.summary["statuses"] == {"SEND_OK": COUNT}
     assert len(sent.summary["queues"]) == QUEUES
     got = driver.run(
         "consume", topic=name, group=f"g_{name}", run=name, mode="orderly", count=COUNT, keys=f"{name}-",
-        check_tags="red,green,blue", properties=True, timeout_s=300, settle_ms=2000,
+        check_tags="red,green,blue", properties=True, timeout_s=300, within_s=310, settle_ms=2000,
     ).summary  # fmt: skip
     assert got["unique"] == COUNT
     assert got["repeated"] == 0

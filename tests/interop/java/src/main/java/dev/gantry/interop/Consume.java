@@ -115,7 +115,7 @@ final class Consume {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args.get("group"));
         consumer.setNamesrvAddr(args.get("namesrv"));
         consumer.setInstanceName("c" + System.nanoTime());
-        consumer.setConsumeFromWhere(switch (args.get("from", "first")) {
+        consumer.setConsumeFromWhere(switch (args.get("start", "first")) {
             case "last" -> ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET;
             case "timestamp" -> ConsumeFromWhere.CONSUME_FROM_TIMESTAMP;
             default -> ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET;
