@@ -21,7 +21,9 @@ from gantry_operator.api.cluster import GROUP, KIND, PLURAL, SHORT_NAME, SINGULA
 
 HEADER = """# Made by `python -m gantry_operator.api.crd` from the models in operator/gantry_operator/api: change those.
 """
-FILES = (Path("crds/brokerclusters.gantry.dev.yaml"), Path("helm/gantry/files/brokerclusters.gantry.dev.yaml"))
+PLAIN = Path("crds/brokerclusters.gantry.dev.yaml")
+CHART = Path("helm/gantry/files/brokerclusters.gantry.dev.yaml")
+FILES = (PLAIN, CHART)
 
 _DROPPED = ("title", "additionalProperties", "propertyNames", "discriminator", "const")
 
@@ -158,15 +160,17 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def render() -> str:
-    """The YAML file."""
-    return HEADER + yaml.dump(crd(), Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
+def render(file: Path = PLAIN) -> str:
+    """The YAML of one of the files. The chart's copy stays when the chart is uninstalled, and the clusters with it."""
+    found = crd()
+    if file == CHART:
+        found["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    return HEADER + yaml.dump(found, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True)
 
 
 def stale(root: Path) -> list[Path]:
     """The files under `root` that are not what the models say."""
-    text = render()
-    return [f for f in FILES if not (root / f).is_file() or (root / f).read_text(encoding="utf-8") != text]
+    return [f for f in FILES if not (root / f).is_file() or (root / f).read_text(encoding="utf-8") != render(f)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -181,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1 if old else 0
     for file in old:
         (options.root / file).parent.mkdir(parents=True, exist_ok=True)
-        (options.root / file).write_text(render(), encoding="utf-8")
+        (options.root / file).write_text(render(file), encoding="utf-8")
         print(f"wrote {file}")
     return 0
 

@@ -1,0 +1,57 @@
+# One file, three targets: operator, broker, spark.
+#   docker build --target broker -t gantry-broker:dev .
+# BASE_IMAGE is any image with Python 3.11 or later, pip and a Debian userland.
+ARG BASE_IMAGE=python:3.11-slim
+
+# --- what each image runs is installed apart from pip and its caches, into one folder that is then copied -----------
+FROM ${BASE_IMAGE} AS install
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
+WORKDIR /build
+
+FROM install AS install-broker
+COPY requirements/broker.txt .
+RUN python -m pip install --require-hashes --no-deps --target /opt/gantry -r broker.txt
+COPY broker_image/gantry_broker /opt/gantry/gantry_broker
+RUN python -m compileall -q -j 2 /opt/gantry
+
+FROM install AS install-operator
+COPY requirements/operator.txt .
+RUN python -m pip install --require-hashes --no-deps --target /opt/gantry -r operator.txt
+COPY broker_image/gantry_broker /opt/gantry/gantry_broker
+COPY operator/gantry_operator /opt/gantry/gantry_operator
+RUN python -m compileall -q -j 2 /opt/gantry
+
+FROM install AS install-spark
+COPY requirements/spark.txt .
+RUN python -m pip install --require-hashes --no-deps --target /opt/gantry -r spark.txt
+COPY broker_image/gantry_broker /opt/gantry/gantry_broker
+COPY spark_jobs/gantry_spark /opt/gantry/gantry_spark
+RUN python -m compileall -q -j 2 /opt/gantry/gantry_broker /opt/gantry/gantry_spark
+
+# --- a user with a name, since some libraries ask for it; the number is the one that the pods run as -----------------
+FROM ${BASE_IMAGE} AS runtime
+RUN groupadd --gid 10001 gantry \
+    && useradd --uid 10001 --gid gantry --no-create-home --home-dir /var/lib/gantry --shell /usr/sbin/nologin gantry \
+    && mkdir -p /var/lib/gantry && chown gantry:gantry /var/lib/gantry
+ENV PYTHONPATH=/opt/gantry PATH=/opt/gantry/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /var/lib/gantry
+
+FROM runtime AS broker
+COPY --from=install-broker /opt/gantry /opt/gantry
+CMD ["python", "-m", "gantry_broker.broker", "--help"]
+
+FROM runtime AS operator
+COPY --from=install-operator /opt/gantry /opt/gantry
+CMD ["python", "-m", "gantry_operator.kube.operator"]
+
+# Spark needs a Java runtime besides; Debian's own, without a display.
+FROM runtime AS spark
+USER 0
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless tini \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=install-spark /opt/gantry /opt/gantry
+ENV SPARK_HOME=/opt/gantry/pyspark PYSPARK_PYTHON=python PYSPARK_DRIVER_PYTHON=python
+USER 10001:10001
+ENTRYPOINT ["tini", "-s", "--", "python", "-m", "gantry_spark.entrypoint"]

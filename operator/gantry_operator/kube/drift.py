@@ -1,0 +1,51 @@
+"""Is an object in the API as it should be? Pure comparison, so that nothing is written when nothing differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EXACT = ("selector", "matchLabels", "data")
+"""Maps that must hold nothing else: one more label in a selector, and a Service leads nowhere."""
+
+
+def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
+    """Paths at which `found` lacks or contradicts `wanted`. What others or the API server added is passed over."""
+    if isinstance(wanted, Mapping):
+        if not isinstance(found, Mapping):
+            return [path] if wanted else []
+        out = [d for k, v in wanted.items() for d in differences(v, found.get(k), f"{path}.{k}")]
+        if path.rsplit(".", 1)[-1] in EXACT and "matchLabels" not in wanted:
+            out += [f"{path}.{k}" for k in found if k not in wanted]
+        return out
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        if not wanted and found is None:
+            return []
+        if not isinstance(found, Sequence) or len(found) != len(wanted):
+            return [path]
+        return [d for i, v in enumerate(wanted) for d in differences(v, found[i], f"{path}[{i}]")]
+    if found is None and wanted in (False, None):
+        # The API server leaves out what is false by default.
+        return []
+    return [] if wanted == found else [path]
+
+
+def outdated(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """As `differences`, of two whole objects: without what identifies them, with labels, annotations and owners."""
+    out: list[str] = []
+    for part in wanted:
+        if part in ("apiVersion", "kind", "status"):
+            continue
+        if part == "metadata":
+            meta, have = wanted["metadata"], found["metadata"]
+            for key in ("labels", "annotations"):
+                out += differences(meta.get(key) or {}, have.get(key) or {}, f".metadata.{key}")
+            owners = {o["uid"] for o in have.get("ownerReferences") or []}
+            out += [".metadata.ownerReferences" for o in meta.get("ownerReferences") or [] if o["uid"] not in owners]
+        else:
+            out += differences(wanted[part], found.get(part), f".{part}")
+    return out
+
+
+def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
+    return any(o.get("uid") == uid for o in obj["metadata"].get("ownerReferences") or [])

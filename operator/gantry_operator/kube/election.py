@@ -1,0 +1,132 @@
+"""One operator acts, the others stand by: a Lease that the leader renews.
+
+A leader that could not renew for longer than the Lease lasts, less a margin, stops acting before anybody else may
+begin; times are its own monotonic clock, so clocks need not agree. One that ends in order gives the Lease back, and
+the next one takes it at its next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+
+from gantry_operator.kube.client import LEASE, ApiError, ApiUnavailable, KubeApi, Object
+
+log = logging.getLogger(__name__)
+
+DURATION_S = 6
+RENEW_S = 1.5
+LOOK_S = 1.0
+GIVE_UP_S = 4.0
+"""Without a renewal for this long the leader stops; DURATION_S minus this is the margin."""
+
+
+class Election:
+    """`await acquire()`, act while `hold()` runs, `await release()` at the end."""
+
+    def __init__(self, api: KubeApi, namespace: str, name: str, identity: str) -> None:
+        self.leading = False
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
+        self._seen: tuple[str, float] | None = None
+        """The last write of the Lease that was seen, and when by our own clock."""
+        self._renewed_at = 0.0
+
+    async def acquire(self) -> None:
+        """Until this one leads."""
+        while True:
+            if await self._try_once():
+                break
+            await asyncio.sleep(LOOK_S)
+        self.leading = True
+        log.info("%s leads", self._identity)
+
+    async def hold(self) -> None:
+        """Renews until the Lease is lost; then returns, and nothing may be done any more."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                async with asyncio.timeout(max(0.1, self._renewed_at + GIVE_UP_S - time.monotonic())):
+                    mine = await self._try_once()
+            except TimeoutError:
+                mine = False
+            if not mine and (self._taken_by_other() or time.monotonic() - self._renewed_at >= GIVE_UP_S):
+                self.leading = False
+                log.error("%s does not lead any more", self._identity)
+                return
+
+    async def release(self) -> None:
+        """Gives the Lease back, if it is ours, so that the next one does not wait for it to run out."""
+        if not self.leading:
+            return
+        self.leading = False
+        try:
+            lease = await self._api.get(LEASE, self._namespace, self._name)
+            if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+                await self._api.replace(lease)
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("giving the Lease back: %s", error)
+
+    def _taken_by_other(self) -> bool:
+        return self._holder not in ("", self._identity)
+
+    _holder = ""
+
+    async def _try_once(self) -> bool:
+        """Take or renew. True: it is ours now."""
+        try:
+            begun = time.monotonic()
+            lease = await self._api.get(LEASE, self._namespace, self._name)
+            if lease is None:
+                await self._api.create(self._lease({}, 0))
+            else:
+                spec = lease.get("spec") or {}
+                self._holder = spec.get("holderIdentity") or ""
+                if self._holder not in ("", self._identity) and not self._expired(lease):
+                    return False
+                changes = int(spec.get("leaseTransitions") or 0) + (self._holder != self._identity)
+                written = self._lease(lease["metadata"], changes)
+                if self._holder == self._identity:
+                    written["spec"]["acquireTime"] = spec.get("acquireTime", written["spec"]["acquireTime"])
+                await self._api.replace(written)
+            self._holder, self._renewed_at = self._identity, begun
+        except ApiError as error:
+            if error.reason not in ("Conflict", "AlreadyExists"):
+                log.warning("the operator's Lease: %s", error)
+            return False
+        except ApiUnavailable as error:
+            log.warning("the operator's Lease: %s", error)
+            return False
+        return True
+
+    def _expired(self, lease: Object) -> bool:
+        """Not written for as long as it lasts, by our own clock since we first saw that write."""
+        version, now = lease["metadata"]["resourceVersion"], time.monotonic()
+        if self._seen is None or self._seen[0] != version:
+            self._seen = (version, now)
+        return now - self._seen[1] > float(lease["spec"].get("leaseDurationSeconds") or DURATION_S)
+
+    def _lease(self, meta: Object, transitions: int) -> Object:
+        now = _now()
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": "Lease",
+            "metadata": {"name": self._name, "namespace": self._namespace}
+            | ({"resourceVersion": meta["resourceVersion"]} if meta else {}),
+            "spec": {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": DURATION_S,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": transitions,
+            },
+        }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,193 @@
+"""The operator's process: `python -m gantry_operator.kube.operator`.
+
+Several may run; one acts (`election`). kopf watches the BrokerClusters and calls the handlers below, which only pass
+on what happened: the work for each cluster is its `ClusterKeeper`'s. What the operator made is followed by `mirror`.
+
+Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
+POD_NAME, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from typing import Any
+
+import httpx
+import kopf
+import uvloop
+from gantry_broker.remoting.client import RemotingClient
+
+from gantry_operator.api import GROUP, PLURAL, VERSION
+from gantry_operator.kube import logs, metrics, names
+from gantry_operator.kube.client import KINDS, KubeApi, Object, load_config
+from gantry_operator.kube.cluster import ClusterKeeper, Shared
+from gantry_operator.kube.election import Election
+from gantry_operator.kube.http import HealthServer
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.render import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME = "gantry-operator"
+MIRRORED = (
+    "ConfigMap", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Secret", "Service",
+    "ServiceAccount", "StatefulSet",
+)  # fmt: skip
+
+
+class Operator:
+    """Everything that acts, from the moment that this process leads."""
+
+    def __init__(self, api: KubeApi, settings: OperatorSettings, identity: str) -> None:
+        self._api = api
+        self._settings = settings
+        self.keepers: dict[tuple[str, str], ClusterKeeper] = {}
+        self.mirrors = {
+            k: Mirror(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
+            for k in MIRRORED
+        }
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = httpx.AsyncClient(limits=limits, trust_env=False)
+        self._remoting = RemotingClient()
+        self.shared = Shared(api, settings, self.mirrors, self._http, self._remoting, identity)
+
+    def _listener(self, kind: str) -> Any:
+        def heard(event: str, obj: Object) -> None:
+            meta = obj["metadata"]
+            cluster = (meta.get("labels") or {}).get(names.CLUSTER_LABEL, "")
+            keeper = self.keepers.get((meta.get("namespace", ""), cluster))
+            if keeper is not None:
+                keeper.heard(event, kind, obj)
+
+        return heard
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for mirror in self.mirrors.values():
+                    group.create_task(mirror.run())
+                await asyncio.gather(*(m.ready() for m in self.mirrors.values()))
+                await self._kopf()
+        finally:
+            await asyncio.gather(*(k.stop() for k in self.keepers.values()), return_exceptions=True)
+            await self._http.aclose()
+            await self._remoting.close()
+
+    async def _kopf(self) -> None:
+        registry = kopf.OperatorRegistry()
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._on_cluster)
+        kopf.on.startup(registry=registry)(_configure)
+        namespaces = self._settings.watch_namespaces
+        await kopf.operator(
+            registry=registry,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            indexers=None,
+        )
+
+    async def _on_cluster(self, event: Any, body: Any, **_: Any) -> None:
+        """kopf's handler: something happened to a BrokerCluster (None: it was there at the start)."""
+        obj = _plain(body)
+        meta = obj["metadata"]
+        key = (meta["namespace"], meta["name"])
+        keeper = self.keepers.get(key)
+        if keeper is not None and (event["type"] == "DELETED" or keeper.uid != meta["uid"]):
+            del self.keepers[key]
+            await keeper.stop()
+            keeper = None
+        if event["type"] != "DELETED":
+            if keeper is None:
+                keeper = self.keepers[key] = ClusterKeeper(self.shared, obj)
+                keeper.start()
+            else:
+                keeper.update(obj)
+        metrics.CLUSTERS.set(len(self.keepers))
+
+
+def _plain(value: Any) -> Any:
+    """kopf's views as ordinary dictionaries and lists."""
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = 240
+    settings.watching.client_timeout = 270
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+
+
+async def serve(settings: OperatorSettings, identity: str, http_port: int) -> int:
+    """Runs until a signal (0) or until the leadership is lost (1: the process must end, for it may not act)."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+    async with KubeApi(await load_config()) as api, HealthServer(http_port) as health:
+        metrics.API_CALLS.set_function(lambda: float(api.calls))
+        election = Election(api, settings.namespace, LEASE_NAME, identity)
+        stopping = asyncio.create_task(stop.wait())
+        acquiring = asyncio.create_task(election.acquire())
+        await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
+        if not acquiring.done():
+            acquiring.cancel()
+            return 0
+        metrics.LEADER.set(1)
+        operator = Operator(api, settings, identity)
+        health.follow(operator.mirrors)
+        acting = asyncio.create_task(operator.run())
+        holding = asyncio.create_task(election.hold())
+        done, _ = await asyncio.wait({stopping, acting, holding}, return_when=asyncio.FIRST_COMPLETED)
+        metrics.LEADER.set(0)
+        if holding in done:
+            # Somebody else may act from now on. Nothing of ours may run on, not even its cleaning up.
+            logging.shutdown()
+            os._exit(1)
+        holding.cancel()
+        acting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+            async with asyncio.timeout(5):
+                await asyncio.gather(acting, return_exceptions=True)
+        await election.release()
+        if acting in done and acting.exception() is not None:
+            log.error("the operator failed", exc_info=acting.exception())
+            return 1
+    return 0
+
+
+def settings_from(environ: dict[str, str]) -> OperatorSettings:
+    """Raises SystemExit with what is missing."""
+    image = environ.get("GANTRY_BROKER_IMAGE", "")
+    if not image:
+        raise SystemExit("GANTRY_BROKER_IMAGE is not set: name the brokers' image")
+    namespaces = tuple(n.strip() for n in environ.get("GANTRY_WATCH_NAMESPACES", "").split(",") if n.strip())
+    return OperatorSettings(
+        broker_image=image,
+        spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
+        namespace=environ.get("POD_NAMESPACE", "default"),
+        watch_namespaces=namespaces,
+    )
+
+
+def main() -> int:
+    logs.configure(os.environ.get("GANTRY_LOG_LEVEL", "INFO"))
+    settings = settings_from(dict(os.environ))
+    identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+    port = int(os.environ.get("GANTRY_HTTP_PORT", "8080"))
+    return uvloop.run(serve(settings, identity, port))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""Can a client send and read? Asked through the protocol, by doing it: the truth behind `Available`.
+
+A message goes to RocketMQ's own self-test topic by the address that clients use, and is read back. Every NameServer
+that answers must know the group's master under that address.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, ClusterInfo
+from gantry_broker.protocol.codes import MASTER_ID, SELF_TEST_TOPIC, PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, PullHeader, SendHeader
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.errors import RemotingError
+
+CALL_S = 3.0
+WAIT_FOR_NEW_MS = 2_000
+PRODUCER = "SELF_TEST_P_GROUP"
+CONSUMER = "SELF_TEST_C_GROUP"
+
+
+async def name_server_knows(client: RemotingClient, server: str, group: str, wanted: str) -> str | None:
+    """None when the NameServer gives out `wanted` as the master's address; else what is wrong."""
+    try:
+        answer = await client.request(server, Frame(RequestCode.GET_BROKER_CLUSTER_INFO), CALL_S)
+        info = ClusterInfo.from_json(fastjson.loads(answer.body))
+    except (RemotingError, BodyError, fastjson.JsonError) as error:
+        return f"NameServer {server} does not answer: {error}"
+    broker = info.brokers.get(group)
+    address = None if broker is None else broker.addresses.get(MASTER_ID)
+    if address is None:
+        return f"NameServer {server} knows no master of it"
+    return None if address == wanted else f"NameServer {server} gives out {address} as its master, not {wanted}"
+
+
+async def send_and_read(client: RemotingClient, broker: str) -> str | None:
+    """None when a message was sent to `broker` (host:port) and read back; else what went wrong."""
+    now = time.time_ns() // 1_000_000
+    body = f"availability check {now}".encode()
+    send = SendHeader(PRODUCER, PROBE_TOPIC, PROBE_TOPIC, 1, 0, 0, Long(now), 0)
+    try:
+        sent = await client.request(broker, Frame(RequestCode.SEND_MESSAGE_V2, ext=send.short_ext(), body=body), CALL_S)
+        if sent.code != ResponseCode.SUCCESS:
+            return f"a message was not acknowledged: {sent.remark or ResponseCode(sent.code).name}"
+        offset = int(sent.ext["queueOffset"])
+        flags = PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
+        pull = PullHeader(
+            CONSUMER, SELF_TEST_TOPIC, 0, Long(offset), 1, flags, Long(0), Long(WAIT_FOR_NEW_MS), Long(0), "*"
+        )
+        found = await client.request(broker, Frame(RequestCode.PULL_MESSAGE, ext=pull.ext()), CALL_S)
+    except (RemotingError, KeyError, ValueError) as error:
+        return f"it does not answer: {error}"
+    if found.code != ResponseCode.SUCCESS or body not in found.body:
+        return f"a message that was acknowledged could not be read: {found.remark or found.code}"
+    return None
+
+
+async def check_group(
+    client: RemotingClient, name_servers: Sequence[str], group: str, registered: str, reached: str
+) -> str | None:
+    """None when clients can use the group; else why not. `registered`: the master's address as NameServers should
+    know it; `reached`: the same place as this process reaches it."""
+    said = [await name_server_knows(client, s, group, registered) for s in name_servers]
+    if not said:
+        return "there is no NameServer"
+    if all(s is not None for s in said):
+        return said[0]
+    return await send_and_read(client, reached)

@@ -1,0 +1,128 @@
+"""What the failover loop needs to know of pods: where the members are, who is about to go, who is master by label."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
+from gantry_operator.kube import names
+from gantry_operator.kube.client import POD, KubeApi, Object
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.plan import MemberPlan, member_name
+
+
+class PodSurroundings:
+    """Of one cluster. What changes with the spec is set by whoever reconciles."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        pods: Mirror,
+        cluster: str,
+        namespace: str,
+        on_event: Callable[[Event], None],
+        on_change: Callable[[Change], None],
+    ) -> None:
+        self.sizes: dict[str, int] = {}
+        """Members that run by group, leaving ones included."""
+        self.planned: dict[str, int] = {}
+        """Members of the plan by group."""
+        self.admin_token: str | None = None
+        self._api = api
+        self._pods = pods
+        self._cluster = cluster
+        self._namespace = namespace
+        self._on_event = on_event
+        self._on_change = on_change
+
+    # ---- what the loop asks
+
+    def members(self, group: str) -> Sequence[MemberEndpoint]:
+        out = []
+        for member in self.running(group):
+            # Not ready yet or just gone: a name that leads nowhere until the pod has an address.
+            host = pod_ip(self.pod(member.name)) or f"{member.name}.{self._headless(group)}"
+            out.append(
+                MemberEndpoint(
+                    name=member.name,
+                    member=member.number,
+                    http_url=f"http://{_bracketed(host)}:{names.BROKER_HTTP_PORT}",
+                    replication_address=f"{host}:{names.BROKER_PORT}",
+                )
+            )
+        return out
+
+    def facts(self, name: str) -> Facts:
+        pod = self.pod(name)
+        number = int(name.rsplit("-", 1)[1])
+        group = name.removeprefix(f"{self._cluster}-").rsplit("-", 1)[0]
+        return facts_of(pod, leaving=number >= self.planned.get(group, number + 1))
+
+    def token(self) -> str | None:
+        return self.admin_token
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        await self.label(group, master.member)
+
+    def event(self, event: Event) -> None:
+        self._on_event(event)
+
+    def changed(self, change: Change) -> None:
+        self._on_change(change)
+
+    # ---- what the reconciler asks
+
+    def running(self, group: str) -> Iterator[MemberPlan]:
+        count = max(self.sizes.get(group, 0), self.planned.get(group, 0))
+        return (MemberPlan(member_name(self._cluster, group, i), group, i) for i in range(count))
+
+    def pod(self, name: str) -> Object | None:
+        return self._pods.get(self._namespace, name)
+
+    def mislabelled(self, group: str, master: int) -> list[tuple[str, str]]:
+        """Pods that do not say what they are, and what they should say."""
+        out = []
+        for member in self.running(group):
+            role = names.ROLE_MASTER if member.number == master else names.ROLE_SLAVE
+            pod = self.pod(member.name)
+            if pod is not None and (pod["metadata"].get("labels") or {}).get(names.ROLE_LABEL) != role:
+                out.append((member.name, role))
+        return out
+
+    async def label(self, group: str, master: int) -> None:
+        """Make the master's Service lead to member `master`. Raises ApiError and ApiUnavailable."""
+        await asyncio.gather(*(self._label(name, role) for name, role in self.mislabelled(group, master)))
+
+    async def _label(self, name: str, role: str) -> None:
+        patch: dict[str, Any] = {"metadata": {"labels": {names.ROLE_LABEL: role}}}
+        self._pods.note(await self._api.merge(POD, self._namespace, name, patch))
+
+    def _headless(self, group: str) -> str:
+        return names.service_host(names.group_set(self._cluster, group), self._namespace)
+
+
+def facts_of(pod: Object | None, *, leaving: bool) -> Facts:
+    """What a pod's object says of its process. A pod on a node that died still looks alive: that is for the streams."""
+    if pod is None:
+        return Facts(gone=True, deleting=leaving)
+    deleting = leaving or pod["metadata"].get("deletionTimestamp") is not None
+    gone = pod_ip(pod) is None or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return Facts(gone=gone, deleting=deleting)
+
+
+def pod_ip(pod: Object | None) -> str | None:
+    return None if pod is None else pod.get("status", {}).get("podIP") or None
+
+
+def pod_ready(pod: Object | None) -> bool:
+    """By the kubelet's readiness probe."""
+    if pod is None or pod["metadata"].get("deletionTimestamp") is not None:
+        return False
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
