@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.errors import FlushFailed
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
+
+CHECKPOINT_S: Final = 60.0
+"""Seconds after which the next flush is followed by a checkpoint."""
 
 
 class GroupCommit:
@@ -24,6 +28,9 @@ class GroupCommit:
         self._store = store
         # Its own thread: a disk that hangs must not take the loop's default executor with it.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="store-flush")
+        # Checkpoints may fsync many files; senders do not wait for those.
+        self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
+        self._checkpointed_at = time.monotonic()
         self._flushing: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
         self._closed = False
@@ -60,6 +67,10 @@ class GroupCommit:
             store.mark_failed(error)
             return
         store.mark_flushed(point)
+        due = store.checkpoint_due or time.monotonic() - self._checkpointed_at > CHECKPOINT_S
+        if due and self._checkpointing is None and not self._closed:
+            self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+            self._checkpointing.add_done_callback(self._checkpoint_done)
 
     def _flushed(self, task: asyncio.Task[None]) -> None:
         if self._flushing is task:
@@ -68,24 +79,28 @@ class GroupCommit:
             self._store.mark_failed(task.exception() or RuntimeError("flush"))
 
     async def checkpoint(self) -> None:
-        """Move the point from which recovery starts after a power loss up to now; call it about once a minute.
+        """Move the point from which recovery starts after a power loss up to now. Flushes do that by themselves.
 
-        Answers when it is done, or at once when one runs already. Raises FlushFailed.
+        Answers when it is done, or when the one is that runs already. Raises FlushFailed.
         """
-        if self._checkpointing is not None or self._closed:
-            return
-        self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
-        try:
-            await asyncio.shield(self._checkpointing)
-        finally:
-            if self._checkpointing is not None and self._checkpointing.done():
-                self._checkpointing = None
+        if self._checkpointing is None:
+            if self._closed:
+                return
+            self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+            self._checkpointing.add_done_callback(self._checkpoint_done)
+        await asyncio.shield(self._checkpointing)
+
+    def _checkpoint_done(self, task: asyncio.Task[None]) -> None:
+        self._checkpointing = None
+        self._checkpointed_at = time.monotonic()
+        if not task.cancelled():
+            task.exception()  # Looked at: the store is marked as failed, and says so to whoever writes.
 
     async def _checkpoint(self) -> None:
-        await self.flush()
         checkpoint = self._store.checkpoint()
+        await self.wait(checkpoint.offset)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._worker, checkpoint.run)
+            await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
         except OSError as error:
             self._store.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
@@ -99,3 +114,4 @@ class GroupCommit:
                 with contextlib.suppress(FlushFailed, asyncio.CancelledError):
                     await asyncio.shield(task)
         self._worker.shutdown(wait=False)
+        self._slow_worker.shutdown(wait=False)

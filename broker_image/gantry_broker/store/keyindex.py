@@ -28,6 +28,8 @@ class KeyIndex:
         self.position = 0
         self.behind = False
         """True: records from `position` on must be read from the log before new ones may be filed."""
+        self.stalled = False
+        """The disk had no room when it was last asked."""
         self.pending: list[tuple[int, int, int]] = []
         """(key hash, phys, store ms) of records below `position` that are in no file yet."""
         self._shape = (slots, entries)
@@ -75,8 +77,9 @@ class KeyIndex:
                 _log.warning("the key index stops at %d: %s", self.written, error)
                 self.position = self.written
                 self.pending.clear()
-                self.behind = True
+                self.behind = self.stalled = True
                 return False
+            self.stalled = False
             self.unsynced.add(file.path)
             if done == len(self.pending):
                 self.pending.clear()

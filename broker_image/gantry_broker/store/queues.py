@@ -50,7 +50,7 @@ class QueueTable:
         """Queues with entries in memory, the one with the oldest first."""
         self.unsynced: set[str] = set()
         """Files written since the last checkpoint."""
-        self._by_bytes: dict[bytes, TopicQueues] = {}
+        self.by_bytes: dict[bytes, TopicQueues] = {}
         self._fds = FdCache(MAX_OPEN_FILES)
         directory.mkdir(parents=True, exist_ok=True)
         for topic in os.listdir(directory):
@@ -71,9 +71,9 @@ class QueueTable:
 
     def topic_of(self, encoded: bytes) -> TopicQueues:
         """As `topic`, by the bytes in a record. Raises ValueError."""
-        found = self._by_bytes.get(encoded)
+        found = self.by_bytes.get(encoded)
         if found is None:
-            found = self._by_bytes[encoded] = self.topic(encoded.decode())
+            found = self.by_bytes[encoded] = self.topic(encoded.decode())
         return found
 
     def queue(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
@@ -133,7 +133,7 @@ class QueueTable:
         for queue in self:
             queue.rebase(0)
         self.topics.clear()
-        self._by_bytes.clear()
+        self.by_bytes.clear()
 
     def drop_before(self, phys: int) -> None:
         for queue in self:

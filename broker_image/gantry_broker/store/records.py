@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -105,12 +106,12 @@ def read_meta(buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: 
         raise Damage("queue or topic cannot be")
     if check and zlib.crc32(buf[body_at:tail_at]) & 0x7FFFFFFF != crc:
         raise Damage("body does not match its CRC")
-    if torn and _has_lost_page(buf, tail_at, end, phys - at):
+    if torn and has_lost_page(buf, tail_at, end, phys - at):
         raise Damage("a page of its properties was never written")
     return Meta(phys, size, topic, queue_id, queue_offset, sys_flag, store_ms, bytes(buf[pos:end]), body_at, body_size)
 
 
-def _has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) -> bool:
+def has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) -> bool:
     """Whether a page that begins in buf[start:stop] begins with zeros; buf[i] lies at base + i of the log."""
     page = -(-(start + base) // PAGE) * PAGE - base
     while page < stop:
@@ -122,24 +123,21 @@ def _has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) ->
 
 
 def property_of(properties: bytes, name: bytes) -> bytes | None:
-    """The value of one property in the stored form, without reading the others; the last one counts."""
-    sought = name + b"\x01"
-    at = properties.rfind(b"\x02" + sought)
-    if at >= 0:
-        at += 1
-    elif properties.startswith(sought):
-        at = 0
-    else:
+    """The value of one property in the stored form; `name` ends with 0x01. The last one of that name counts."""
+    at = properties.rfind(name)
+    while at > 0 and properties[at - 1] != 2:
+        at = properties.rfind(name, 0, at + len(name) - 1)
+    if at < 0:
         return None
-    at += len(sought)
+    at += len(name)
     stop = properties.find(b"\x02", at)
     return properties[at:] if stop < 0 else properties[at:stop]
 
 
-_KEYS: Final = Prop.KEYS.encode()
-_UNIQ: Final = Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX.encode()
-_TAGS: Final = Prop.TAGS.encode()
-_DELAY: Final = Prop.DELAY_TIME_LEVEL.encode()
+_KEYS: Final = Prop.KEYS.encode() + b"\x01"
+_UNIQ: Final = Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX.encode() + b"\x01"
+_TAGS: Final = Prop.TAGS.encode() + b"\x01"
+_DELAY: Final = Prop.DELAY_TIME_LEVEL.encode() + b"\x01"
 
 
 def index_keys(properties: bytes) -> list[str]:
@@ -168,8 +166,18 @@ def tags_code(topic: str, properties: bytes, store_ms: int, delays: Sequence[int
         level = property_of(properties, _DELAY)
         if level is not None and re.fullmatch(rb"\d{1,9}", level) and int(level) > 0 and delays:
             return store_ms + delays[min(int(level), len(delays)) - 1]
+    return plain_tags_code(properties)
+
+
+def plain_tags_code(properties: bytes) -> int:
+    """`tags_code` in every topic but the delay topic."""
     tags = property_of(properties, _TAGS)
-    return tags_hash(tags.decode("utf-8", "replace")) if tags else 0
+    return _tags_hash(tags) if tags else 0
+
+
+@lru_cache(maxsize=4096)
+def _tags_hash(tags: bytes) -> int:
+    return tags_hash(tags.decode("utf-8", "replace"))
 
 
 def record_tags_code(record: Record, delays: Sequence[int]) -> int:

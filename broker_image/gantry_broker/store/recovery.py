@@ -8,19 +8,33 @@ to the point from which they are sure and get the rest from the log again.
 from __future__ import annotations
 
 import logging
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
+from gantry_broker.protocol.message import FIXED_V4, MAGIC_V1, RECORD_V4
 from gantry_broker.store.commitlog import CommitLog
 from gantry_broker.store.history import EpochStart
 from gantry_broker.store.points import Points, boot_id, load_checkpoint
-from gantry_broker.store.records import FILLER_MIN, MAX_RECORD, SIZE_AND_MAGIC, Damage, Meta, read_meta
+from gantry_broker.store.records import (
+    FILLER_MIN,
+    MAX_RECORD,
+    PAGE,
+    SIZE_AND_MAGIC,
+    Damage,
+    Meta,
+    has_lost_page,
+    read_meta,
+)
 from gantry_broker.store.tail import epoch_of
 
 FOREIGN_SEGMENTS: Final = 3
 """How many segments of a cleanly stopped RocketMQ store are looked at (as RocketMQ does)."""
 _CHUNK: Final = 4 * 1024 * 1024
+_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_CONTROL: Final = CONTROL_TOPIC.encode()
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +84,10 @@ def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan) -> None:
     at = 0
     have = len(data)
     while at < have:
+        at = _scan_plain(base, data, at, log.segment_size, found)
+        found.end = base + at
+        if at >= have:
+            return
         room = log.room(base + at)
         meta = read_meta(data, at, have, base + at, check=True, torn=True)
         if isinstance(meta, Meta):
@@ -88,6 +106,41 @@ def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan) -> None:
             found.end = base - base % log.segment_size + log.segment_size
             return
         found.end = base + at
+
+
+def _scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan) -> int:
+    """Pass over sound records of the common kind; answers where the first other one begins."""
+    unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
+    have = len(data)
+    last = have - FIXED_V4 - 4
+    view = memoryview(data)
+    while at <= last:
+        size, magic, crc, _, _, _, phys, flags, _, _, stored, _, _, _, length = unpack(data, at)
+        body_end = at + FIXED_V4 + length
+        end = at + size
+        if (
+            magic != MAGIC_V1
+            or phys != base + at
+            or flags & _V6
+            or length < 0
+            or not body_end + 4 <= end <= have
+            or size + FILLER_MIN > segment_size - phys % segment_size
+        ):
+            break
+        properties_at = body_end + 3 + data[body_end]
+        if (
+            properties_at > end
+            or data[properties_at - 2] << 8 | data[properties_at - 1] != end - properties_at
+            or crc32(view[at + FIXED_V4 : body_end]) & 0x7FFFFFFF != crc
+            or data[body_end + 1 : properties_at - 2] == _CONTROL
+            or 0 in view[body_end : properties_at - 2]
+            or ((phys + size - 1) // PAGE != (body_end + base) // PAGE and has_lost_page(data, body_end, end, base))
+        ):
+            break
+        found.last_ms = stored
+        found.records += 1
+        at = end
+    return at
 
 
 @dataclass(frozen=True, slots=True)

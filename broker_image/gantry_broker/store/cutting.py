@@ -1,0 +1,86 @@
+"""Ending the log earlier than it ends: everything that derives from it moves with it, durably (rule 5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gantry_broker.store.append import set_history
+from gantry_broker.store.errors import OffsetGone
+from gantry_broker.store.files import NO_ROOM, fsync_dir
+from gantry_broker.store.filing import check_border, shorten_tail
+from gantry_broker.store.history import check_history, cut_history
+from gantry_broker.store.points import Points, boot_id
+from gantry_broker.store.upkeep import save_points
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+_log = logging.getLogger(__name__)
+
+
+def cut(store: MessageStore, to: int) -> None:
+    """See `MessageStore.cut`."""
+    log = store.log
+    if not log.start <= to <= log.end:
+        raise OffsetGone(to, log.start, log.end)
+    if to == log.end:
+        return
+    check_border(store, to)
+    # First of all nothing may claim that there was more: a crash half way must not look like lost records.
+    _lower_points(store, store.points.at_most(to))
+    log.cut(to)
+    store.flushed = min(store.flushed, to)
+    history = cut_history(store.history, to)
+    if history != store.history:
+        try:
+            set_history(store, history)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # The log itself says the same, and recovery asks it first.
+            _log.warning("cannot write %s: %s", store.epochs_path, error)
+            store.history = history
+    if to < store.confirmed:
+        store.confirmed = to
+        store.tail.clear()
+        store.queues.cut(to)
+        if store.index is not None:
+            store.index.cut(to)
+            store.index.behind = store.index.position < to
+    else:
+        shorten_tail(store, to)
+
+
+def _lower_points(store: MessageStore, points: Points) -> None:
+    try:
+        points.save(store.points_path, durable=True)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        # A full disk must not keep a follower from being cut: without points recovery looks at the whole log.
+        store.points_path.unlink(missing_ok=True)
+        fsync_dir(store.points_path.parent)
+    store.points = points
+
+
+def reset(
+    store: MessageStore, to: int, history: Sequence[tuple[int, int]], queue_starts: Mapping[tuple[str, int], int]
+) -> None:
+    """See `MessageStore.reset`."""
+    if to < 0 or to % store.log.segment_size:
+        raise ValueError(f"{to} is not the first offset of a segment of {store.log.segment_size} bytes")
+    checked = check_history(history)
+    _lower_points(store, Points(boot=boot_id()))
+    set_history(store, ())
+    store.tail.clear()
+    store.log.reset(to)
+    store.flushed = store.confirmed = to
+    store.queues.clear()
+    if store.index is not None:
+        store.index.clear(to)
+    for (name, queue_id), number in queue_starts.items():
+        store.queues.queue(store.queues.topic(name), queue_id).rebase(number)
+    set_history(store, checked)
+    save_points(store, durable=True)

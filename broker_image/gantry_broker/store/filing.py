@@ -1,0 +1,188 @@
+"""Filing what is confirmed: entries of consume queues, keys of the index, control records for who asked.
+
+Also the tail, which waits for that, and the index when it has to read the log again.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
+from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.keyindex import BATCH
+from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
+from gantry_broker.store.tail import Batch, parse
+from gantry_broker.store.types import Confirmed
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+_log = logging.getLogger(__name__)
+_WRITE_OUT_AFTER: Final = 20_000
+"""Entries that wait in memory at most before they are written out, whatever the timer does."""
+_CATCH_UP: Final = 1 << 20
+"""Bytes of the log that are read in one go to be filed again."""
+
+
+def remember(store: MessageStore, batch: Batch) -> None:
+    """A batch whose records were numbered elsewhere comes after the tail."""
+    for queue, number, _ in batch.entries:
+        queue.next = max(queue.next, number + 1)
+    if batch.last_ms:
+        store.last_store_ms = batch.last_ms
+    store.tail.push(batch)
+
+
+def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = True) -> Batch:
+    """What a piece of our own log brings. Raises BadRecords when the disk no longer holds what it held."""
+    batch = parse(
+        offset,
+        data,
+        store.queues,
+        store.log.segment_size,
+        store.delays,
+        check=False,
+        keys=keys and store.index is not None,
+    )
+    if store.index is None:
+        batch.keys = []
+    return batch
+
+
+def confirm(store: MessageStore, offset: int) -> Confirmed:
+    """Records below `offset` cannot be undone any more: file them in queues and index.
+
+    Never goes back. Raises ValueError above `end` or within a record; OSError.
+    """
+    if offset <= store.confirmed:
+        return Confirmed(store.confirmed, [], [])
+    if offset > store.log.end:
+        raise ValueError(f"confirmed {offset} is above the end of the log at {store.log.end}")
+    grew: set[tuple[str, int]] = set()
+    control: list[tuple[int, bytes]] = []
+    tail = store.tail
+    while store.confirmed < offset:
+        batch = tail.pop(store.confirmed, offset)
+        if batch is None:
+            stop = min(offset, max(tail.first_start(offset), store.confirmed + 1))
+            data = store.log.whole_records(store.confirmed, _CATCH_UP, stop)
+            batch = parse_own(store, store.confirmed, data)
+        file_batch(store, batch, grew)
+        if batch.control:
+            control += batch.control
+        store.confirmed = batch.end
+    if store.since_write_out > _WRITE_OUT_AFTER:
+        write_out(store, None)
+    return Confirmed(store.confirmed, list(grew), control)
+
+
+def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) -> None:
+    dirty = store.queues.dirty
+    if batch.checked:
+        for queue, _, entry in batch.entries:
+            pending = queue.pending
+            if not pending:
+                dirty[queue] = None
+            pending += entry
+            grew.add(queue.key)
+    else:
+        for queue, number, entry in batch.entries:
+            queue.add(number, entry)
+            queue.next = max(queue.next, queue.max)
+            if queue.pending:
+                dirty.setdefault(queue)
+            grew.add(queue.key)
+    store.since_write_out += len(batch.entries)
+    index = store.index
+    if index is not None and not index.behind:
+        if batch.keys is None:
+            index.drain()
+            index.behind = True
+        else:
+            index.pending += batch.keys
+            index.position = batch.end
+            if len(index.pending) >= BATCH:
+                index.drain()
+
+
+def check_border(store: MessageStore, offset: int) -> None:
+    """A record or filler begins at `offset`, as it says itself. Raises ValueError."""
+    room = store.log.room(offset)
+    head = store.log.read(offset, min(PHYS_OFFSET_AT + 8, room))
+    size, magic = SIZE_AND_MAGIC.unpack_from(head) if len(head) >= FILLER_MIN else (0, 0)
+    if magic == MAGIC_BLANK and size == room:
+        return
+    if magic in (MAGIC_V1, MAGIC_V2) and int.from_bytes(head[PHYS_OFFSET_AT : PHYS_OFFSET_AT + 8]) == offset:
+        return
+    raise ValueError(f"no record begins at {offset}")
+
+
+def shorten_tail(store: MessageStore, to: int) -> None:
+    """Forget the batches at or above `to` and give their queue offsets back."""
+    tail = store.tail
+    touched: set[ConsumeQueue] = set()
+    kept: list[Batch] = []
+    for batch in tail.batches:
+        touched.update(queue for queue, _, _ in batch.entries)
+        if batch.start < to < batch.end:
+            batch = batch.split(to)[0]
+        if batch.end <= to:
+            kept.append(batch)
+    complete = not kept or all(a.end == b.start for a, b in pairwise(kept))
+    complete = complete and (kept[0].start if kept else to) <= store.confirmed
+    complete = complete and (kept[-1].end if kept else store.confirmed) == to
+    tail.clear()
+    for queue in touched if complete else store.queues:
+        if queue.next >= 0:
+            queue.next = queue.max
+    if complete:
+        for batch in kept:
+            remember(store, batch)
+    else:
+        for offset, data in store.log.chunks(store.confirmed, to):
+            remember(store, parse_own(store, offset, data))
+
+
+def write_out(store: MessageStore, limit: int | None) -> bool:
+    """Move entries from memory to the queues' files. False when the disk has no room: they stay in memory."""
+    try:
+        store.queues.write_out(limit)
+    except OSError as error:
+        complain(store, "consume queues wait in memory", error)
+        return False
+    store.since_write_out = 0
+    store.complained = ""
+    return True
+
+
+def complain(store: MessageStore, what: str, error: OSError) -> None:
+    text = f"{what}: {error}"
+    if text != store.complained:
+        store.complained = text
+        _log.warning("%s", text)
+
+
+def catch_up(store: MessageStore, limit: int | None = None) -> bool:
+    """Let an index that is behind read a piece of the log, up to `limit` (a border; default: confirmed).
+
+    False when it cannot go on or need not.
+    """
+    limit = store.confirmed if limit is None else limit
+    index = store.index
+    if index is None or not index.behind:
+        return False
+    index.position = max(index.position, store.log.start)
+    if index.position >= limit:
+        index.behind = False
+        return False
+    index.behind = False
+    data = store.log.whole_records(index.position, _CATCH_UP, limit)
+    batch = parse_own(store, index.position, data)
+    index.pending += batch.keys or []
+    index.position = batch.end
+    if not index.drain():  # It is behind again, and has said so.
+        return False
+    index.behind = index.position < limit
+    return index.behind

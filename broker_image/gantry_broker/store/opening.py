@@ -1,0 +1,137 @@
+"""Opening a store: who may, how far is it sound, what has to be filed again."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.store import recovery
+from gantry_broker.store.append import set_history
+from gantry_broker.store.commitlog import segment_bases
+from gantry_broker.store.errors import StoreLocked
+from gantry_broker.store.filing import catch_up, parse_own, remember, write_out
+from gantry_broker.store.history import FOREIGN, EpochFile, cut_history, extended
+from gantry_broker.store.points import Points
+from gantry_broker.store.types import Damage
+from gantry_broker.store.upkeep import save_points
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+_log = logging.getLogger(__name__)
+
+
+_INDEX_AT_ONCE: Final = 64 * 1024 * 1024
+"""Bytes of the log that the index reads at most before the store is open; the rest comes with the upkeep."""
+
+
+def recover(store: MessageStore, epochs: EpochFile | None) -> None:
+    """Bring log, queues and index to where they agree. Raises StoreError, OSError."""
+    log = store.log
+    points = Points.load(store.points_path)
+    plan = recovery.plan(store.config.path, log, points, known=epochs is not None)
+    bases = log.bases()
+    log.start = recovery._start(bases, log.segment_size)
+    found = recovery.scan(log, plan.scan_from) if bases else recovery.Scan(0, "an empty store")
+    log.end = found.end
+    if bases:
+        log.cut(found.end)
+    store.last_store_ms = found.last_ms
+    before = points or Points()
+    if found.end < max(before.flushed, before.confirmed):
+        store.damage = Damage(found.end, found.reason, before.flushed, before.confirmed)
+        _log.error("the log ends at %d (%s), but was known sound up to %s", found.end, found.reason, store.damage)
+    store.was_clean = plan.clean or not bases
+    if plan.foreign:
+        store.history = FOREIGN
+        store.confirmed = log.end
+    else:
+        # What was walked is the truth; the file knows what came before.
+        known = tuple(e for e in epochs.history if e.start < plan.scan_from or e in FOREIGN) if epochs else ()
+        store.history = cut_history(extended(known, found.epochs), log.end)
+        store.confirmed = min(max(before.confirmed, log.start), log.end)
+    if epochs is None or epochs.history != store.history:
+        set_history(store, store.history)
+    _mark_open(store)
+    trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
+    store.points = before.at_most(trusted)
+    if not plan.clean or trusted != plan.trusted:
+        store.queues.cut(trusted)
+    _recover_index(store, plan, trusted)
+    _refile(store, trusted)
+    for offset, data in log.chunks(store.confirmed, log.end):
+        remember(store, parse_own(store, offset, data))
+    log.sync(min(max(before.flushed, log.start), log.end), log.end)
+    store.flushed = log.end
+    save_points(store, durable=True)
+
+
+def _mark_open(store: MessageStore) -> None:
+    """From here on only a clean close is one. A disk too full for the mark loses the old one instead."""
+    try:
+        with open(store.config.path / "abort", "w") as mark:
+            mark.write(str(os.getpid()))
+    except OSError as error:
+        _log.warning("cannot write %s: %s", store.config.path / "abort", error)
+        store.points_path.unlink(missing_ok=True)
+
+
+def _refile(store: MessageStore, start: int) -> None:
+    """Give the queues, and the index unless it is behind, what they lack of [start, confirmed)."""
+    index = store.index
+    for offset, data in store.log.chunks(start, store.confirmed):
+        live = index is not None and not index.behind and index.position == offset
+        batch = parse_own(store, offset, data, keys=live)
+        for queue, number, entry in batch.entries:
+            queue.add(number, entry)
+            queue.next = queue.max
+            if queue.pending:
+                store.queues.dirty[queue] = None
+        write_out(store, None)
+        if index is not None and live:
+            index.pending += batch.keys or []
+            index.position = batch.end
+            index.drain()
+    if index is not None:
+        index.behind = index.position < store.confirmed
+
+
+def _recover_index(store: MessageStore, plan: recovery.Plan, start: int) -> None:
+    """Cut the index to where it is sure, and bring it up to `start`, from where the queues are filed as well."""
+    index = store.index
+    if index is None:
+        return
+    index.position = store.confirmed
+    if plan.trusted_index is not None:
+        limit = min(plan.trusted_index, store.confirmed)
+        if not plan.clean:
+            index.cut(limit, rebuild=plan.rebooted)
+        index.position = limit
+    index.behind = index.position < start
+    budget = index.position + _INDEX_AT_ONCE
+    while index.behind and index.position < budget and catch_up(store, start):
+        pass
+
+
+def lock_store(root: Path) -> int:
+    """RocketMQ's own lock file, locked the way Java locks it. Raises StoreLocked, OSError."""
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except OSError as error:
+        os.close(fd)
+        raise StoreLocked(f"{root} is in use by another process") from error
+    return fd
+
+
+def segment_size(root: Path) -> int | None:
+    """The size of the segments of a store that we have never had open."""
+    bases = segment_bases(root / "commitlog")
+    if not bases:
+        return None
+    if len(bases) > 1:
+        return bases[1] - bases[0]
+    return os.stat(root / "commitlog" / f"{bases[0]:020d}").st_size or None
