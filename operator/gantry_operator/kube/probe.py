@@ -1,6 +1,6 @@
 """Can a client send and read? Asked through the protocol, by doing it: the truth behind `Available`.
 
-A message goes to RocketMQ's own self-test topic by the address that clients use, and is read back. Every NameServer
+A message goes to a system topic kept for that by the address that clients use, and is read back. Every NameServer
 that answers must know the group's master under that address.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ClusterInfo
-from gantry_broker.protocol.codes import MASTER_ID, SELF_TEST_TOPIC, PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import MASTER_ID, PROBE_TOPIC, PullFlag, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullHeader, SendHeader
 from gantry_broker.remoting.client import RemotingClient
@@ -49,7 +49,7 @@ async def send_and_read(client: RemotingClient, broker: str) -> str | None:
         offset = int(sent.ext["queueOffset"])
         flags = PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
         pull = PullHeader(
-            CONSUMER, SELF_TEST_TOPIC, 0, Long(offset), 1, flags, Long(0), Long(WAIT_FOR_NEW_MS), Long(0), "*"
+            CONSUMER, PROBE_TOPIC, 0, Long(offset), 1, flags, Long(0), Long(WAIT_FOR_NEW_MS), Long(0), "*"
         )
         found = await client.request(broker, Frame(RequestCode.PULL_MESSAGE, ext=pull.ext()), CALL_S)
     except (RemotingError, KeyError, ValueError) as error:
