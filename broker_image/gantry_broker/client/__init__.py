@@ -20,9 +20,13 @@ from gantry_broker.client.errors import (
     SendFailed,
 )
 from gantry_broker.client.message import FromWhere, Message, ReceivedMessage, SendResult
+from gantry_broker.client.ordered import OrderedConsumer
 from gantry_broker.client.producer import Producer
+from gantry_broker.client.pull import PullConsumer
+from gantry_broker.client.requests import Reply, Requester, reply
 from gantry_broker.client.selection import select_by_hash
 from gantry_broker.client.session import Session
+from gantry_broker.client.transactions import TransactionProducer, TransactionState
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.fastjson import MessageQueue
 
@@ -36,15 +40,22 @@ __all__ = [
     "Message",
     "MessageQueue",
     "NoRoute",
+    "OrderedConsumer",
     "Producer",
+    "PullConsumer",
     "ReceivedMessage",
+    "Reply",
     "RequestFailed",
+    "Requester",
     "RetryLater",
     "SendFailed",
     "SendResult",
     "SendStatus",
     "Session",
+    "TransactionProducer",
+    "TransactionState",
     "averagely",
     "averagely_by_circle",
+    "reply",
     "select_by_hash",
 ]

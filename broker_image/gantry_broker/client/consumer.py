@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Final, Self
 
 from gantry_broker.client.allocation import Strategy, averagely
-from gantry_broker.client.errors import BrokerError, ClientError, NoRoute
+from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.flow import DEFAULT_LIMITS, FlowLimits, ProcessQueue
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
 from gantry_broker.client.pulling import Puller, PullStatus
-from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.sendback import RETRY_TIMES, SendBack
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
+from gantry_broker.client.shares import NotYet, Shares
 from gantry_broker.client.subscription import subscription
-from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData, parse
+from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue, dumps
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, ConsumerGroupHeader
+from gantry_broker.protocol.headers import BadField
 from gantry_broker.protocol.message import RecordError
 from gantry_broker.remoting.errors import RemotingError
 
@@ -61,6 +61,9 @@ class Consumer:
         ...
     """
 
+    consume_type = "CONSUME_PASSIVELY"
+    ordered = False
+
     def __init__(
         self,
         name_servers: str | Sequence[str] | Session,
@@ -85,21 +88,20 @@ class Consumer:
         self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
         self.group = group
         self.broadcasting = broadcasting
-        self.ordered = False
         self.max_retries = max_retries
         self.offsets: OffsetStore = FileOffsets(offset_file) if broadcasting else BrokerOffsets(self.session, group)
         self.puller = Puller(self.session, group)
-        self.started_ms = _now_ms()
+        self.started_ms = now_ms()
         self._from_where = from_where
         self._from_time_ms = self.started_ms - 1_800_000 if from_time_ms is None else from_time_ms
-        self._strategy = strategy
+        self._shares = Shares(self.session, group, None if broadcasting else strategy)
         self._concurrency = concurrency
         self._limits = limits
         self._commit_s = commit_s
         self._rebalance_s = rebalance_s
         self._subscriptions: dict[str, SubscriptionData] = {}
         self._handlers: dict[str, MessageHandler] = {}
-        self._running: dict[MessageQueue, _Running] = {}
+        self._running: dict[MessageQueue, Running] = {}
         self._ready: asyncio.Queue[tuple[ReceivedMessage, ProcessQueue] | None] = asyncio.Queue()
         self._room = asyncio.Condition()
         self._rebalance_now = asyncio.Event()
@@ -215,7 +217,7 @@ class Consumer:
         """What heartbeats say of this consumer."""
         return ConsumerData(
             self.group,
-            "CONSUME_PASSIVELY",
+            self.consume_type,
             "BROADCASTING" if self.broadcasting else "CLUSTERING",
             self._from_where.value,
             self.subscriptions(),
@@ -262,8 +264,8 @@ class Consumer:
             complete = True
             for topic in list(self._subscriptions):
                 try:
-                    complete = await self._rebalance(topic) and complete
-                except _FAILURES as error:
+                    complete = await self._take_share(topic, await self._shares.of(topic)) and complete
+                except (NotYet, *_FAILURES) as error:
                     log.info("%s: shares of %s stay as they are: %s", self.group, topic, error)
                     complete = False
                 except Exception:
@@ -272,42 +274,6 @@ class Consumer:
                 await self._drop(queue)
             if not complete:
                 asyncio.get_running_loop().call_later(1.0, self._rebalance_now.set)
-
-    async def _rebalance(self, topic: str) -> bool:
-        """Takes and gives up queues of a topic; False: to be tried again soon."""
-        route = await self.session.route(topic)
-        if route is None:
-            return topic.startswith(RETRY_PREFIX)  # made by the broker when the first message is sent back
-        queues = readable_queues(topic, route)
-        if self.broadcasting:
-            mine = queues
-        else:
-            members = await self._members([broker.name for broker in route.brokers])
-            if self.session.client_id not in members:
-                await self.session.beat_now()
-                return False
-            mine = self._strategy(self.session.client_id, queues, sorted(members))
-        return await self._take_share(topic, mine)
-
-    async def _members(self, brokers: Sequence[str]) -> list[str]:
-        """All members of the group have to see the same list, so all ask the same broker if they can."""
-        error: Exception = NoRoute("no broker to ask for the members of the group")
-        for broker in sorted(brokers):
-            address = self.session.address(broker)
-            if address is None:
-                continue
-            header = ConsumerGroupHeader(self.group)
-            frame = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext=header.ext())
-            try:
-                answer = await self.session.demand(address, frame, f"members of {self.group}")
-                return parse(answer.body, "members").texts("consumerIdList")
-            except BrokerError as failure:
-                if failure.code == ResponseCode.SYSTEM_ERROR:
-                    return []  # RocketMQ's answer for a group without members
-                error = failure
-            except RemotingError as failure:
-                error = failure
-        raise error
 
     async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
         wanted = set(mine)
@@ -327,7 +293,8 @@ class Consumer:
     def _begin(self, queue: MessageQueue, offset: int) -> None:
         process = ProcessQueue(offset)
         task = asyncio.create_task(self._pull_forever(queue, process))
-        self._running[queue] = _Running(process, task)
+        self._running[queue] = Running(process, task)
+        self._begun(queue, process)
         log.info("%s: reads %s from %d on", self.group, queue, offset)
 
     async def _drop(self, queue: MessageQueue) -> None:
@@ -342,6 +309,9 @@ class Consumer:
         await self.offsets.commit(wait=True, only=queue)
         self.offsets.forget(queue)
         log.info("%s: gave up %s at %d", self.group, queue, item.process.commit_offset)
+
+    def _begun(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """A queue is pulled from now on."""
 
     async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
         """A queue is not pulled any more; what is consumed of it is noted."""
@@ -396,10 +366,12 @@ class Consumer:
                     self.group, process.next_offset, queue, result.min_offset, result.max_offset, result.next_offset,
                 )  # fmt: skip
                 self.offsets.update(queue, result.next_offset, backwards=True)
-            self._took(process, result.messages, result.next_offset)
+            self._took(queue, process, result.messages, result.next_offset)
 
-    def _took(self, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int) -> None:
-        for message in process.add(messages, next_offset, _now_ms()):
+    def _took(
+        self, queue: MessageQueue, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int
+    ) -> None:
+        for message in process.add(messages, next_offset, now_ms()):
             self._ready.put_nowait((message, process))
 
     async def _wait_for_room(self, process: ProcessQueue) -> None:
@@ -423,15 +395,16 @@ class Consumer:
                     self._room.notify_all()
 
     async def _consume(self, message: ReceivedMessage, process: ProcessQueue) -> None:
-        delay_level = await self.handle(message)
-        while delay_level is not None and not self.broadcasting and not process.dropped:
-            if await self._send_back.send(message, delay_level, self.max_retries):
-                break
-            # Nobody could be told: the message is tried here again.
-            await asyncio.sleep(LOCAL_RETRY_SECONDS)
+        while True:
             delay_level = await self.handle(message)
-        if not process.dropped or delay_level is None:
-            process.done(message, _now_ms())
+            if delay_level is not None and not self.broadcasting:
+                if process.dropped or self._closing:
+                    return  # its offset is not committed: whoever reads the queue next gets it
+                if not await self._send_back.send(message, delay_level, self.max_retries):
+                    await asyncio.sleep(LOCAL_RETRY_SECONDS)
+                    continue
+            process.done(message, now_ms())
+            return
 
     async def handle(self, message: ReceivedMessage) -> int | None:
         """Calls the application; None: consumed, otherwise the delay level with which it is to be retried."""
@@ -469,7 +442,7 @@ class Consumer:
                 log.error("%s: offsets cannot be kept: %s", self.group, error)
 
 
-class _Running:
+class Running:
     """A queue that is read."""
 
     __slots__ = ("process", "task")
@@ -479,5 +452,5 @@ class _Running:
         self.task = task
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     return time.time_ns() // 1_000_000

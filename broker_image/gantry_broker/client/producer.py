@@ -146,6 +146,12 @@ class Producer:
         frame.flag |= FLAG_ONEWAY
         await self.session.remoting.oneway(await self.session.master(queue.broker, message.topic), frame)
 
+    async def send_reply(self, message: Message, extra: dict[str, str], timeout: float | None = None) -> SendResult:
+        """Sends a reply message, whose properties in `extra` tell the broker whom to push it to. Raises as `send`."""
+        frame, unique_key = self._frame(message, extra)
+        frame.code = RequestCode.SEND_REPLY_MESSAGE_V2
+        return await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
+
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that can be sent to. Raises NoRoute."""
         return await self._queues(topic)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 from gantry_broker.client.errors import BrokerError, ClientError
-from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.message import ReceivedMessage, pack_properties
 from gantry_broker.client.session import Session
-from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.codes import AUTO_CREATE_TOPIC, RETRY_PREFIX, Prop, RequestCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import Long, SendBackHeader
+from gantry_broker.protocol.headers import Long, SendBackHeader, SendHeader
 from gantry_broker.remoting.errors import RemotingError
 
 log = logging.getLogger(__name__)
 
 RETRY_TIMES: Final = 16
 """Deliveries after the first, before a message becomes a dead letter."""
+_FIRST_LEVEL: Final = 3
+"""RocketMQ's delay level of the first retry; each further one takes the next."""
 
 
 class SendBack:
@@ -27,15 +30,13 @@ class SendBack:
         self._group = group
 
     async def send(self, message: ReceivedMessage, delay_level: int, max_retries: int) -> bool:
-        """False: the broker could not be told, the message is still ours."""
+        """Tells the broker to deliver the message again; False: it could not be told, the message is still ours.
+
+        A broker that does not have the message any more (it was cut by an unclean failover, or has expired) is sent
+        it anew.
+        """
         header = SendBackHeader(
-            Long(message.record.phys_offset),
-            self._group,
-            delay_level,
-            message.id,
-            message.topic,
-            False,
-            max_retries,
+            Long(message.record.phys_offset), self._group, delay_level, message.id, message.topic, False, max_retries
         )
         try:
             address = await self._session.master(message.broker)
@@ -44,7 +45,45 @@ class SendBack:
                 Frame(RequestCode.CONSUMER_SEND_MSG_BACK, ext=header.ext() | {"bname": message.broker}),
                 f"sending back {message.id}",
             )
-        except (RemotingError, BrokerError, ClientError) as error:
+        except BrokerError as error:
+            log.warning("%s: %r is not taken back: %s", self._group, message, error)
+            return await self.send_anew(message, max_retries)
+        except (RemotingError, ClientError) as error:
             log.warning("%s: %r cannot be sent back: %s", self._group, message, error)
+            return False
+        return True
+
+    async def send_anew(self, message: ReceivedMessage, max_retries: int) -> bool:
+        """Sends a copy to the group's retry topic; the broker makes it a dead letter after `max_retries`."""
+        times = message.record.reconsume_times + 1
+        properties = dict(message.properties)
+        properties[Prop.RETRY_TOPIC] = message.topic
+        properties.setdefault(Prop.ORIGIN_MESSAGE_ID, message.id)
+        properties[Prop.RECONSUME_TIME] = str(times)
+        properties[Prop.MAX_RECONSUME_TIMES] = str(max_retries)
+        properties[Prop.DELAY_TIME_LEVEL] = str(_FIRST_LEVEL + message.record.reconsume_times)
+        properties.pop(Prop.TRANSACTION_PREPARED, None)
+        header = SendHeader(
+            "CLIENT_INNER_PRODUCER",
+            RETRY_PREFIX + self._group,
+            AUTO_CREATE_TOPIC,
+            1,
+            0,
+            message.record.sys_flag & ~0x3C,  # how the body is compressed stays; transaction and host bits do not
+            Long(time.time_ns() // 1_000_000),
+            message.record.flag,
+            pack_properties(properties).decode(),
+            times,
+            False,
+            max_retries,
+            False,
+            message.broker,
+        )
+        frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=message.record.body)
+        try:
+            address = await self._session.master(message.broker)
+            await self._session.demand(address, frame, f"sending {message.id} to the retry topic")
+        except (RemotingError, BrokerError, ClientError) as error:
+            log.warning("%s: %r cannot be sent anew: %s", self._group, message, error)
             return False
         return True

@@ -1,0 +1,201 @@
+"""Orderly consumption: one message of a queue at a time, in order, by one member of the group at a time.
+
+A queue is read only while its lock on the broker is held: asked for when the queue is taken, renewed every 20 s, given
+back when the queue goes. What fails is tried again in place after a pause and holds its queue; after `max_retries`
+times it goes to the retry topic like any other failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gantry_broker.client.consumer import Consumer, Running, now_ms
+from gantry_broker.client.errors import BrokerError, ClientError
+from gantry_broker.client.flow import ProcessQueue
+from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.session import BACKOFF_FIRST, next_backoff
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, LockRequest, locked_queues
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.errors import RemotingError
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS: Final = 20.0
+LOCK_SECONDS: Final = 30.0
+"""A lock that was not renewed for so long is not trusted any more; brokers keep it for 60 s."""
+_STEP_SECONDS: Final = 0.05
+FOREVER: Final = 2**31 - 1
+
+
+class OrderedConsumer(Consumer):
+    """As Consumer; messages of one queue are handled one after the other, in the order in which they are stored."""
+
+    ordered = True
+
+    def __init__(
+        self, *args: Any, max_retries: int = FOREVER, suspend_s: float = 1.0, concurrency: int = 20, **options: Any
+    ) -> None:
+        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues handled at a time."""
+        super().__init__(*args, max_retries=max_retries, concurrency=concurrency, **options)
+        self._suspend_s = suspend_s
+        self._locked: dict[MessageQueue, float] = {}
+        self._lanes: dict[MessageQueue, asyncio.Queue[ReceivedMessage | None]] = {}
+        self._lane_tasks: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._at_once = asyncio.Semaphore(concurrency)
+        self._renewer: asyncio.Task[None] | None = None
+        self._renew_now = asyncio.Event()
+
+    async def start(self) -> None:
+        await super().start()
+        self._renewer = asyncio.create_task(self._renew_forever())
+
+    async def close(self, patience_s: float = 10.0) -> None:
+        if self._renewer is not None:
+            self._renewer.cancel()
+            await asyncio.gather(self._renewer, return_exceptions=True)
+            self._renewer = None
+        await super().close(patience_s)
+
+    def _workers(self) -> list[asyncio.Task[None]]:
+        return []
+
+    def _disconnected(self, address: str) -> None:
+        super()._disconnected(address)
+        self._renew_now.set()  # a new master has no locks: ours are asked for before anybody else's
+
+    # Locks
+
+    async def _lock(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
+        """Asks for locks; gives those that are held now. Brokers that cannot be asked change nothing."""
+        held: set[MessageQueue] = set()
+        for broker in sorted({queue.broker for queue in queues}):
+            wanted = [queue for queue in queues if queue.broker == broker]
+            body = fastjson.dumps(LockRequest(self.group, self.session.client_id, wanted).to_json())
+            try:
+                address = await self.session.master(broker)
+                frame = Frame(RequestCode.LOCK_BATCH_MQ, body=body)
+                answer = await self.session.demand(address, frame, f"locks of {self.group}")
+                granted = set(locked_queues(answer.body))
+            except (RemotingError, BrokerError, ClientError, BodyError) as error:
+                log.info("%s: locks at %s: %s", self.group, broker, error)
+                continue
+            now = time.monotonic()
+            for queue in wanted:
+                if queue in granted:
+                    self._locked[queue] = now
+                    held.add(queue)
+                else:
+                    self._locked.pop(queue, None)
+        return held
+
+    async def _unlock(self, queue: MessageQueue) -> None:
+        self._locked.pop(queue, None)
+        body = fastjson.dumps(LockRequest(self.group, self.session.client_id, [queue]).to_json())
+        try:
+            address = await self.session.master(queue.broker)
+            await self.session.call(address, Frame(RequestCode.UNLOCK_BATCH_MQ, body=body), 1.0)
+        except (RemotingError, ClientError) as error:
+            log.info("%s: lock of %s is left to expire: %s", self.group, queue, error)
+
+    def _holds(self, queue: MessageQueue) -> bool:
+        return time.monotonic() - self._locked.get(queue, -LOCK_SECONDS) < LOCK_SECONDS
+
+    async def _renew_forever(self) -> None:
+        pause = BACKOFF_FIRST
+        while True:
+            waiting = RENEW_SECONDS if pause == BACKOFF_FIRST else pause
+            try:
+                async with asyncio.timeout(waiting):
+                    await self._renew_now.wait()
+                self._renew_now.clear()
+                await asyncio.sleep(BACKOFF_FIRST)
+            except TimeoutError:
+                pass
+            queues = list(self._running)
+            held = await self._lock(queues)
+            pause = BACKOFF_FIRST if len(held) == len(queues) else next_backoff(pause)
+
+    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        await super()._take_share(topic, [queue for queue in mine if queue in self._running])
+        fresh = [queue for queue in mine if queue not in self._running]
+        held = await self._lock(fresh) if fresh else set()
+        for queue in fresh:
+            if queue in held and not self._closing:
+                await self._take(queue)
+        return len(held) == len(fresh)
+
+    # Lanes
+
+    def _begun(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        self._lanes[queue] = asyncio.Queue()
+        self._lane_tasks[queue] = asyncio.create_task(self._consume_lane(queue, process))
+
+    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """The message that is being handled is finished before anybody else may have the queue."""
+        lane, task = self._lanes.pop(queue, None), self._lane_tasks.pop(queue, None)
+        if lane is not None and task is not None:
+            lane.put_nowait(None)
+            await asyncio.gather(task, return_exceptions=True)
+        await super()._released(queue, process)
+        await self.offsets.commit(wait=True, only=queue)
+        await self._unlock(queue)
+
+    async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
+        for queue in [queue for queue in table if queue in self._running]:
+            item: Running = self._running[queue]
+            item.process.dropped = True
+            lane, task = self._lanes.pop(queue, None), self._lane_tasks.pop(queue, None)
+            if lane is not None and task is not None:
+                lane.put_nowait(None)
+                await asyncio.gather(task, return_exceptions=True)
+        await super().reset_offsets(table)
+
+    def _took(
+        self, queue: MessageQueue, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int
+    ) -> None:
+        lane = self._lanes.get(queue)
+        for message in process.add(messages, next_offset, now_ms()):
+            if lane is not None:
+                lane.put_nowait(message)
+
+    async def _consume_lane(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        lane = self._lanes[queue]
+        while not process.dropped:
+            message = await lane.get()
+            if message is None:
+                return
+            while not process.dropped:
+                if not self._holds(queue):
+                    self._renew_now.set()
+                    await asyncio.sleep(0.1)
+                    continue
+                async with self._at_once:
+                    delay_level = await self.handle(message)
+                if delay_level is None or await self._gave_up(message):
+                    was_full = process.full(self._limits)
+                    process.done(message, now_ms())
+                    if was_full:
+                        async with self._room:
+                            self._room.notify_all()
+                    break
+                await self._pause(process)
+
+    async def _gave_up(self, message: ReceivedMessage) -> bool:
+        """Counts a failure; True: it was one too many, and the message lies in the retry topic now."""
+        if message.record.reconsume_times < self.max_retries:
+            message.record.reconsume_times += 1
+            return False
+        return await self._send_back.send_anew(message, self.max_retries)
+
+    async def _pause(self, process: ProcessQueue) -> None:
+        for _ in range(max(1, round(self._suspend_s / _STEP_SECONDS))):
+            if process.dropped:
+                return
+            await asyncio.sleep(_STEP_SECONDS)

@@ -1,0 +1,118 @@
+"""The consumer that is asked: `poll` gives messages when the application wants some (RocketMQ's lite pull)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gantry_broker.client.consumer import Consumer, now_ms
+from gantry_broker.client.flow import ProcessQueue
+from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.selection import readable_queues
+from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol.codes import RETRY_PREFIX
+from gantry_broker.protocol.fastjson import MessageQueue
+
+
+class PullConsumer(Consumer):
+    """Consumes when asked, as a member of a group (`subscribe_to`) or from queues of its own choice (`assign`).
+
+    async with PullConsumer("127.0.0.1:9876", "audit") as consumer:
+        await consumer.subscribe_to("Orders")
+        for message in await consumer.poll():
+            ...
+
+    What `poll` has given counts as consumed; `auto_commit` False leaves committing to `commit()`.
+    """
+
+    consume_type = "CONSUME_ACTIVELY"
+
+    def __init__(self, *args: Any, auto_commit: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._auto_commit = auto_commit
+        self._assigned_by_hand = False
+        self._paused: set[MessageQueue] = set()
+
+    def _workers(self) -> list[asyncio.Task[None]]:
+        return []
+
+    async def subscribe_to(self, topic: str, expression: str = "*", *, sql: bool = False) -> None:
+        """Shares a topic's queues with the other members of the group. Raises as `Consumer.subscribe`."""
+        await self.subscribe(topic, _never, expression, sql=sql)
+        self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # nothing is sent back by this kind of consumer
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """All queues of a topic that can be read; none when it does not exist."""
+        route = await self.session.route(topic)
+        return readable_queues(topic, route) if route is not None else []
+
+    async def assign(self, queues: Iterable[MessageQueue], expression: str = "*") -> None:
+        """Reads exactly these queues, whatever other members do."""
+        self._assigned_by_hand = True
+        wanted = list(queues)
+        for topic in {queue.topic for queue in wanted}:
+            await self.session.route(topic)
+            self._subscriptions.setdefault(topic, subscription(topic, expression))
+        for queue in [queue for queue in self._running if queue not in wanted]:
+            await self._drop(queue)
+        for queue in wanted:
+            if queue not in self._running:
+                await self._take(queue)
+
+    async def poll(self, timeout: float = 5.0, max_messages: int = 32) -> list[ReceivedMessage]:
+        """Waits up to `timeout` seconds for the first message, gives up to `max_messages` that are there."""
+        found: list[ReceivedMessage] = []
+        try:
+            async with asyncio.timeout(timeout):
+                while not found:
+                    self._accept(await self._ready.get(), found)
+        except TimeoutError:
+            return found
+        while len(found) < max_messages and not self._ready.empty():
+            self._accept(self._ready.get_nowait(), found)
+        async with self._room:
+            self._room.notify_all()
+        return found
+
+    def _accept(self, item: tuple[ReceivedMessage, ProcessQueue] | None, found: list[ReceivedMessage]) -> None:
+        if item is not None and not item[1].dropped:
+            found.append(item[0])
+            item[1].done(item[0], now_ms())
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Goes on at another offset of a queue that is read. Raises KeyError for one that is not."""
+        if queue not in self._running:
+            raise KeyError(f"{queue} is not read by this consumer")
+        await self.reset_offsets({queue: offset})
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        await self.seek(queue, await self.puller.min_offset(queue))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        await self.seek(queue, await self.puller.max_offset(queue))
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """What the group has committed in a queue; None: nothing."""
+        return await self.offsets.read(queue)
+
+    async def _commit_forever(self) -> None:
+        if self._auto_commit:
+            await super()._commit_forever()
+
+    async def close(self, patience_s: float = 10.0) -> None:
+        if not self._auto_commit:
+            for queue in self._running:
+                self.offsets.forget(queue)
+        await super().close(patience_s)
+
+    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        if self._auto_commit:
+            await super()._released(queue, process)
+
+    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        return True if self._assigned_by_hand else await super()._take_share(topic, mine)
+
+
+async def _never(message: ReceivedMessage) -> None:
+    raise RuntimeError(f"{message!r}: a pull consumer has no handler")

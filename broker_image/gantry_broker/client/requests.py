@@ -1,0 +1,101 @@
+"""Request and reply over topics: the reply is pushed back to the client that asked.
+
+The consumer of the request replies with `Replier.reply`; the broker that gets the reply pushes it to the asking client,
+which it knows by heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from gantry_broker.client.errors import InvalidMessage, RequestFailed
+from gantry_broker.client.message import Message, ReceivedMessage, SendResult
+from gantry_broker.client.producer import Producer
+from gantry_broker.client.session import Session
+from gantry_broker.protocol.codes import REPLY_TOPIC_SUFFIX, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField, PushReplyHeader
+from gantry_broker.protocol.message import RecordError, decompress, parse_properties
+
+MAX_REPLY = 64 * 1024 * 1024
+
+
+class Reply:
+    """What came back."""
+
+    __slots__ = ("body", "properties")
+
+    def __init__(self, body: bytes, properties: dict[str, str]) -> None:
+        self.body = body
+        self.properties = properties
+
+
+class Requester(Producer):
+    """A producer that waits for replies: `reply = await requester.request(Message("Prices", b"apples"))`."""
+
+    def __init__(self, name_servers: str | Sequence[str] | Session, group: str, **options: Any) -> None:
+        super().__init__(name_servers, group, **options)
+        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+
+    async def start(self) -> None:
+        self.session.remoting.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._pushed)
+        await super().start()
+
+    async def request(self, message: Message, timeout: float = 3.0) -> Reply:
+        """Sends a request and waits for its reply, `timeout` seconds in all. Raises RequestFailed, and as `send`."""
+        started = time.monotonic()
+        correlation = str(uuid.uuid4())
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation] = future
+        extra = {
+            Prop.CORRELATION_ID: correlation,
+            Prop.MESSAGE_REPLY_TO_CLIENT: self.session.client_id,
+            Prop.MESSAGE_TTL: str(int(timeout * 1000)),
+        }
+        try:
+            frame, unique_key = self._frame(message, extra)
+            queues = await self._queues(message.topic)
+            masters = [self.session.address(broker) for broker in sorted({queue.broker for queue in queues})]
+            await self.session.beat_now([address for address in masters if address is not None])
+            await self._deliver(frame, message, unique_key, None, None, None, timeout)
+            try:
+                async with asyncio.timeout(timeout - (time.monotonic() - started)):
+                    return await future
+            except TimeoutError:
+                raise RequestFailed(f"no reply to request {correlation} within {timeout:g} s") from None
+        finally:
+            self._waiting.pop(correlation, None)
+
+    async def _pushed(self, conn: object, frame: Frame) -> Frame:
+        try:
+            header = PushReplyHeader.parse(frame)
+            body = decompress(frame.body, header.sysFlag, MAX_REPLY)
+        except (BadField, RecordError) as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        properties = parse_properties(header.properties or "")
+        future = self._waiting.get(properties.get(Prop.CORRELATION_ID, ""))
+        if future is not None and not future.done():
+            with contextlib.suppress(asyncio.InvalidStateError):
+                future.set_result(Reply(body, properties))
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+
+async def reply(producer: Producer, request: ReceivedMessage, body: bytes, timeout: float | None = None) -> SendResult:
+    """Answers a request message. Raises InvalidMessage for a message that wants no reply, and as `send`."""
+    asked = request.properties
+    cluster = asked.get(Prop.CLUSTER)
+    if not cluster or Prop.MESSAGE_REPLY_TO_CLIENT not in asked:
+        raise InvalidMessage(f"{request!r} is not a request: it does not say whom to reply to")
+    message = Message(f"{cluster}_{REPLY_TOPIC_SUFFIX}", body)
+    extra = {
+        Prop.MESSAGE_TYPE: "reply",
+        Prop.CORRELATION_ID: asked.get(Prop.CORRELATION_ID, ""),
+        Prop.MESSAGE_REPLY_TO_CLIENT: asked[Prop.MESSAGE_REPLY_TO_CLIENT],
+        Prop.MESSAGE_TTL: asked.get(Prop.MESSAGE_TTL, "3000"),
+    }
+    return await producer.send_reply(message, extra, timeout)

@@ -1,0 +1,65 @@
+"""Which queues of a topic are this member's: the members of the group, the queues of the topic, and a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gantry_broker.client.allocation import Strategy
+from gantry_broker.client.errors import BrokerError, NoRoute
+from gantry_broker.client.selection import readable_queues
+from gantry_broker.client.session import Session
+from gantry_broker.protocol.bodies import parse
+from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import ConsumerGroupHeader
+from gantry_broker.remoting.errors import RemotingError
+
+
+class NotYet(Exception):
+    """The share cannot be known now; what is read goes on as it is."""
+
+
+class Shares:
+    """Computes shares for one member of one group. `strategy` None: all queues are everybody's (broadcasting)."""
+
+    def __init__(self, session: Session, group: str, strategy: Strategy | None) -> None:
+        self._session = session
+        self._group = group
+        self._strategy = strategy
+
+    async def of(self, topic: str) -> list[MessageQueue]:
+        """Raises NotYet, RemotingError, BrokerError, BodyError, NoRoute."""
+        route = await self._session.route(topic)
+        if route is None:
+            if topic.startswith(RETRY_PREFIX):
+                return []  # the broker makes it when the first message is sent back, and the route poll finds it
+            raise NotYet(f"topic {topic} has no route")
+        queues = readable_queues(topic, route)
+        if self._strategy is None:
+            return queues
+        members = await self._members([broker.name for broker in route.brokers])
+        if self._session.client_id not in members:
+            # A broker that has just become master learns of its clients one by one.
+            await self._session.beat_now()
+            raise NotYet(f"this client is not among the {len(members)} members of {self._group} yet")
+        return self._strategy(self._session.client_id, queues, sorted(members))
+
+    async def _members(self, brokers: Sequence[str]) -> list[str]:
+        """All members of the group have to see the same list, so all ask the same broker if they can."""
+        error: Exception = NoRoute("no broker to ask for the members of the group")
+        for broker in sorted(brokers):
+            address = self._session.address(broker)
+            if address is None:
+                continue
+            frame = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext=ConsumerGroupHeader(self._group).ext())
+            try:
+                answer = await self._session.demand(address, frame, f"members of {self._group}")
+                return parse(answer.body, "members").texts("consumerIdList")
+            except BrokerError as failure:
+                if failure.code == ResponseCode.SYSTEM_ERROR:
+                    return []  # RocketMQ's answer for a group without members
+                error = failure
+            except RemotingError as failure:
+                error = failure
+        raise error

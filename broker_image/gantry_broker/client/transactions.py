@@ -1,0 +1,118 @@
+"""Transactional messages: a half message, the application's own work, then commit or rollback.
+
+A broker that hears nothing asks back (`check`), also another client of the same group. END_TRANSACTION wants no answer:
+if it is lost, the broker asks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from gantry_broker.client.message import Message, ReceivedMessage, SendResult
+from gantry_broker.client.producer import Producer
+from gantry_broker.client.session import Session
+from gantry_broker.protocol.codes import Prop, RequestCode, ResponseCode, SendStatus, SysFlag
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField, CheckTransactionHeader, EndTransactionHeader, Long
+from gantry_broker.protocol.message import RecordError, decode_record, parse_message_id
+from gantry_broker.remoting.connection import Connection, oneway
+from gantry_broker.remoting.errors import RemotingError
+
+log = logging.getLogger(__name__)
+
+
+class TransactionState(Enum):
+    """What became of the application's own work; UNKNOWN: the broker shall ask later."""
+
+    COMMIT = SysFlag.TRANSACTION_COMMIT
+    ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
+    UNKNOWN = SysFlag.TRANSACTION_NOT
+
+
+LocalWork = Callable[[Message, str], Awaitable[TransactionState]]
+"""(message, transaction id): does the work that the message belongs to."""
+Check = Callable[[ReceivedMessage], Awaitable[TransactionState]]
+"""Tells what became of the work of a half message that the broker still holds."""
+
+
+class TransactionProducer(Producer):
+    """A producer whose messages appear only when the application's own work is done."""
+
+    def __init__(self, name_servers: str | Sequence[str] | Session, group: str, check: Check, **options: Any) -> None:
+        """Options are Producer's. `check` may be asked about messages of any client of the group."""
+        super().__init__(name_servers, group, **options)
+        self._check = check
+
+    async def start(self) -> None:
+        self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
+        await super().start()
+        await self.session.beat_now()
+
+    async def send_in_transaction(
+        self, message: Message, work: LocalWork, *, timeout: float | None = None
+    ) -> tuple[SendResult, TransactionState]:
+        """Sends a half message, does the work, and commits or rolls back by its result.
+
+        Work that raises is left to the check; a half message that is not safely stored is rolled back without doing
+        the work. Raises as `send`.
+        """
+        extra = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self.group}
+        frame, unique_key = self._frame(message, extra, SysFlag.TRANSACTION_PREPARED)
+        known = set(self.session.remoting.addresses)
+        result = await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
+        address = await self.session.master(result.queue.broker, message.topic)
+        if address not in known:
+            await self.session.beat_now([address])  # or the broker would not know whom to ask
+        transaction_id = result.transaction_id or unique_key
+        if result.status is not SendStatus.SEND_OK:
+            state = TransactionState.ROLLBACK
+        else:
+            try:
+                state = await work(message, transaction_id)
+            except Exception:
+                log.exception("work of transaction %s failed; the broker will ask for its state", transaction_id)
+                state = TransactionState.UNKNOWN
+        header = EndTransactionHeader(
+            self.group,
+            Long(result.queue_offset),
+            Long(parse_message_id(result.offset_id)[2]),
+            state.value,
+            False,
+            unique_key,
+            transaction_id,
+        )
+        ext = header.ext() | {"bname": result.queue.broker, "topic": message.topic}
+        try:
+            await self.session.remoting.oneway(address, Frame(RequestCode.END_TRANSACTION, ext=ext))
+        except RemotingError as error:
+            log.warning("end of transaction %s was not sent; the broker will ask: %s", transaction_id, error)
+        return result, state
+
+    async def _asked(self, conn: Connection, frame: Frame) -> Frame | None:
+        try:
+            header = CheckTransactionHeader.parse(frame)
+            message = ReceivedMessage(decode_record(frame.body), frame.ext.get("bname", ""))
+        except (BadField, RecordError) as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+        message.topic = message.properties.get(Prop.REAL_TOPIC, message.topic)
+        try:
+            state = await self._check(message)
+        except Exception:
+            log.exception("check of transaction %s failed", header.transactionId)
+            state = TransactionState.UNKNOWN
+        group = message.properties.get(Prop.PRODUCER_GROUP, self.group)
+        end = EndTransactionHeader(
+            group,
+            header.tranStateTableOffset,
+            header.commitLogOffset,
+            state.value,
+            True,
+            header.msgId or message.id,
+            header.transactionId,
+        )
+        ext = end.ext() | {"bname": message.broker, "topic": message.topic}
+        conn.send(oneway(Frame(RequestCode.END_TRANSACTION, ext=ext)))
+        return None
