@@ -16,7 +16,7 @@ from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
 
-from . import handlers  # noqa: F401  (fills the table)
+from . import handlers, pull  # noqa: F401  (handlers fill the table)
 from .core import Broker
 from .faults import failure_answer
 from .forward import Forwarder, take_forwarded
@@ -67,6 +67,7 @@ class Dispatcher:
         self.forwarder = Forwarder(broker, self._process)
         self._tasks: set[asyncio.Task[None]] = set()
         broker.on_topics.append(self.sender.topics_changed)
+        broker.on_grew = lambda topic, queue_id: pull.wake(broker, topic, queue_id)
         broker.on_role.append(lambda master: self.forwarder.role_changed())
 
     # ---- the remoting server's calls
@@ -107,6 +108,7 @@ class Dispatcher:
                 self._one(conn, frame)
         if not sends:
             return
+        conn.attrs["client"] = True
         if self.broker.may_append:
             self.sender.take(conn, sends, self.broker.unix_ms())
         else:

@@ -118,8 +118,9 @@ class Forwarder:
     async def _forward_all(self) -> None:
         broker = self._broker
         while self._queue and not broker.may_append:
-            target = broker.replication.handed_to
-            if target is None:
+            # The master may have changed again since the hand-over.
+            target = broker.replication.master_address or broker.replication.handed_to
+            if target is None or broker.replication.handed_to is None:
                 self._go_on()
                 return
             bundle: list[tuple[Connection, Frame]] = []

@@ -1,0 +1,213 @@
+"""Real processes: sends survive the death of a master, a hand-over loses and repeats nothing, a crash recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import SendHeader
+from gantry_broker.protocol.message import decode_records
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.errors import RemotingError
+
+if TYPE_CHECKING:
+    from conftest import Group
+
+
+def send_frame(topic: str, body: bytes, queue: int = 0) -> Frame:
+    header = SendHeader(
+        producerGroup="PG",
+        topic=topic,
+        defaultTopic="TBW102",
+        defaultTopicQueueNums=4,
+        queueId=queue,
+        sysFlag=0,
+        bornTimestamp=int(time.time() * 1000),  # type: ignore[arg-type]
+        flag=0,
+        properties=f"UNIQ_KEY\x01{body.decode()}\x02WAIT\x01true",
+        reconsumeTimes=0,
+        unitMode=False,
+        batch=False,
+    )
+    return Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=body)
+
+
+class Load:
+    """Senders that go on whatever happens, and remember what they were promised."""
+
+    def __init__(self, address: str, senders: int = 8) -> None:
+        self.address = address
+        self.promised: list[bytes] = []
+        self.errors: Counter[str] = Counter()
+        self.attempts: Counter[bytes] = Counter()
+        self.times: list[float] = []
+        self._running = True
+        self._senders = senders
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Load:
+        self._client = RemotingClient(connect_timeout=0.2)
+        self._tasks = [asyncio.create_task(self._send(i)) for i in range(self._senders)]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        self._running = False
+        await asyncio.gather(*self._tasks)
+        await self._client.close()
+
+    async def _send(self, number: int) -> None:
+        serial = 0
+        while self._running:
+            serial += 1
+            body = b"%d-%d" % (number, serial)
+            while self._running:
+                self.attempts[body] += 1
+                try:
+                    answer = await self._client.request(self.address, send_frame("Load", body, number % 4), 3.0)
+                except RemotingError as error:
+                    self.errors[type(error).__name__] += 1
+                    await asyncio.sleep(0.005)
+                    continue
+                if answer.code == 0:
+                    self.promised.append(body)
+                    self.times.append(time.monotonic())
+                    break
+                self.errors[f"{answer.code}: {answer.remark}"[:90]] += 1
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.001)
+
+    async def sent(self, count: int) -> None:
+        deadline = time.monotonic() + 20
+        want = len(self.promised) + count
+        while len(self.promised) < want:
+            assert time.monotonic() < deadline, (len(self.promised), want, self.errors)
+            await asyncio.sleep(0.01)
+
+    def gap(self) -> float:
+        return max((b - a for a, b in zip(self.times, self.times[1:], strict=False)), default=0.0)
+
+
+async def stored(address: str, topic: str = "Load", queues: int = 4) -> list[list[bytes]]:
+    """Every message of a topic, by queue, as a consumer is given them."""
+    out = []
+    async with RemotingClient() as client:
+        for queue in range(queues):
+            bodies: list[bytes] = []
+            offset = 0
+            while True:
+                ext: dict[str, Any] = {
+                    "consumerGroup": "check",
+                    "topic": topic,
+                    "queueId": str(queue),
+                    "queueOffset": str(offset),
+                    "maxMsgNums": "32",
+                    "sysFlag": "4",
+                    "commitOffset": "0",
+                    "suspendTimeoutMillis": "0",
+                    "subscription": "*",
+                    "subVersion": "0",
+                }
+                answer = await client.request(address, Frame(RequestCode.PULL_MESSAGE, ext=ext), 5)
+                if answer.code != 0:
+                    assert answer.code == 19, answer.remark
+                    break
+                bodies += [r.body for r in decode_records(answer.body)]
+                offset = int(answer.ext["nextBeginOffset"])
+            out.append(bodies)
+    return out
+
+
+def check(load: Load, queues: list[list[bytes]]) -> None:
+    """Nothing promised is missing; nothing is there more often than it was sent; each sender's order holds."""
+    count = Counter(body for queue in queues for body in queue)
+    missing = [body for body in load.promised if body not in count]
+    assert missing == []
+    assert [body for body, n in count.items() if n > load.attempts[body]] == []
+    for queue in queues:
+        last: dict[bytes, int] = {}
+        for body in queue:
+            sender, _, serial = body.partition(b"-")
+            if load.attempts[body] == 1:
+                assert int(serial) > last.get(sender, 0), (body, last)
+                last[sender] = int(serial)
+
+
+async def test_one_member_restarts_after_a_crash_with_everything_it_promised(make_group: Any) -> None:
+    group: Group = await make_group(1)
+    await group.lead(0)
+    async with Load(group.group_address) as load:
+        await load.sent(300)
+        await group.members[0].kill()
+        await group.members[0].start()
+        waiting = await group.members[0].status()
+        assert (waiting.role, waiting.writable) == ("Waiting", False)  # Rule 21
+        await group.lead(0)
+        await load.sent(300)
+    check(load, await stored(group.group_address))
+
+
+async def test_a_killed_master_is_replaced_without_losing_what_was_promised(make_group: Any) -> None:
+    group: Group = await make_group(3)
+    await group.lead(0)
+    await group.all_in_sync()
+    async with Load(group.group_address) as load:
+        for master in (0, 1):
+            await load.sent(200)
+            await group.members[master].kill()
+            await group.lead(master + 1, [1, 2])
+            await load.sent(200)
+    check(load, await stored(group.group_address))
+
+
+async def test_a_hand_over_shows_no_error_loses_nothing_and_repeats_nothing(make_group: Any) -> None:
+    group: Group = await make_group(3)
+    await group.lead(0)
+    await group.all_in_sync()
+    async with Load(group.group_address) as load:
+        for old, new in ((0, 1), (1, 2), (2, 0)):
+            await group.all_in_sync()
+            await load.sent(200)
+            target = (await group.members[new].status()).member.value()
+            answer = await group.members[old].handover(target, group.cell)
+            assert answer.ready, answer.reason
+            group.cell = group.cell.promoted(target, group.cell.in_sync)
+            await group.members[new].assign(_told(group, new))
+            await group.members[old].assign(_told(group, new))
+            await group.tell()
+            await load.sent(200)
+    queues = await stored(group.group_address)
+    check(load, queues)
+    refused = {k: n for k, n in load.errors.items() if k[0].isdigit()}
+    assert refused == {}
+    assert load.gap() < 1.0
+
+
+def _told(group: Group, master: int) -> Any:
+    from gantry_broker.replication.types import Assignment
+
+    return Assignment(group.cell, group.members[master].address)
+
+
+async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group: Any) -> None:
+    group: Group = await make_group(1)
+    await group.lead(0)
+    async with RemotingClient() as client:
+        await client.request(group.group_address, send_frame("Kept", b"1-1"), 5)
+        offset = {"consumerGroup": "G", "topic": "Kept", "queueId": "0", "commitOffset": "1"}
+        await client.request(group.group_address, Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=offset), 5)
+    await group.members[0].kill(signal.SIGTERM)
+    await group.members[0].start()
+    await group.lead(0)
+    async with RemotingClient() as client:
+        asked = {"consumerGroup": "G", "topic": "Kept", "queueId": "0"}
+        answer = await client.request(group.group_address, Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=asked), 5)
+    assert answer.ext == {"offset": "1"}
+    assert await stored(group.group_address, "Kept") == [[b"1-1"], [], [], []]
