@@ -63,7 +63,7 @@ def dlq_topic(group: str) -> str:
 
 
 def system_topics(cluster: str, group: str, delay_levels: int, trace: bool) -> list[tuple[str, int, int]]:
-    """(name, queues, permission) of the topics that 4.9.7 registers when it starts, with the broker's own names, and ours.
+    """(name, queues, permission) of the topics that 4.9.7 registers when it starts, with its own names, and ours.
 
     Clients and mqadmin ask the NameServer for the routes of the topics named like the cluster and like the broker.
     """
