@@ -7,21 +7,20 @@ Spark merges them, those of an earlier run too. Kinds of rows:
 - `count`: per log, segment, topic, queue and hour of storing.
 - `key`: per log, segment, topic, queue and key: versions, bytes, and the newest version.
 - `size`: per log, segment, topic and power of two of the record's size.
-- `mark`: per log, segment, topic, queue and 4096 queue offsets a bitmap of those that hold a record with a key.
+- `mark`: per log, segment, topic, queue and 64 queue offsets, one bit for each that holds a record with a key.
 - `damage`: a place that holds no records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
 from gantry_spark.decode import Where, batch_of
 from gantry_spark.errors import Expired
@@ -31,7 +30,7 @@ from gantry_spark.schema import arrow_schema
 from gantry_spark.source import LogPart, Options, partitions_of
 
 HOUR_MS: Final = 3_600_000
-MARK_BITS: Final = 4096
+MARK_BITS: Final = 64
 FLUSH_ROWS: Final = 200_000
 """Key rows held before they are handed on."""
 
@@ -62,7 +61,7 @@ SCHEMA: Final = StructType(
         StructField("ms", LongType()),
         StructField("qo", LongType()),
         StructField("tombstone", BooleanType()),
-        StructField("bits", BinaryType()),
+        StructField("bits", LongType()),
         StructField("reason", StringType()),
     ]
 )
@@ -83,7 +82,7 @@ class Tally:
         self._keys: list[Any] = []
         self._key_rows = 0
         self._sizes: list[Any] = []
-        self._marks: dict[tuple[str, int, int], Any] = {}
+        self._marks: list[Any] = []
 
     def add(self, batch: Any, ms: Ints) -> None:
         """Count the records of a block: a batch of the columns `_READ`, with their store times."""
@@ -169,16 +168,17 @@ class Tally:
         code = topics.indices.to_numpy().astype(np.int64)
         bucket = offsets // MARK_BITS
         order = np.lexsort((bucket, queues, code))
-        code, queue, place, bit = code[order], queues[order], bucket[order], (offsets % MARK_BITS)[order]
-        change = np.flatnonzero((np.diff(code) != 0) | (np.diff(queue) != 0) | (np.diff(place) != 0)) + 1
-        names = topics.dictionary.to_pylist()
-        edges = [0, *change.tolist(), len(code)]
-        for a, b in pairwise(edges):
-            key = (names[int(code[a])], int(queue[a]), int(place[a]))
-            bits = self._marks.get(key)
-            if bits is None:
-                bits = self._marks[key] = np.zeros(MARK_BITS, dtype=np.bool_)
-            bits[bit[a:b]] = True
+        code, queue, place = code[order], queues[order], bucket[order]
+        change = (np.diff(code) != 0) | (np.diff(queue) != 0) | (np.diff(place) != 0)
+        first = np.concatenate([[0], np.flatnonzero(change) + 1])
+        bit = np.left_shift(np.uint64(1), (offsets[order] % MARK_BITS).astype(np.uint64))
+        marks = {
+            "topic": topics.dictionary.take(pa.array(code[first])),
+            "queue_id": pa.array(queue[first], type=pa.int32()),
+            "bucket": pa.array(place[first]),
+            "bits": pa.array(np.bitwise_or.reduceat(bit, first).view(np.int64)),
+        }
+        self._marks.append(pa.table(marks))
 
     @property
     def due(self) -> bool:
@@ -195,16 +195,8 @@ class Tally:
             summed = sizes.aggregate([("n", "sum"), ("bytes", "sum")])
             yield from self._out("size", summed.rename_columns(["topic", "bucket", "n", "bytes"]))
         if self._marks:
-            names, queues, places = zip(*self._marks, strict=True)
-            bits = [np.packbits(b, bitorder="little").tobytes() for b in self._marks.values()]
-            marks = {
-                "topic": pa.array(names, type=pa.string()),
-                "queue_id": pa.array(queues, type=pa.int32()),
-                "bucket": pa.array(places, type=pa.int64()),
-                "bits": pa.array(bits, type=pa.binary()),
-            }
-            yield from self._out("mark", pa.table(marks))
-        self._counts, self._keys, self._sizes, self._marks, self._key_rows = [], [], [], {}, 0
+            yield from self._out("mark", pa.concat_tables(self._marks))
+        self._counts, self._keys, self._sizes, self._marks, self._key_rows = [], [], [], [], 0
 
     def damage(self, found: Damage) -> Any:
         """A damaged place as a row."""

@@ -149,10 +149,11 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
                 used = int(good.at[broken])
             records = good.records(broken)
             yield from _in_order(records, [d for d in damage if d.start < base + used], base)
-        if used == after and base + used < wanted.stop:
+        verdict = "more"
+        if base + used < wanted.stop:
             verdict = _what_is(buf, base, used, filled, wanted, ended)
-        else:
-            verdict = "more" if used == after else "damage"
+            if verdict == "more" and used < after:
+                verdict = "damage"
         if verdict == "filler":
             return
         if verdict == "damage":

@@ -23,7 +23,7 @@ BROKER = pack_host("10.1.0.1", 10911)
 BROKER_V6 = pack_host("2001:db8::1", 10911)
 
 
-@dataclass
+@dataclass(repr=False)
 class Message:
     topic: str = "Orders"
     queue_id: int = 0
@@ -36,6 +36,9 @@ class Message:
     prepared_offset: int = 0
     flag: int = 0
     v6: tuple[bool, bool] = (False, False)
+
+    def __repr__(self) -> str:
+        return f"Message({self.topic[:9]}/{self.queue_id} {len(self.body)} bytes, key {self.key!r}, v6 {self.v6})"
 
 
 class LogWriter:

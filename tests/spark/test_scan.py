@@ -216,3 +216,11 @@ def test_scan_stops_at_the_limit(tmp_path: Path) -> None:
         found = list(scan(source, Range(0, limit, limit, 64 * 1024, True)))
     assert [len(f) for f in found if isinstance(f, Records)] == [10]
     assert not [f for f in found if isinstance(f, Damage)]
+
+
+def test_a_filler_of_any_length_ends_a_segment(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, segment=4096)
+    writer.extend(Message(body=b"x" * (37 * i % 900)) for i in range(300))
+    rows, damage = read_all(tmp_path)
+    assert len(rows) == 300
+    assert not damage

@@ -1,0 +1,184 @@
+"""Where reports and their state lie: a directory of this machine, or any path that Hadoop's file systems know."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gantry_spark.errors import OutputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Place(Protocol):
+    """A directory. Names are relative, with '/'. All methods raise OutputError with the path and the reason."""
+
+    def url(self, name: str = "") -> str:
+        """What Spark is given to read or write there."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file, None when there is none."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a file there whole, or not at all."""
+        ...
+
+    def names(self, name: str) -> list[str]:
+        """What a directory holds, sorted; nothing when there is no such directory."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a file or a directory with all that is in it, if it is there."""
+        ...
+
+
+def _is_local(root: str) -> bool:
+    return "://" not in root or root.startswith("file:")
+
+
+class LocalPlace:
+    """A directory of this machine; it is made when it is not there."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
+        with self._speaking(""):
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self.root / f".writable-{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+
+    @contextmanager
+    def _speaking(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"output {self.root / name} cannot be written: {error.strerror or error}") from None
+
+    def url(self, name: str = "") -> str:
+        return (self.root / name).as_uri()
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise OutputError(f"{self.root / name} cannot be read: {error.strerror}") from None
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        with self._speaking(name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+
+    def names(self, name: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def delete(self, name: str) -> None:
+        path = self.root / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Holds the directory against a second run. Raises OutputError when one is at work."""
+        with self._speaking(".lock"), (self.root / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(f"another run is writing to {self.root}; wait for it, or give another output") from None
+            yield
+
+
+class HadoopPlace:
+    """A directory of a Hadoop file system, such as s3a:// or hdfs://."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self.root = root.rstrip("/")
+        self._jvm: Any = spark.sparkContext._jvm
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        with self._speaking(""):
+            self._fs = self._path("").getFileSystem(configuration)
+            self._fs.mkdirs(self._path(""))
+
+    @contextmanager
+    def _speaking(self, name: str) -> Iterator[None]:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            yield
+        except Py4JJavaError as error:
+            reason = str(error.java_exception).splitlines()[0]
+            raise OutputError(f"output {self.url(name)} cannot be used: {reason}") from None
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.url(name))
+
+    def url(self, name: str = "") -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+    def read(self, name: str) -> bytes | None:
+        with self._speaking(name):
+            path = self._path(name)
+            if not self._fs.exists(path):
+                return None
+            stream = self._fs.open(path)
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._speaking(name):
+            part = self._path(f"{name}.part")
+            stream = self._fs.create(part, True)
+            try:
+                stream.write(bytearray(data))
+            finally:
+                stream.close()
+            self._fs.delete(self._path(name), False)
+            self._fs.rename(part, self._path(name))
+
+    def names(self, name: str) -> list[str]:
+        with self._speaking(name):
+            path = self._path(name)
+            if not self._fs.exists(path):
+                return []
+            return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
+
+    def delete(self, name: str) -> None:
+        with self._speaking(name):
+            self._fs.delete(self._path(name), True)
+
+
+def place_of(spark: SparkSession, root: str) -> Place:
+    """The output directory `root`. Raises OutputError when it cannot be made or written to."""
+    return LocalPlace(root) if _is_local(root) else HadoopPlace(spark, root)
+
+
+@contextmanager
+def alone_in(root: str) -> Iterator[None]:
+    """Keeps a second run out of a local output directory; in Kubernetes the CronJob's own rule does that."""
+    if _is_local(root):
+        with LocalPlace(root).alone():
+            yield
+    else:
+        yield

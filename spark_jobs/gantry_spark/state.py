@@ -1,0 +1,177 @@
+"""What earlier runs have counted: by segment, so that a run reads only what is new, and drops what has expired.
+
+A run leaves its rows (`figures.SCHEMA` and the run's name) as Parquet in `state/<run>`; `state/state.json` says which
+rows count: for each segment of each log up to where it has been read, and by which runs. It is replaced whole at the
+end of a run, so a run that fails leaves nothing behind that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import orjson
+
+VERSION: Final = 1
+MERGE_AT: Final = 12
+"""Runs whose rows lie apart, beyond which they are merged into one."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A segment as far as it is counted. Times are the store times of its counted records in ms, -1: it has none."""
+
+    log: str
+    segment: int
+    end: int
+    first_ms: int
+    min_ms: int
+    max_ms: int
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that is counted."""
+
+    segments: tuple[Known, ...] = ()
+    topics_version: int = VERSION
+
+    @property
+    def runs(self) -> set[str]:
+        return {run for known in self.segments for run in known.runs}
+
+    def to_json(self) -> bytes:
+        rows = [
+            {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
+             "maxMs": k.max_ms, "runs": list(k.runs)}
+            for k in self.segments
+        ]  # fmt: skip
+        return orjson.dumps({"version": VERSION, "segments": rows}, option=orjson.OPT_INDENT_2)
+
+    @classmethod
+    def from_json(cls, data: bytes | None) -> State:
+        """An unreadable or older state is as good as none: everything is read again."""
+        if data is None:
+            return cls()
+        try:
+            value = orjson.loads(data)
+            if value["version"] != VERSION:
+                return cls()
+            return cls(
+                tuple(
+                    Known(r["log"], r["segment"], r["end"], r["firstMs"], r["minMs"], r["maxMs"], tuple(r["runs"]))
+                    for r in value["segments"]
+                )
+            )
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+
+class HasRange(Protocol):
+    """A segment of a log as it is now."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Now:
+    """A log as it is now: its segments, and the store time of each segment's first record (-1: none)."""
+
+    log: str
+    segments: Sequence[HasRange]
+    first_ms: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a run goes on from, and the ranges that it has to read: (start, stop) by log."""
+
+    kept: tuple[Known, ...]
+    ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(b - a for spans in self.ranges.values() for a, b in spans)
+
+
+def todo(state: State, logs: Iterable[Now]) -> Todo:
+    """Compare what is counted with the logs as they are now.
+
+    A segment that is gone is dropped. One that is shorter than what was read of it, or begins with another record, is
+    not the one that was counted: it is read again from its start.
+    """
+    known = {(k.log, k.segment): k for k in state.segments}
+    kept: list[Known] = []
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for log in logs:
+        spans: list[tuple[int, int]] = []
+        for segment, first_ms in zip(log.segments, log.first_ms, strict=True):
+            have = known.get((log.log, segment.start))
+            if have is not None and (have.end > segment.limit or have.first_ms != first_ms):
+                have = None
+            begin = segment.start if have is None else have.end
+            if have is not None:
+                kept.append(have)
+            if begin < segment.limit:
+                spans.append((begin, segment.limit))
+        ranges[log.log] = spans
+    return Todo(tuple(kept), {log: spans for log, spans in ranges.items() if spans})
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a run has counted of one segment: the end of its last record, and its store times (-1: no records)."""
+
+    end: int
+    min_ms: int
+    max_ms: int
+
+
+def after(todo: Todo, logs: Iterable[Now], run: str, counted: dict[tuple[str, int], Counted]) -> State:
+    """The state after a run has counted all of `todo`.
+
+    Everything of a segment that has a successor is read; the last segment goes on growing after its last record.
+    """
+    kept = {(k.log, k.segment): k for k in todo.kept}
+    result: list[Known] = []
+    for log in logs:
+        for index, (segment, first_ms) in enumerate(zip(log.segments, log.first_ms, strict=True)):
+            old = kept.get((log.log, segment.start))
+            new = counted.get((log.log, segment.start))
+            last = index == len(log.segments) - 1
+            end = segment.limit if not last else max(new.end if new else 0, old.end if old else segment.start)
+            known = old or Known(log.log, segment.start, end, first_ms, -1, -1, ())
+            if new is not None:
+                low = new.min_ms if known.min_ms < 0 else min(known.min_ms, new.min_ms)
+                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), runs=(*known.runs, run))
+            elif begins_anew(known, end):
+                known = replace(known, runs=(*known.runs, run))
+            result.append(replace(known, end=end))
+    return State(tuple(result))
+
+
+def begins_anew(known: Known, end: int) -> bool:
+    """Whether a run has read on in a segment without a record in it: damage that it found there still counts."""
+    return end > known.end or not known.runs
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which counted segments lie in a window of time, and which only in part and must be read again with a filter."""
+
+    live: tuple[Known, ...]
+    partly: tuple[Known, ...]
+
+
+def window(state: State, since_ms: int | None) -> Window:
+    """Split the counted segments by `since_ms`."""
+    if since_ms is None:
+        return Window(state.segments, ())
+    live = tuple(k for k in state.segments if k.min_ms >= since_ms)
+    partly = tuple(k for k in state.segments if 0 <= k.min_ms < since_ms <= k.max_ms)
+    return Window(live, partly)
