@@ -1,0 +1,10 @@
+"""The `gantry` command. `main` is the entry point; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Runs the command line and exits with its code (see `gantry --help`)."""
+    from gantry_operator.cli.app import run
+
+    run()

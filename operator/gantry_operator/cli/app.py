@@ -1,0 +1,241 @@
+"""The commands and their options. Each hands over at once to a module that does the work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gantry_operator.cli.errors import CliError, Exit
+
+EPILOG = (
+    "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
+    "Data goes to stdout, everything else to stderr."
+)
+
+
+class Output(StrEnum):
+    """`-o`"""
+
+    text = "text"
+    json = "json"
+
+
+app = typer.Typer(
+    name="gantry",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EPILOG,
+    help="RocketMQ-protocol broker clusters that keep their promises, on this machine or on Kubernetes.\n\n"
+    "Begin with: [bold]gantry up examples/quickstart.yaml --detach[/bold]",
+    rich_markup_mode="rich",
+)
+topic_app = typer.Typer(no_args_is_help=True, help="Make and list topics.", rich_markup_mode="rich")
+app.add_typer(topic_app, name="topic")
+
+CLUSTER = "Which cluster"
+
+DirOption = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Folder of a local cluster. Without it: the one that you started.",
+                 rich_help_panel=CLUSTER),
+]  # fmt: skip
+NameOption = Annotated[
+    str | None,
+    typer.Option("--cluster", "-c", help="Name of the cluster, when there are several.", rich_help_panel=CLUSTER),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", help="A kubectl context: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="A namespace: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="json: for programs.")]
+
+
+@app.command(epilog=EPILOG)
+def up(
+    file: Annotated[Path, typer.Argument(help="A BrokerCluster manifest, as for kubectl apply.", show_default=False)],
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Keep everything of the cluster here, not under your state folder.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for it with --detach.")] = 60.0,
+) -> None:
+    """Run a cluster on this machine, keep it alive, and fail over when a master dies.
+
+    Brokers go on when this command ends or is killed; run it again to take them over, also with a changed manifest:
+    members are then replaced one at a time, without loss. `gantry down` stops everything.
+    """
+    from gantry_operator.cli.up import up as run_up
+
+    run_up(file, directory, detach, timeout)
+
+
+@app.command(epilog=EPILOG)
+def status(
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show the cluster: members, who leads, how far everybody is, what happened last."""
+    from gantry_operator.cli.show import show_status
+    from gantry_operator.cli.target import find_target
+
+    show_status(find_target(directory, name, context, namespace), output == Output.json)
+
+
+@app.command(epilog=EPILOG)
+def switchover(
+    group: Annotated[str, typer.Argument(help="The broker group, as in spec.brokerGroups.", show_default=False)],
+    to: Annotated[str | None, typer.Option(help="Who shall lead, like demo-a-1. Default: the best.")] = None,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Let another member of a group lead. Clients see no error: the old master hands over.
+
+    When the master does not answer and failover.automatic is false, this promotes the member.
+    """
+    from gantry_operator.cli.show import show_done
+    from gantry_operator.cli.target import find_target, run_async
+
+    target = find_target(directory, name, context, namespace)
+    show_done(run_async(target.switchover(group, to)), output == Output.json)
+
+
+@app.command(epilog=EPILOG)
+def down(
+    directory: DirOption = None,
+    name: NameOption = None,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Delete the messages and everything else of the cluster, too.")
+    ] = False,
+) -> None:
+    """Stop a local cluster cleanly. Its messages are kept for the next `gantry up`."""
+    from gantry_operator.cli.down import down as run_down
+
+    run_down(directory, name, delete_data)
+
+
+@topic_app.command("create", epilog=EPILOG)
+def topic_create(
+    topic: Annotated[str, typer.Argument(help="Its name.", show_default=False)],
+    queues: Annotated[int, typer.Option("--queues", "-q", min=1, max=1024, help="Queues in each broker group.")] = 8,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Make a topic in every broker group, or change the number of its queues."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.topics import create
+
+    create(find_target(directory, name, context, namespace), topic, queues, output == Output.json)
+
+
+@topic_app.command("list", epilog=EPILOG)
+def topic_list(
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    all_topics: Annotated[bool, typer.Option("--all", "-a", help="Also the system's topics.")] = False,
+    output: OutputOption = Output.text,
+) -> None:
+    """List topics with their queues and messages."""
+    from gantry_operator.cli.target import find_target
+    from gantry_operator.cli.topics import show
+
+    show(find_target(directory, name, context, namespace), all_topics, output == Output.json)
+
+
+@app.command(epilog=EPILOG)
+def produce(
+    topic: Annotated[str, typer.Argument(help="Where to send. Made when it is not there.", show_default=False)],
+    lines: Annotated[
+        str | None, typer.Argument(metavar="[-]", help="'-': a message for each line of stdin.", show_default=False)
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Send so many messages of --size bytes.")] = None,
+    size: Annotated[int, typer.Option(min=1, max=4_194_304, help="Bytes of each, with --count.")] = 100,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A message for each line of this file.")] = None,
+    tags: Annotated[str, typer.Option(help="Tag of every message.")] = "",
+    keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Sends that wait for their answer at once.")] = 32,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds for which a send that was not acknowledged is repeated.")
+    ] = 30.0,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Send messages and say how many were acknowledged.
+
+    [bold]gantry produce Orders --count 1000 --size 200[/bold], [bold]seq 10 | gantry produce Orders -[/bold]
+    """
+    from gantry_operator.cli.messages import ProduceOptions, run_produce
+    from gantry_operator.cli.target import find_target
+
+    sources = (count is not None) + (file is not None) + (lines is not None)
+    if sources != 1 or lines not in (None, "-"):
+        raise CliError("say what to send: --count N, or --file FILE, or '-' for stdin", Exit.USAGE)
+    options = ProduceOptions(topic, count, size, file, tags, keys, in_flight, patience)
+    run_produce(find_target(directory, name, context, namespace), options, output == Output.json)
+
+
+@app.command(epilog=EPILOG)
+def consume(
+    topic: Annotated[str, typer.Argument(help="What to read.", show_default=False)],
+    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group: it remembers how far you are.")],
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="End when nothing came for so many seconds.")] = None,
+    tags: Annotated[str, typer.Option(help="Only these tags, like 'A || B'.")] = "*",
+    from_last: Annotated[bool, typer.Option("--from-last", help="A new group begins with what comes next.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only count.")] = False,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Read messages: a line for each on stdout, with -o json an object for each.
+
+    A new group begins with the oldest message. Ctrl-C ends; the next run goes on from there.
+    """
+    from gantry_operator.cli.messages import ConsumeOptions, run_consume
+    from gantry_operator.cli.target import find_target
+
+    options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
+    run_consume(find_target(directory, name, context, namespace), options, output == Output.json)
+
+
+def run() -> None:
+    """Parses, runs, and turns what went wrong into one line and an exit code."""
+    if Path(sys.argv[0]).name.startswith("kubectl-"):
+        os.environ.setdefault("GANTRY_KUBERNETES", "1")
+    try:
+        app()
+    except CliError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(int(error.code))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; stdout must not be flushed again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

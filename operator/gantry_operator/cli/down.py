@@ -1,0 +1,51 @@
+"""`gantry down`: the supervisor first, so that nothing is started again; then all processes, cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.target import find_local
+from gantry_operator.local import control
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.process import end, load_record, start_mark
+
+SUPERVISOR_S = 10.0
+PROCESSES_S = 15.0
+
+
+def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
+    """Raises CliError."""
+    folder = find_local(directory, name)
+    _stop_supervisor(folder)
+    records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
+    killed = end(records, PROCESSES_S)
+    for path in (folder.root / "run").glob("*.json"):
+        path.unlink()
+    folder.supervisor.unlink(missing_ok=True)
+    folder.forget()
+    said = f", {', '.join(killed)} had to be killed" if killed else ""
+    if delete_data:
+        shutil.rmtree(folder.root)
+        print(f"{len(records)} processes stopped{said}; {folder.root} is deleted")
+    else:
+        print(f"{len(records)} processes stopped{said}; the messages are kept in {folder.root}")
+
+
+def _stop_supervisor(folder: ClusterFolder) -> None:
+    record = control.supervisor_of(folder)
+    if record is None:
+        return
+    started = start_mark(record.pid)
+    try:
+        asyncio.run(control.ask(folder, "stop", 5))
+    except control.ControlError as error:
+        raise CliError(f"{error}; end process {record.pid} yourself and try again") from None
+    deadline = time.monotonic() + SUPERVISOR_S
+    while start_mark(record.pid) == started and started is not None:
+        if time.monotonic() > deadline:
+            raise CliError(f"`gantry up` (process {record.pid}) does not end; end it yourself and try again")
+        time.sleep(0.02)

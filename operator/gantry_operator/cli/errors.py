@@ -1,0 +1,23 @@
+"""How a command fails: one line that says what to do, and a code that a program can tell apart."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of `gantry`."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NO_CLUSTER = 3
+    NOT_IN_TIME = 4
+
+
+class CliError(Exception):
+    """Shown as `error: ...` on stderr."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,269 @@
+"""`gantry produce` and `gantry consume`, on the project's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.client import (
+    BrokerError,
+    ClientError,
+    Consumer,
+    FromWhere,
+    InvalidMessage,
+    Message,
+    NoRoute,
+    Producer,
+    ReceivedMessage,
+    SendStatus,
+)
+from gantry_broker.remoting.errors import RemotingError
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.output import note, print_json
+from gantry_operator.cli.target import Target, run_async
+
+AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceOptions:
+    """What to send, and how. Sizes in bytes, times in seconds."""
+
+    topic: str
+    count: int | None
+    size: int
+    file: Path | None
+    tags: str
+    keys: str
+    in_flight: int
+    patience: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    """What to read, and when to stop."""
+
+    topic: str
+    group: str
+    count: int | None
+    timeout: float | None
+    tags: str
+    from_last: bool
+    quiet: bool
+
+
+def run_produce(target: Target, options: ProduceOptions, as_json: bool) -> None:
+    """Raises CliError, after the figures were printed, when something was not acknowledged."""
+    result = run_async(_produce(target, options))
+    if as_json:
+        print_json(result)
+    else:
+        states = ", ".join(f"{count} {name}" for name, count in result["statuses"].items())
+        again = f", {result['resent']} sent again" if result["resent"] else ""
+        note(f"{result['acknowledged']} messages in {result['seconds']} s ({result['perSecond']}/s): {states}{again}")
+    if result["failed"]:
+        raise CliError(f"{result['failed']} messages were not acknowledged; the first: {result['problem']}")
+
+
+async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
+    statuses: Counter[str] = Counter()
+    state = {"failed": 0, "resent": 0}
+    problem = ""
+    started = time.monotonic()
+    bodies = iter(_bodies(options))
+    numbers = itertools.count()
+    turn = asyncio.Lock()
+    async with target.name_servers() as servers, Producer(servers, "gantry-cli") as producer:
+        with _bar(options.count, f"sending to {options.topic}") as advance:
+
+            async def take() -> bytes | None:
+                if options.count is not None:
+                    return next(bodies, None)
+                # A pipe may have its next line in an hour: what was read is sent meanwhile.
+                async with turn:
+                    return await asyncio.to_thread(next, bodies, None)
+
+            async def send_some() -> None:
+                nonlocal problem
+                # One source for all: each message is taken by one of those that send.
+                while (body := await take()) is not None:
+                    keys = options.keys.replace("{n}", str(next(numbers)))
+                    message = Message(options.topic, body, options.tags, keys)
+                    try:
+                        status, tries = await _send(producer, message, options.patience)
+                    except (ClientError, RemotingError) as error:
+                        state["failed"] += 1
+                        problem = problem or str(error)
+                    else:
+                        statuses[status.name] += 1
+                        state["resent"] += tries - 1
+                    advance()
+
+            await asyncio.gather(*(send_some() for _ in range(options.in_flight)))
+    seconds = time.monotonic() - started
+    done = sum(statuses.values())
+    return {
+        "topic": options.topic,
+        "acknowledged": done,
+        "statuses": dict(statuses),
+        "failed": state["failed"],
+        "resent": state["resent"],
+        "seconds": round(seconds, 3),
+        "perSecond": round(done / seconds) if seconds else 0,
+        "problem": problem,
+    }
+
+
+async def _send(producer: Producer, message: Message, patience: float) -> tuple[SendStatus, int]:
+    """Until it is promised (SEND_OK), or for `patience` seconds; then what was reached last. Also the number of tries.
+
+    Raises what the client raised last.
+    """
+    deadline = time.monotonic() + patience
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            result = await producer.send(message)
+        except InvalidMessage:
+            raise
+        except (NoRoute, BrokerError, ClientError, RemotingError):
+            if time.monotonic() >= deadline:
+                raise
+        else:
+            if result.status == SendStatus.SEND_OK or time.monotonic() >= deadline:
+                return result.status, tries
+        await asyncio.sleep(AGAIN_S)
+
+
+def _bodies(options: ProduceOptions) -> Iterable[bytes]:
+    if options.count is not None:
+        return _numbered(options.count, options.size)
+    if options.file is None:
+        return _lines(sys.stdin.buffer)
+    try:
+        return _lines(open(options.file, "rb"))
+    except OSError as error:
+        raise CliError(f"{options.file} cannot be read: {error.strerror}", Exit.USAGE) from None
+
+
+def _numbered(count: int, size: int) -> Iterator[bytes]:
+    """Bodies that differ: a number, filled up to the size."""
+    for number in range(count):
+        yield f"{number} ".encode()[:size].ljust(size, b".")
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    with stream:
+        for line in stream:
+            body = line.rstrip(b"\r\n")
+            if body:
+                yield body
+
+
+def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
+    """Raises CliError when fewer came than were asked for in time."""
+    seen = 0
+
+    def show(message: ReceivedMessage) -> None:
+        nonlocal seen
+        seen += 1
+        if not options.quiet:
+            sys.stdout.write(_as_json(message) if as_json else _as_text(message))
+            sys.stdout.flush()
+
+    try:
+        run_async(_consume(target, options, show))
+    except KeyboardInterrupt:
+        note(f"{seen} messages")
+        raise
+    if options.quiet and as_json:
+        print_json({"topic": options.topic, "group": options.group, "messages": seen})
+    else:
+        note(f"{seen} messages")
+    if options.count is not None and seen < options.count:
+        raise CliError(
+            f"{seen} of {options.count} messages came, then nothing for {options.timeout:g} s", Exit.NOT_IN_TIME
+        )
+
+
+async def _consume(target: Target, options: ConsumeOptions, show: Callable[[ReceivedMessage], None]) -> None:
+    left = options.count
+    done = asyncio.Event()
+    last = time.monotonic()
+
+    async def handle(message: ReceivedMessage) -> None:
+        nonlocal left, last
+        if left is not None and left <= 0:
+            # Not ours any more: it is neither consumed nor sent back, the next one in the group gets it.
+            await asyncio.Event().wait()
+        last = time.monotonic()
+        show(message)
+        if left is not None:
+            left -= 1
+            if left == 0:
+                done.set()
+
+    where = FromWhere.LAST if options.from_last else FromWhere.FIRST
+    async with target.name_servers() as servers:
+        consumer = Consumer(servers, options.group, from_where=where)
+        await consumer.start()
+        try:
+            await consumer.subscribe(options.topic, handle, options.tags)
+            with _bar(options.count, f"reading {options.topic}", wanted=options.quiet) as advance:
+                shown = 0
+                while not done.is_set():
+                    if options.timeout is not None and time.monotonic() - last > options.timeout:
+                        break
+                    try:
+                        async with asyncio.timeout(0.1):
+                            await done.wait()
+                    except TimeoutError:
+                        pass
+                    now = 0 if options.count is None or left is None else options.count - left
+                    advance(now - shown)
+                    shown = now
+        finally:
+            await consumer.close(0.2)
+
+
+def _as_text(message: ReceivedMessage) -> str:
+    return message.body.decode(errors="replace") + "\n"
+
+
+def _as_json(message: ReceivedMessage) -> str:
+    out: dict[str, Any] = {
+        "topic": message.topic,
+        "broker": message.broker,
+        "queue": message.record.queue_id,
+        "offset": message.record.queue_offset,
+        "keys": message.record.keys,
+        "tags": message.record.tags,
+        "storeTime": message.store_ms,
+        "properties": dict(message.properties),
+    }
+    try:
+        out["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        out["bodyBase64"] = base64.b64encode(message.body).decode()
+    return json.dumps(out, ensure_ascii=False) + "\n"
+
+
+def _bar(total: int | None, label: str, wanted: bool = True) -> AbstractContextManager[Callable[..., None]]:
+    """A progress bar on a terminal; nothing elsewhere, and nothing for less than a moment's work."""
+    if not wanted or not sys.stderr.isatty() or (total is not None and total < 1000):
+        return nullcontext(lambda step=1: None)
+    from gantry_operator.cli.progress import bar
+
+    return bar(total, label)

@@ -1,0 +1,110 @@
+"""`gantry status` and what a switchover says, for people and for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from gantry_operator.cli.output import console, print_json, size
+from gantry_operator.cli.target import Target, run_async
+
+EVENTS = 8
+COLOURS = {"Running": "green", "Updating": "yellow", "Creating": "yellow", "Degraded": "yellow"}
+
+
+def show_status(target: Target, as_json: bool) -> None:
+    resource = run_async(target.resource())
+    if as_json:
+        print_json(resource)
+        return
+    show_resource(resource)
+
+
+def show_done(done: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"done": done})
+    else:
+        print(done)
+
+
+def show_resource(resource: dict[str, Any]) -> None:
+    """In the order of `kubectl describe`: what it is, what holds, who runs, what happened."""
+    out = console()
+    status, spec, name = resource.get("status", {}), resource["spec"], resource["metadata"]["name"]
+    phase = status.get("phase", "Pending")
+    out.print(f"[bold]{escape(name)}[/bold]  [{COLOURS.get(phase, 'red')}]{phase}[/]", highlight=False)
+    facts = [
+        ("Name servers", status.get("addresses", {}).get("nameServers", "")),
+        ("Outside", status.get("addresses", {}).get("external", "")),
+        ("Replication", f"{spec.get('replication')}, minInSyncReplicas {spec.get('minInSyncReplicas')}, "
+                        f"flush {spec.get('flush')}, mode {spec.get('mode')}"),
+    ]  # fmt: skip
+    last = status.get("lastFailover")
+    if last:
+        kind = "hand-over" if last.get("planned") else "failover"
+        facts.append(
+            ("Last change", f"{last['time']}  {kind} from {last.get('from') or '-'} to {last['to']} "
+                            f"in {last.get('durationMs', 0)} ms: {last['reason']}")
+        )  # fmt: skip
+    if status.get("supervised") is False:
+        facts.append(("Supervisor", "`gantry up` is not running: nothing is restarted and no failover happens"))
+    for label, value in facts:
+        if value:
+            out.print(f"  {label + ':':<14}{escape(value)}", highlight=False)
+    _conditions(out, status)
+    _members(out, status)
+    _name_servers(out, status)
+    _events(out, status)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="bold")
+
+
+def _conditions(out: Any, status: dict[str, Any]) -> None:
+    table = _table("CONDITION", "STATUS", "SINCE", "MESSAGE")
+    for c in status.get("conditions", []):
+        table.add_row(c["type"], c["status"], c["lastTransitionTime"], escape(c.get("message", "")))
+    out.print()
+    out.print(table)
+
+
+def _members(out: Any, status: dict[str, Any]) -> None:
+    rows = status.get("members", [])
+    pods = any(r.get("node") for r in rows)
+    table = _table(
+        "MEMBER", "GROUP", "ROLE", "ID", "EPOCH", "OFFSET", "LAG", "IN SYNC", "ADDRESS", "NODE" if pods else "PID"
+    )
+    for r in rows:
+        role = r["role"] if r["role"] != "Master" else "[green]Master[/green]"
+        table.add_row(
+            r["name"], r["group"], role, str(r["brokerId"]), str(r["epoch"]), str(r["maxOffset"]), size(r["lag"]),
+            "yes" if r["inSync"] else "no", r.get("address", ""), str(r.get("node" if pods else "pid") or "-"),
+        )  # fmt: skip
+    out.print()
+    out.print(table)
+    for r in rows:
+        if r.get("reason"):
+            out.print(f"  {r['name']}: {escape(r['reason'])}", highlight=False)
+
+
+def _name_servers(out: Any, status: dict[str, Any]) -> None:
+    table = _table("NAME SERVER", "READY", "ADDRESS", "PID")
+    for s in status.get("nameServers", []):
+        table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get("pid") or s.get("node") or "-"))
+    out.print()
+    out.print(table)
+
+
+def _events(out: Any, status: dict[str, Any]) -> None:
+    events = status.get("events", [])[-EVENTS:]
+    if not events:
+        return
+    table = _table("EVENT", "TIME", "ABOUT", "MESSAGE")
+    for e in events:
+        reason = f"[yellow]{e['reason']}[/yellow]" if e["type"] == "Warning" else e["reason"]
+        table.add_row(reason, e["time"], escape(e.get("object", "")), escape(e["message"]))
+    out.print()
+    out.print(table)

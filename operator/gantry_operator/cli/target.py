@@ -1,0 +1,111 @@
+"""Which cluster a command is about: a local one, or one on Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, find_folder
+
+T = TypeVar("T")
+
+SWITCHOVER_S = 20.0
+
+
+class Target(Protocol):
+    """What commands ask of a cluster."""
+
+    async def resource(self) -> dict[str, Any]:
+        """The BrokerCluster with its status; `status.events` has what happened last."""
+        ...
+
+    async def switchover(self, group: str, to: str | None) -> str:
+        """What was done, in words. Raises CliError."""
+        ...
+
+    def name_servers(self) -> AbstractAsyncContextManager[str]:
+        """NameServer addresses that this process can reach, while the context is open."""
+        ...
+
+
+class LocalTarget:
+    """A cluster of this machine."""
+
+    def __init__(self, folder: ClusterFolder) -> None:
+        self.folder = folder
+
+    async def resource(self) -> dict[str, Any]:
+        from gantry_operator.local.status import local_status
+
+        return (await local_status(self.folder)).to_object()
+
+    async def switchover(self, group: str, to: str | None) -> str:
+        from gantry_operator.local import control
+        from gantry_operator.local.once import switchover_once
+
+        try:
+            if control.supervisor_of(self.folder) is None:
+                return await switchover_once(self.folder, group, to)
+            answer = await control.ask(self.folder, "switchover", SWITCHOVER_S, group=group, to=to)
+        except control.ControlError as error:
+            raise CliError(str(error)) from None
+        return str(answer["done"])
+
+    @asynccontextmanager
+    async def name_servers(self) -> AsyncIterator[str]:
+        from gantry_operator.local.status import name_server_addresses
+
+        yield name_server_addresses(self.folder)
+
+
+def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:
+    """Local, unless a context or a namespace is given or the command runs as a plug-in of kubectl. Raises CliError."""
+    if context is not None or namespace is not None or os.environ.get("GANTRY_KUBERNETES"):
+        if directory is not None:
+            raise CliError(
+                "--dir is for local clusters; leave it out with --context, --namespace or kubectl", Exit.USAGE
+            )
+        return _kube_target(context, namespace, name)
+    return LocalTarget(find_local(directory, name))
+
+
+def find_local(directory: Path | None, name: str | None) -> ClusterFolder:
+    """Raises CliError."""
+    try:
+        return find_folder(directory, name)
+    except ClusterNotFound as error:
+        raise CliError(str(error), Exit.NO_CLUSTER) from None
+
+
+def _kube_target(context: str | None, namespace: str | None, name: str | None) -> Target:
+    try:
+        module = importlib.import_module("gantry_operator.kube.target")
+    except ModuleNotFoundError as error:
+        raise CliError(
+            f"Kubernetes needs more than a plain install ({error.name} is missing): pip install 'gantry-mq[operator]'"
+        ) from None
+    target: Target = module.KubeTarget(context, namespace, name)
+    return target
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """One command, one event loop; failures of clients become one line. Raises CliError."""
+    from gantry_broker.client import ClientError
+    from gantry_broker.protocol.bodies import BodyError
+    from gantry_broker.remoting.errors import RemotingError
+    from pydantic import ValidationError
+
+    try:
+        return asyncio.run(work)
+    except (ClientError, RemotingError, BodyError) as error:
+        raise CliError(str(error) or type(error).__name__) from None
+    except ValidationError as error:
+        raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
+    except OSError as error:
+        raise CliError(str(error)) from None

@@ -1,0 +1,118 @@
+"""`gantry up`: check the manifest, then become the supervisor, or start one, or give the running one a new spec."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.local import control
+from gantry_operator.local.folder import ClusterFolder, default_folder, known_clusters, read_json
+
+POLL_S = 0.05
+
+
+def up(file: Path, directory: Path | None, detach: bool, timeout: float) -> None:
+    """Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
+    cluster = _load(file)
+    folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
+    _refuse_foreign(folder, cluster, directory)
+    supervised = control.supervisor_of(folder)
+    if supervised is not None:
+        _apply(folder, cluster)
+        print(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
+        _wait_ready(folder, timeout, None)
+        return
+    _prepare(folder, cluster)
+    argv = [sys.executable, "-P", "-m", "gantry_operator.local.supervisor", str(folder.root)]
+    if not detach:
+        sys.stdout.flush()
+        os.execv(sys.executable, argv)
+    with open(folder.supervisor_log, "ab") as out:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder.root, start_new_session=True
+        )
+    _wait_ready(folder, timeout, child)
+
+
+def _load(file: Path) -> BrokerCluster:
+    try:
+        return load_manifest(file)
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}", Exit.USAGE) from None
+    except ManifestError as error:
+        raise CliError(str(error).replace("\n", "\nerror: "), Exit.USAGE) from None
+
+
+def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Path | None) -> None:
+    """A folder belongs to one cluster, and a name that runs elsewhere is not started a second time by mistake."""
+    known = read_json(folder.manifest)
+    if isinstance(known, dict):
+        before = known.get("metadata", {}).get("name")
+        if before != cluster.name:
+            raise CliError(f"{folder.root} holds the cluster {before!r}: use another --dir", Exit.USAGE)
+    elif folder.root.is_dir() and any(folder.root.iterdir()):
+        raise CliError(f"{folder.root} is not empty and holds no cluster: use another --dir", Exit.USAGE)
+    if directory is None:
+        elsewhere = [f for n, f in known_clusters() if n == cluster.name and f.root != folder.root]
+        if elsewhere:
+            raise CliError(
+                f"{cluster.name} runs in {elsewhere[0].root}: use --dir {elsewhere[0].root}, or another metadata.name",
+                Exit.USAGE,
+            )
+
+
+def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
+    from gantry_operator.local.supervisor import load_saved, refuse_change, save_manifest
+
+    try:
+        folder.make()
+        if folder.manifest.exists():
+            refuse_change(load_saved(folder), cluster)
+        save_manifest(folder, cluster)
+        folder.remember(cluster.name)
+    except control.ControlError as error:
+        raise CliError(str(error), Exit.USAGE) from None
+    except OSError as error:
+        raise CliError(f"{folder.root} cannot be used: {error}") from None
+
+
+def _apply(folder: ClusterFolder, cluster: BrokerCluster) -> None:
+    manifest: dict[str, Any] = cluster.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    try:
+        asyncio.run(control.ask(folder, "apply", 10, manifest=manifest))
+    except control.ControlError as error:
+        raise CliError(str(error), Exit.USAGE) from None
+
+
+def _wait_ready(folder: ClusterFolder, timeout: float, child: subprocess.Popen[bytes] | None) -> None:
+    """Until a client can send and read. Raises CliError with what is still missing."""
+    deadline = time.monotonic() + timeout
+    missing = "the supervisor has not started"
+    while time.monotonic() < deadline:
+        if child is not None and child.poll() is not None:
+            raise CliError(f"it could not be started, see {folder.supervisor_log}: {_last_line(folder.supervisor_log)}")
+        try:
+            info = asyncio.run(control.ask(folder, "info", 5))
+        except control.ControlError as error:
+            missing = str(error)
+        else:
+            if info["ready"] and not info["rolling"]:
+                print(info["describe"])
+                return
+            missing = info["notReady"] or info["rolling"]
+        time.sleep(POLL_S)
+    raise CliError(
+        f"not ready after {timeout:g} s: {missing}. It goes on trying: see `gantry status`", Exit.NOT_IN_TIME
+    )
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,68 @@
+"""What happened to a local cluster, a line of JSON each: the events that Kubernetes would keep beside the resource."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+KEEP = 200
+"""Events kept; the file is rewritten when it holds ten times as many."""
+
+
+def utc(unix_ms: int | None = None) -> str:
+    """RFC 3339 in UTC, as Kubernetes writes times."""
+    seconds = time.time() if unix_ms is None else unix_ms / 1000
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+class EventLog:
+    """Appends events to a file and shows them. The same words again within a minute only count up in memory."""
+
+    def __init__(self, path: Path, show: Callable[[str], None] | None = None) -> None:
+        self._path = path
+        self._show = show if show is not None else lambda line: print(line, file=sys.stdout, flush=True)
+        self._lines = 0
+        self._last: dict[tuple[str, str], float] = {}
+
+    def add(self, kind: str, reason: str, message: str, about: str) -> None:
+        """Raises OSError when the disk refuses."""
+        now = time.monotonic()
+        key = (reason, message)
+        if now - self._last.get(key, -1e9) < 60:
+            return
+        if len(self._last) > KEEP:
+            self._last.clear()
+        self._last[key] = now
+        line = json.dumps({"time": utc(), "type": kind, "reason": reason, "object": about, "message": message})
+        with open(self._path, "a") as file:
+            file.write(line + "\n")
+        self._lines += 1
+        if self._lines >= 10 * KEEP:
+            self._trim()
+        self._show(f"{time.strftime('%H:%M:%S')}  {reason:<18} {message}")
+
+    def _trim(self) -> None:
+        last = deque(self._path.read_text().splitlines(), maxlen=KEEP)
+        self._path.write_text("\n".join(last) + "\n")
+        self._lines = len(last)
+
+
+def last_events(path: Path, count: int) -> list[dict[str, Any]]:
+    """The newest, oldest of them first."""
+    try:
+        lines = deque(path.read_text().splitlines(), maxlen=count)
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            # A line that was cut by a crash.
+            continue
+    return found

@@ -1,0 +1,151 @@
+"""Where a local cluster lives on disk, and how commands find it.
+
+One folder per cluster: the manifest, ports, registry, configs, logs, data, what runs. By default it lies under
+`$XDG_STATE_HOME/gantry/` (`~/.local/state/gantry/`). A small pointer file there for each cluster that was started, also
+for those with a folder of their own, lets every command find them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gantry_operator.registry.file import write_durably
+
+
+class ClusterNotFound(Exception):
+    """No cluster, or several: the text says what to do."""
+
+
+def state_home() -> Path:
+    """Where the user's clusters are kept."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "gantry"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFolder:
+    """Paths of one cluster."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "cluster.json"
+
+    @property
+    def ports(self) -> Path:
+        return self.root / "ports.json"
+
+    @property
+    def registry(self) -> Path:
+        return self.root / "registry"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "supervisor.lock"
+
+    @property
+    def supervisor(self) -> Path:
+        """Who supervises, and on which port it takes requests."""
+        return self.root / "supervisor.json"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.root / "log" / "supervisor.log"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def last_failover(self) -> Path:
+        return self.root / "last-failover.json"
+
+    @property
+    def conditions(self) -> Path:
+        """Conditions as last shown, for the times at which they changed."""
+        return self.root / "conditions.json"
+
+    def process(self, name: str) -> Path:
+        return self.root / "run" / f"{name}.json"
+
+    def config(self, name: str) -> Path:
+        return self.root / "config" / f"{name}.json"
+
+    def log(self, name: str) -> Path:
+        return self.root / "log" / f"{name}.log"
+
+    def data(self, name: str) -> Path:
+        return self.root / "data" / name
+
+    def make(self) -> None:
+        """The folders that others write into. Raises OSError."""
+        for part in ("run", "config", "log", "data", "registry"):
+            (self.root / part).mkdir(parents=True, exist_ok=True)
+
+    # ---- the pointer by which commands find it
+
+    def _pointer(self) -> Path:
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
+        return state_home() / "clusters" / f"{digest}.json"
+
+    def remember(self, name: str) -> None:
+        pointer = self._pointer()
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(pointer, json.dumps({"name": name, "dir": str(self.root)}))
+
+    def forget(self) -> None:
+        self._pointer().unlink(missing_ok=True)
+
+
+def default_folder(name: str) -> ClusterFolder:
+    return ClusterFolder(state_home() / "data" / name)
+
+
+def known_clusters() -> Iterator[tuple[str, ClusterFolder]]:
+    """Clusters that were started and not taken down, by name."""
+    pointers = state_home() / "clusters"
+    if not pointers.is_dir():
+        return
+    found = []
+    for path in pointers.glob("*.json"):
+        known = read_json(path)
+        if isinstance(known, dict) and "dir" in known and Path(known["dir"]).is_dir():
+            found.append((str(known.get("name", "")), ClusterFolder(Path(known["dir"]))))
+    yield from sorted(found, key=lambda pair: (pair[0], str(pair[1].root)))
+
+
+def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
+    """The cluster that is meant: by folder, by name, or the only one there is. Raises ClusterNotFound."""
+    if directory is not None:
+        folder = ClusterFolder(directory.expanduser().resolve())
+        if not folder.manifest.exists():
+            raise ClusterNotFound(f"{folder.root} holds no cluster; start one with: gantry up FILE --dir {directory}")
+        return folder
+    known = [(n, f) for n, f in known_clusters() if name is None or n == name]
+    if len(known) == 1:
+        return known[0][1]
+    if not known:
+        if name is not None:
+            raise ClusterNotFound(f"no local cluster is called {name!r}; `gantry up FILE` starts one")
+        raise ClusterNotFound("no local cluster is running; start one with: gantry up examples/quickstart.yaml")
+    if len({n for n, _ in known}) == len(known):
+        raise ClusterNotFound(
+            f"several clusters are running: choose with --cluster {' or --cluster '.join(n for n, _ in known)}"
+        )
+    dirs = " or --dir ".join(str(f.root) for _, f in known)
+    raise ClusterNotFound(f"several clusters are running: choose with --dir {dirs}")
+
+
+def read_json(path: Path) -> Any:
+    """None when the file is not there or holds no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,35 @@
+"""A switchover while no `gantry up` runs: the command supervises the failover for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from gantry_operator.failover.loop import SwitchoverFailed
+from gantry_operator.local.control import ControlError
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.supervisor import AlreadySupervised, Supervisor, load_saved, take_lock
+
+
+async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> str:
+    """Raises ControlError with the reason."""
+    try:
+        lock = take_lock(folder)
+    except AlreadySupervised:
+        raise ControlError("`gantry up` is just starting: try again") from None
+    with lock:
+        supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
+        loop = supervisor.watch_only(group)
+        task = asyncio.create_task(loop.run())
+        try:
+            number = None if to is None else supervisor.plan.member(to).number
+            return await loop.switchover(number, "asked for by gantry switchover")
+        except SwitchoverFailed as error:
+            raise ControlError(str(error)) from None
+        except KeyError as error:
+            raise ControlError(str(error.args[0])) from None
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await supervisor.close()

@@ -1,0 +1,99 @@
+"""Which ports a local cluster uses: RocketMQ's own when they are free, others when not, the same at every start."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gantry_operator.local.folder import read_json
+from gantry_operator.plan import Plan
+from gantry_operator.registry.file import write_durably
+
+HOST = "127.0.0.1"
+NAME_SERVER_PORT = 9876
+BROKER_PORT = 10911
+"""Of the first group; each further group begins GROUP_STEP higher, its members' own ports follow."""
+GROUP_STEP = 20
+HTTP_ABOVE = 8_000
+"""A member's HTTP port lies this far above its remoting port."""
+
+
+@dataclass(slots=True)
+class Ports:
+    """Ports by use: "demo-namesrv-0", "group/a", "demo-a-0", "demo-a-0/http"."""
+
+    path: Path
+    taken: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Ports:
+        known = read_json(path)
+        taken = {str(k): int(v) for k, v in known.items()} if isinstance(known, dict) else {}
+        return cls(path, taken)
+
+    def __getitem__(self, use: str) -> int:
+        return self.taken[use]
+
+    def address(self, use: str) -> str:
+        return f"{HOST}:{self.taken[use]}"
+
+    def choose(self, plan: Plan, running: frozenset[str]) -> list[str]:
+        """Give every use a port, and write the choice down. Raises OSError.
+
+        `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced;
+        the answer names those uses, because clients may have the old address.
+        """
+        moved: list[str] = []
+        wanted = dict(_wanted(plan))
+        for use in [u for u in self.taken if u not in wanted]:
+            del self.taken[use]
+        for use, preferred in wanted.items():
+            owners = _owners(plan, use)
+            known = self.taken.get(use)
+            if known is not None and (owners & running or _free(known)):
+                continue
+            if known is not None:
+                moved.append(use)
+            others = {p for u, p in self.taken.items() if u != use}
+            self.taken[use] = preferred if preferred not in others and _free(preferred) else _any_free(others)
+        write_durably(self.path, json.dumps(self.taken, indent=1))
+        return moved
+
+
+def _wanted(plan: Plan) -> Iterator[tuple[str, int]]:
+    for server in plan.name_servers:
+        yield server.name, NAME_SERVER_PORT + server.index
+    for index, group in enumerate(plan.groups):
+        base = BROKER_PORT + GROUP_STEP * index
+        yield f"group/{group.name}", base
+        for member in group.members:
+            yield member.name, base + 1 + member.number
+            yield f"{member.name}/http", base + 1 + member.number + HTTP_ABOVE
+
+
+def _owners(plan: Plan, use: str) -> frozenset[str]:
+    if use.startswith("group/"):
+        return frozenset(m.name for m in plan.group(use.removeprefix("group/")).members)
+    return frozenset({use.removesuffix("/http")})
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            probe.bind((HOST, port))
+            return True
+    return False
+
+
+def _any_free(taken: set[int]) -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port = int(probe.getsockname()[1])
+        if port not in taken:
+            return port

@@ -1,0 +1,183 @@
+"""The status of a local cluster, put together from its folder and its processes. Needs no supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from gantry_broker.remoting.client import RemotingClient
+from pydantic import ValidationError
+
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
+from gantry_operator.api.status import Addresses
+from gantry_operator.failover.loop import make_client
+from gantry_operator.kube.probe import name_server_knows
+from gantry_operator.kube.state import Seen, SeenMember, status_of
+from gantry_operator.local.control import supervisor_of
+from gantry_operator.local.events import last_events, utc
+from gantry_operator.local.folder import ClusterFolder, read_json
+from gantry_operator.local.ports import Ports
+from gantry_operator.local.process import load_record
+from gantry_operator.local.supervisor import load_saved
+from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
+from gantry_operator.registry.file import write_durably
+
+ANSWER_S = 1.0
+EVENTS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStatus:
+    """A cluster as seen now."""
+
+    cluster: BrokerCluster
+    status: BrokerClusterStatus
+    events: list[dict[str, Any]]
+    supervised: bool
+
+    def to_object(self) -> dict[str, Any]:
+        """The resource as Kubernetes would give it out, with its events."""
+        out = self.cluster.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        out["status"] = self.status.to_object() | {"events": self.events, "supervised": self.supervised}
+        return out
+
+
+async def local_status(folder: ClusterFolder) -> LocalStatus:
+    """Asks everybody at once; nobody is waited for longer than a second. Raises OSError, pydantic.ValidationError."""
+    cluster = load_saved(folder)
+    planned = plan(cluster)
+    ports = Ports.load(folder.ports)
+    registry = FileRegistry(folder.registry)
+    cells: dict[str, Entry | None] = {}
+    problems = []
+    for group in planned.groups:
+        try:
+            cells[group.name] = registry.read_now(group.name)
+        except RegistryUnavailable as error:
+            cells[group.name] = None
+            problems.append(str(error))
+    async with make_client() as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
+        members = await asyncio.gather(*(_member(client, m, ports, cells[m.group]) for m in planned.members))
+        servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
+        known = await asyncio.gather(
+            *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
+        )
+    by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+    rows = [
+        NameServerRow(
+            name=s.name,
+            address=f"127.0.0.1:{port}",
+            ready=not any("does not answer" in (k or "") for k in answers),
+            pid=_pid(folder, s.name),
+        )
+        for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
+    ]
+    available = {
+        g.name: _why_not(g.name, [answers[i] for answers in by_server], members) for i, g in enumerate(planned.groups)
+    }
+    seen = Seen(
+        members=members,
+        name_servers=rows,
+        available=available,
+        problems=problems,
+        addresses=Addresses(nameServers=";".join(r.address for r in rows)),
+        last_failover=_last_failover(folder),
+    )
+    status = status_of(cluster, _before(folder), seen, utc(), 1)
+    for row in status.members:
+        row.pid = _pid(folder, row.name)
+        row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
+    _remember(folder, status)
+    return LocalStatus(cluster, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+
+
+async def _member(client: httpx.AsyncClient, m: MemberPlan, ports: Ports, entry: Entry | None) -> SeenMember:
+    status: dict[str, Any] | None = None
+    problem = ""
+    try:
+        url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
+        answer = await client.get(url, timeout=ANSWER_S)
+        answer.raise_for_status()
+        status = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        problem = "its process does not run" if "refused" in str(error).lower() else "it does not answer"
+        if isinstance(error, httpx.ConnectError):
+            problem = "its process does not run"
+    incarnation = "" if status is None else status["member"]["incarnation"]
+    id = (m.number, incarnation)
+    return SeenMember(
+        name=m.name,
+        group=m.group,
+        number=m.number,
+        status=status,
+        pod_ready=status is not None,
+        in_sync=entry is not None and id in entry.cell.in_sync,
+        master=entry is not None and id == entry.cell.master,
+        problem=problem,
+    )
+
+
+async def _known(client: RemotingClient, server: str, ports: Ports, group: str) -> str | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await name_server_knows(client, server, group, ports.address(f"group/{group}"))
+    except TimeoutError:
+        return f"NameServer {server} does not answer in time"
+
+
+def _why_not(group: str, known: list[str | None], members: list[SeenMember]) -> str | None:
+    """None: a master takes writes and a NameServer gives out its address. Nothing is sent to find out."""
+    masters = [m for m in members if m.group == group and m.status is not None and m.status["role"] == "Master"]
+    writable = [m for m in masters if m.status is not None and m.status.get("writable")]
+    if not masters:
+        return "no member leads"
+    if not writable:
+        why = masters[0].status.get("reason") if masters[0].status is not None else ""
+        return f"{masters[0].name} takes no writes: {why or 'it has just taken the role'}"
+    return known[0] if known and all(k is not None for k in known) else None
+
+
+def _pid(folder: ClusterFolder, name: str) -> int | None:
+    record = load_record(folder.process(name))
+    return None if record is None else record.pid
+
+
+def _last_failover(folder: ClusterFolder) -> LastFailover | None:
+    known = read_json(folder.last_failover)
+    try:
+        return None if known is None else LastFailover.model_validate(known)
+    except ValidationError:
+        return None
+
+
+def _before(folder: ClusterFolder) -> BrokerClusterStatus:
+    known = read_json(folder.conditions)
+    try:
+        return BrokerClusterStatus.model_validate(known or {})
+    except ValidationError:
+        return BrokerClusterStatus()
+
+
+def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
+    """For the times of the conditions. A folder that cannot be written still has its status shown."""
+    kept = status.model_copy(update={"members": [], "nameServers": []})
+    try:
+        write_durably(folder.conditions, kept.model_dump_json(by_alias=True))
+    except OSError:
+        return
+
+
+def http_urls(folder: ClusterFolder) -> list[str]:
+    """The members' HTTP addresses. Raises OSError, pydantic.ValidationError."""
+    ports = Ports.load(folder.ports)
+    planned: Plan = plan(load_saved(folder))
+    return [f"http://127.0.0.1:{ports.taken[f'{m.name}/http']}" for m in planned.members]
+
+
+def name_server_addresses(folder: ClusterFolder) -> str:
+    """What clients are configured with. Raises OSError, pydantic.ValidationError."""
+    ports = Ports.load(folder.ports)
+    return ";".join(ports.address(s.name) for s in plan(load_saved(folder)).name_servers)

@@ -1,0 +1,389 @@
+"""`gantry up` as it runs: processes kept alive and failover over them. Light, because it runs all day.
+
+Only one supervises a cluster: it holds a lock for its life. When it is killed the brokers go on, and the next one takes
+the running processes over. SIGINT, SIGTERM and SIGHUP end the supervisor alone, in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from gantry_broker.remoting.client import RemotingClient
+from pydantic import ValidationError
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.base import parse_duration
+from gantry_operator.failover import FailoverSettings
+from gantry_operator.failover.loop import GroupLoop, SwitchoverFailed, make_client
+from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
+from gantry_operator.kube.probe import check_group
+from gantry_operator.local import control
+from gantry_operator.local.children import Children
+from gantry_operator.local.events import EventLog, utc
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.ports import Ports
+from gantry_operator.local.process import load_record
+from gantry_operator.local.render import process_plans
+from gantry_operator.local.rolling import Rolling
+from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.registry import FileRegistry
+from gantry_operator.registry.file import write_durably
+
+log = logging.getLogger(__name__)
+
+READY_POLL_S = 0.05
+LOOP_AGAIN_S = 0.5
+LEAST_DETECTION_MS = 1_500
+"""Status lines come once a second: a shorter silence means nothing."""
+
+
+class AlreadySupervised(Exception):
+    """Another supervisor holds the lock."""
+
+
+def failover_settings(cluster: BrokerCluster) -> FailoverSettings:
+    """`spec.failover` as the decisions want it."""
+    spec = cluster.spec
+    return FailoverSettings(
+        automatic=spec.failover.automatic,
+        detection_ms=max(LEAST_DETECTION_MS, int(parse_duration(spec.failover.detectionTimeout) * 1000)),
+        unclean=spec.failover.unclean,
+        async_flush=spec.flush == "Async",
+        min_in_sync=spec.minInSyncReplicas,
+    )
+
+
+class Supervisor:
+    """One local cluster. It is also the surroundings of its failover loops."""
+
+    def __init__(
+        self, folder: ClusterFolder, cluster: BrokerCluster, show: Callable[[str], None] | None = None
+    ) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.plan: Plan = plan(cluster)
+        self.leaving: dict[str, MemberPlan] = {}
+        """Members that the plan has no more and that still run."""
+        self.ports = Ports.load(folder.ports)
+        self.events = EventLog(folder.events, show)
+        self.children = Children(folder, self.events.add, self._processes_changed)
+        self.loops: dict[str, GroupLoop] = {}
+        self.ready = False
+        self.not_ready = "starting"
+        self._registry = FileRegistry(folder.registry)
+        self._client = make_client()
+        self._remoting = RemotingClient()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rolling = Rolling(self)
+        self._stop = asyncio.Event()
+        self._started_at = time.monotonic()
+        self._ready_after_s = 0.0
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Until a signal comes, or `stop` is asked for."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop.set)
+        self._bring_up()
+        server = await control.serve(self.folder, self._handle)
+        self._spawn(self._report_ready())
+        self._spawn(self._rolling.run())
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            await self.close()
+            self.folder.supervisor.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Let go of everything; the processes go on."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.children.close()
+        await self._client.aclose()
+        await self._remoting.close()
+
+    def watch_only(self, group: str) -> GroupLoop:
+        """The failover of one group over what runs, without starting anything. Raises KeyError."""
+        self.plan.group(group)
+        self.children.plan(process_plans(self.cluster, self.plan, self.ports, self.folder), keep_alive=False)
+        self.loops[group] = self._make_loop(group)
+        return self.loops[group]
+
+    def _make_loop(self, group: str) -> GroupLoop:
+        return GroupLoop(group, self._registry, self, self._client, lambda: failover_settings(self.cluster))
+
+    def _bring_up(self) -> None:
+        running = frozenset(
+            name for name in self._all_names() if self.children.running(name) or self._recorded_running(name)
+        )
+        for use in self.ports.choose(self.plan, running):
+            self.events.add("Warning", "PortTaken", f"the port of {use} is used by another program now", use)
+        self.children.plan(process_plans(self.cluster, self.plan, self.ports, self.folder))
+        for group in self.plan.groups:
+            if group.name not in self.loops:
+                made = self.loops[group.name] = self._make_loop(group.name)
+                self._spawn(self._keep_running(made))
+
+    def _recorded_running(self, name: str) -> bool:
+        return load_record(self.folder.process(name)) is not None
+
+    def _all_names(self) -> list[str]:
+        return [s.name for s in self.plan.name_servers] + [m.name for m in self.plan.members]
+
+    async def _keep_running(self, loop: GroupLoop) -> None:
+        """A failover loop never ends by itself; if it does, it is a fault that is seen, and it is started again."""
+        while True:
+            try:
+                await loop.run()
+            except Exception as error:
+                log.exception("failover loop of %s", loop.group)
+                self.events.add("Warning", "FailoverLoopFailed", f"{type(error).__name__}: {error}", loop.group)
+            await asyncio.sleep(LOOP_AGAIN_S)
+
+    async def _report_ready(self) -> None:
+        """Says so once a client can send and read, and why not while it cannot."""
+        while True:
+            self.not_ready = await self._why_not_ready()
+            if not self.not_ready:
+                break
+            await asyncio.sleep(READY_POLL_S)
+        self.ready = True
+        seconds = self._ready_after_s = time.monotonic() - self._started_at
+        self.events.add("Normal", "Ready", f"a client can send and read ({seconds:.1f} s)", self.cluster.name)
+        print(self.describe_ready(), flush=True)
+
+    async def _why_not_ready(self) -> str:
+        """Empty: a message was sent to every group and read back."""
+        servers = [self.ports.address(s.name) for s in self.plan.name_servers]
+        for group in self.plan.groups:
+            loop = self.loops[group.name]
+            cell = loop.cell
+            if cell is None or cell.master is None:
+                return loop.waits.reason if loop.waits is not None else f"group {group.name} has no master"
+            master = loop.watches.get(cell.master.member)
+            if master is None or master.status is None or not master.status.get("writable"):
+                return f"the master of {group.name} takes no writes yet"
+            address = self.ports.address(f"group/{group.name}")
+            problem = await check_group(self._remoting, servers, group.name, address, address)
+            if problem is not None:
+                return f"group {group.name}: {problem}"
+        return ""
+
+    def describe_ready(self) -> str:
+        """What a person who started it wants to know."""
+        servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
+        lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
+        for group in self.plan.groups:
+            cell = self.loops[group.name].cell
+            master = "-" if cell is None or cell.master is None else group.members[cell.master.member].name
+            in_sync = 0 if cell is None else len(cell.in_sync)
+            address = self.ports.address(f"group/{group.name}")
+            lines.append(
+                f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(group.members)} in sync"
+            )
+        lines.append(
+            "\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n"
+        )
+        return "\n".join(lines)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the supervisor failed", exc_info=task.exception())
+            self.events.add("Warning", "SupervisorFault", repr(task.exception()), self.cluster.name)
+
+    def _processes_changed(self) -> None:
+        for loop in self.loops.values():
+            loop.wake()
+
+    # ---- surroundings of the failover
+
+    def members(self, group: str) -> Sequence[MemberEndpoint]:
+        found = list(self.plan.group(group).members) if group in {g.name for g in self.plan.groups} else []
+        found += [m for m in self.leaving.values() if m.group == group]
+        return [
+            MemberEndpoint(
+                m.name, m.number, f"http://{self.ports.address(f'{m.name}/http')}", self.ports.address(m.name)
+            )
+            for m in found
+        ]
+
+    def facts(self, name: str) -> Facts:
+        return Facts(gone=not self.children.running(name), deleting=name in self.leaving)
+
+    def token(self) -> str | None:
+        return None
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go."""
+        loop = self.loops[group]
+        detection = failover_settings(self.cluster).detection_ms / 1000
+        for number, watch in loop.watches.items():
+            # Refused is no sign of it: such a one is starting or ending, and holds no port.
+            silent = watch.reach != "refused" and time.monotonic() - watch.line_at >= detection
+            led = watch.report is None or watch.report.role == "Master"
+            if number != master.member and silent and led and self.children.running(watch.name):
+                self.event(
+                    Event("Warning", "FrozenMasterKilled", f"{watch.name} does not answer and holds the port", group)
+                )
+                self.children.kill(watch.name)
+
+    def event(self, event: Event) -> None:
+        self.events.add(event.kind, event.reason, event.message, f"group {event.group}")
+
+    def changed(self, change: Change) -> None:
+        shown = {
+            "group": change.group,
+            "from": change.old,
+            "to": change.new,
+            "reason": change.reason,
+            "epoch": change.epoch,
+            "time": utc(change.at_unix_ms),
+            "durationMs": change.duration_ms,
+            "planned": change.planned,
+        }
+        write_durably(self.folder.last_failover, json.dumps(shown))
+        self.events.add(
+            "Normal",
+            "MasterChanged",
+            f"{change.new} leads after {change.duration_ms} ms (epoch {change.epoch})",
+            f"group {change.group}",
+        )
+
+    # ---- requests of commands
+
+    async def _handle(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if op == "info":
+            return self._info()
+        if op == "stop":
+            self._stop.set()
+            return {"stopping": True}
+        if op == "switchover":
+            return await self._switchover(str(arguments["group"]), arguments.get("to"))
+        if op == "apply":
+            return self._apply(arguments["manifest"])
+        raise control.ControlError(f"no such request: {op}")
+
+    def _info(self) -> dict[str, Any]:
+        groups = {}
+        for name, loop in self.loops.items():
+            waits = loop.waits
+            groups[name] = {
+                "waits": None if waits is None else {"code": waits.code, "reason": waits.reason},
+                "problem": loop.problem,
+            }
+        return {
+            "ready": self.ready,
+            "notReady": self.not_ready,
+            "groups": groups,
+            "rolling": self._rolling.reason,
+            "describe": self.describe_ready() if self.ready else "",
+        }
+
+    async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
+        try:
+            self.plan.group(group)
+            number = None if to is None else self.plan.member(to).number
+        except KeyError as error:
+            raise control.ControlError(str(error.args[0])) from None
+        try:
+            done = await self.loops[group].switchover(number, "asked for by gantry switchover")
+        except SwitchoverFailed as error:
+            raise control.ControlError(str(error)) from None
+        return {"done": done}
+
+    def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        try:
+            wanted = BrokerCluster.model_validate(manifest)
+        except ValidationError as error:
+            raise control.ControlError(str(error)) from None
+        refuse_change(self.cluster, wanted)
+        before = {m.name: m for m in self.plan.members}
+        self.cluster, self.plan = wanted, plan(wanted)
+        now = {m.name for m in self.plan.members}
+        self.leaving = {n: m for n, m in (before | self.leaving).items() if n not in now}
+        save_manifest(self.folder, wanted)
+        self._bring_up()
+        self.events.add("Normal", "Applied", "the spec was changed", wanted.name)
+        return {"applied": True}
+
+
+def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
+    """What cannot be changed on a cluster with data. Raises ControlError with the field and the reason."""
+    if new.name != old.name:
+        raise control.ControlError(
+            f"metadata.name is {new.name!r}, but this folder holds {old.name!r}: use another --dir"
+        )
+    gone = {g.name for g in old.spec.brokerGroups} - {g.name for g in new.spec.brokerGroups}
+    if gone:
+        raise control.ControlError(
+            f"spec.brokerGroups lacks {', '.join(sorted(gone))}: the group holds messages, which would be lost; keep it"
+        )
+    if new.spec.mode != old.spec.mode:
+        raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: it is fixed for a group's life")
+    size = "mappedFileSizeCommitLog"
+    if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
+        raise control.ControlError(f"spec.broker.{size} is fixed for life: write {getattr(old.spec.broker, size)}")
+
+
+def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
+    write_durably(folder.manifest, cluster.model_dump_json(exclude={"status"}, exclude_none=True, indent=1))
+
+
+def load_saved(folder: ClusterFolder) -> BrokerCluster:
+    """The cluster as it was last started. Raises OSError, pydantic.ValidationError."""
+    return BrokerCluster.model_validate_json(folder.manifest.read_bytes())
+
+
+def take_lock(folder: ClusterFolder) -> IO[str]:
+    """Held until the process ends. Raises AlreadySupervised."""
+    lock = open(folder.lock, "a")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise AlreadySupervised(str(folder.lock)) from None
+    return lock
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m gantry_operator.local.supervisor DIR`, with the manifest saved there."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    folder = ClusterFolder(Path(argv[0]))
+    folder.make()
+    try:
+        lock = take_lock(folder)
+    except AlreadySupervised:
+        print("another `gantry up` supervises this cluster", file=sys.stderr)
+        return 1
+    with lock, suppress(KeyboardInterrupt):
+        asyncio.run(_run(folder))
+        print("the brokers go on; `gantry up` takes them over again, `gantry down` stops them", flush=True)
+    return 0
+
+
+async def _run(folder: ClusterFolder) -> None:
+    await Supervisor(folder, load_saved(folder)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
