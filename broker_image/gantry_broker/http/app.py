@@ -143,12 +143,14 @@ def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
 
     guarded = [Depends(authorized)]
 
-    @app.get("/health/live")
+    @app.get("/livez")
+    @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:
         """The event loop answers: a restart would help nothing. Never fails from load."""
         return {"status": "live"}
 
-    @app.get("/health/ready")
+    @app.get("/readyz")
+    @app.get("/health/ready", include_in_schema=False)
     async def ready(response: Response) -> dict[str, str]:
         """Whether it serves its role: a master that takes writes, or a slave that follows one."""
         status = status_of(broker)

@@ -1,4 +1,4 @@
-"""Holds a pod's stop until its broker is not master any more: `python -m gantry_broker.http.prestop --url URL`.
+"""Holds a pod's stop until its broker is not master any more: `python -m gantry_broker.http.prestop --config FILE`.
 
 Kubernetes runs this before it stops the broker. Whoever decides on masters sees that the pod is to go and has another
 member take over; this waits for that, so that no client sees an error. Only the standard library, to start fast.
@@ -11,24 +11,40 @@ import json
 import sys
 import time
 import urllib.request
+from pathlib import Path
+from typing import Any
+
+FETCHES_MS = 2_000
+"""A follower that has not fetched for this long is away."""
 
 
-def is_master(url: str) -> bool:
-    """What GET /v1/status says. False also when it does not answer: then there is nothing to hand over."""
+def has_successor(status: dict[str, Any]) -> bool:
+    """It is master, and a follower in sync could take over."""
+    followers = status.get("followers") or []
+    able = any(f.get("in_sync") and 0 <= f.get("last_fetch_ms", -1) < FETCHES_MS for f in followers)
+    return status.get("role") == "Master" and able
+
+
+def must_wait(config: dict[str, Any]) -> bool:
+    """Asks the broker itself. False also when it does not answer: then there is nothing to hand over."""
+    request = urllib.request.Request(f"http://127.0.0.1:{config['http_port']}/v1/status")
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return bool(json.load(answer).get("role") == "Master")
+        if config.get("token_file"):
+            request.add_header("Authorization", f"Bearer {Path(config['token_file']).read_text().strip()}")
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return has_successor(json.load(answer))
     except (OSError, ValueError):
         return False
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.http.prestop", description=__doc__)
-    parser.add_argument("--url", required=True, help="of the broker's status, http://127.0.0.1:PORT/v1/status")
+    parser.add_argument("--config", type=Path, required=True, help="the broker's own config file")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds to wait at most (default: 30)")
     options = parser.parse_args(arguments)
+    config = json.loads(options.config.read_bytes())
     deadline = time.monotonic() + options.timeout
-    while is_master(options.url) and time.monotonic() < deadline:
+    while must_wait(config) and time.monotonic() < deadline:
         time.sleep(0.1)
     return 0
 
