@@ -37,7 +37,7 @@ def test_waits_for_a_member_that_catches_up() -> None:
 
 
 def test_a_broken_member_is_replaced_at_once_so_that_a_bad_image_can_be_taken_back() -> None:
-    states = [member(0), member(1), member(2, outdated=True, ready=False, in_sync=False)]
+    states = [member(0), member(1), member(2, outdated=True, ready=False, in_sync=False, broken=True)]
     assert (next_step(states).kind, next_step(states).member) == ("replace", "demo-a-2")
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
 from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, ManifestError, parse_manifest
@@ -40,6 +39,7 @@ from gantry_operator.kube.client import (
 from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT, parse_switchover
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.leases import LeaseRegistry
+from gantry_operator.kube.members import member_client
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.observe import member_states, seen_members, seen_name_servers
 from gantry_operator.kube.render import OperatorSettings, render
@@ -66,7 +66,6 @@ class Shared:
     api: KubeApi
     settings: OperatorSettings
     mirrors: dict[str, Mirror]
-    http: httpx.AsyncClient
     remoting: RemotingClient
     identity: str
 
@@ -107,6 +106,7 @@ class ClusterKeeper:
         self.pods = PodSurroundings(
             shared.api, shared.mirrors["Pod"], self.name, self.namespace, self._failover_event, self._changed
         )
+        self._http = member_client(self.pods.token)
         self.loops: dict[str, GroupLoop] = {}
         self._loop_tasks: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -131,6 +131,7 @@ class ClusterKeeper:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._availability.close()
         await self.events.close()
+        await self._http.aclose()
         metrics.AVAILABLE.remove(self.namespace, self.name)
 
     def update(self, obj: Object) -> None:
@@ -339,7 +340,7 @@ class ClusterKeeper:
         for g in cluster.spec.brokerGroups:
             task = self._loop_tasks.get(g.name)
             if task is None or task.done():
-                loop = GroupLoop(g.name, self.registry, self.pods, self._shared.http, self._failover_settings)
+                loop = GroupLoop(g.name, self.registry, self.pods, self._http, self._failover_settings)
                 self.loops[g.name] = loop
                 self._loop_tasks[g.name] = asyncio.create_task(loop.run())
         for loop in self.loops.values():
@@ -400,7 +401,7 @@ class ClusterKeeper:
         if live is None or (live.get("status") or {}).get("observedGeneration") != live["metadata"]["generation"]:
             return False
         loop = self.loops[group]
-        states = member_states(live, loop, self.pods, group)
+        states = member_states(live, loop, self.pods, group, datetime.now(UTC))
         step = next_step(states)
         self._note_roll(group, step)
         if step.kind == "done":

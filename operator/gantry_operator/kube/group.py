@@ -131,7 +131,7 @@ def _stateful_set(
             {"name": "http", "containerPort": names.BROKER_HTTP_PORT, "protocol": "TCP"},
         ],
         "resources": pods.resources(cluster.spec.resources),
-        "lifecycle": {"preStop": {"exec": {"command": _pre_stop()}}},
+        "lifecycle": {"preStop": {"exec": {"command": _pre_stop(config_file.replace("$(POD_NAME)", "$POD_NAME"))}}},
         "volumeMounts": [
             {"name": "data", "mountPath": pods.DATA_DIR},
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
@@ -184,13 +184,7 @@ def _stateful_set(
     }
 
 
-def _pre_stop() -> list[str]:
-    return [
-        "python",
-        "-m",
-        "gantry_broker.http.prestop",
-        "--url",
-        f"http://127.0.0.1:{names.BROKER_HTTP_PORT}/v1/status",
-        "--timeout",
-        str(HANDOVER_SECONDS),
-    ]
+def _pre_stop(config_file: str) -> list[str]:
+    """A pod's own name is not filled in here as it is in `command`, so a shell does it."""
+    command = f"exec python -m gantry_broker.http.prestop --config {config_file} --timeout {HANDOVER_SECONDS}"
+    return ["sh", "-c", command]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.failover.loop import GroupLoop
@@ -16,7 +17,9 @@ from gantry_operator.plan import MemberState, Plan
 REVISION_LABEL = "controller-revision-hash"
 
 
-def member_states(stateful_set: Object, loop: GroupLoop, pods: PodSurroundings, group: str) -> list[MemberState]:
+def member_states(
+    stateful_set: Object, loop: GroupLoop, pods: PodSurroundings, group: str, now: datetime
+) -> list[MemberState]:
     """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync."""
     newest = (stateful_set.get("status") or {}).get("updateRevision")
     cell = loop.cell
@@ -35,10 +38,33 @@ def member_states(stateful_set: Object, loop: GroupLoop, pods: PodSurroundings, 
                 ready=pod_ready(pod),
                 in_sync=not going and cell is not None and report is not None and report.id in cell.in_sync,
                 master=cell is not None and cell.master is not None and cell.master.member == member.number,
+                broken=pod is not None and not going and broken_for_good(pod, now),
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
             )
         )
     return out
+
+
+STUCK_REASONS = frozenset(
+    ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull",
+     "ImagePullBackOff", "InvalidImageName", "RunContainerError")
+)  # fmt: skip
+NOT_READY_S = 120
+"""A pod that has not been ready for this long is taken for one that will not be by itself."""
+
+
+def broken_for_good(pod: Object, now: datetime) -> bool:
+    """Kubernetes cannot start it, or it has not become ready for long."""
+    status = pod.get("status") or {}
+    for c in status.get("containerStatuses") or []:
+        waiting = (c.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in STUCK_REASONS:
+            return True
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            since = datetime.fromisoformat(condition.get("lastTransitionTime") or now.isoformat())
+            return (now - since).total_seconds() > NOT_READY_S
+    return False
 
 
 def seen_members(

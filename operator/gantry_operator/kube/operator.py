@@ -17,7 +17,6 @@ import signal
 import socket
 from typing import Any
 
-import httpx
 import kopf
 import uvloop
 from gantry_broker.remoting.client import RemotingClient
@@ -51,10 +50,8 @@ class Operator:
             k: Mirror(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
             for k in MIRRORED
         }
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._http = httpx.AsyncClient(limits=limits, trust_env=False)
         self._remoting = RemotingClient()
-        self.shared = Shared(api, settings, self.mirrors, self._http, self._remoting, identity)
+        self.shared = Shared(api, settings, self.mirrors, self._remoting, identity)
 
     def _listener(self, kind: str) -> Any:
         def heard(event: str, obj: Object) -> None:
@@ -67,22 +64,23 @@ class Operator:
         return heard
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or until a signal ends kopf, which takes signals for itself."""
         try:
             async with asyncio.TaskGroup() as group:
-                for mirror in self.mirrors.values():
-                    group.create_task(mirror.run())
+                following = [group.create_task(m.run()) for m in self.mirrors.values()]
                 await asyncio.gather(*(m.ready() for m in self.mirrors.values()))
                 await self._kopf()
+                for task in following:
+                    task.cancel()
         finally:
             await asyncio.gather(*(k.stop() for k in self.keepers.values()), return_exceptions=True)
-            await self._http.aclose()
             await self._remoting.close()
 
     async def _kopf(self) -> None:
         registry = kopf.OperatorRegistry()
         kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._on_cluster)
         kopf.on.startup(registry=registry)(_configure)
+        kopf.on.login(registry=registry)(_login)
         namespaces = self._settings.watch_namespaces
         await kopf.operator(
             registry=registry,
@@ -118,6 +116,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
+
+
+async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """As the rest of this process: the pod's own account, else the kubeconfig."""
+    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
 async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:

@@ -26,6 +26,8 @@ class MemberState:
     master: bool
     leaving: bool = False
     """The plan has it no more: it goes as soon as it may."""
+    broken: bool = False
+    """It does not work and will not by itself: it may be replaced at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def next_step(members: Sequence[MemberState]) -> Step:
     if not todo:
         return Step("done", "every member is as planned")
     master = next((m for m in members if m.master), None)
-    broken = [m for m in todo if not m.ready and not m.master]
+    broken = [m for m in todo if m.broken and not m.master]
     if broken:
         worst = min(broken, key=lambda m: -m.number)
         return Step("replace", f"{worst.name} does not work as it is, so nobody waits for it", worst.name)
@@ -60,16 +62,21 @@ def next_step(members: Sequence[MemberState]) -> Step:
     if away:
         names = ", ".join(m.name for m in away)
         return Step("wait", f"{names} is not in sync; the next member is replaced once everyone is")
+    heirs = [m for m in staying if not m.outdated and not m.master]
+    if master.leaving and heirs:
+        # First of all: members leave from the highest number down, and the master is never the one to go.
+        return _handover(master, heirs, "leaves the group")
     slaves = [m for m in todo if not m.master]
     if slaves:
         slave = max(slaves, key=lambda m: (m.leaving, m.number))
         return Step("replace", f"{slave.name} is a slave, and everyone is in sync", slave.name)
-    heirs = [m for m in staying if not m.outdated and not m.master]
     if heirs:
-        heir = min(heirs, key=lambda m: m.number)
-        return Step(
-            "handover", f"{master.name} is the last to be replaced, so it hands over first", master.name, heir.name
-        )
+        return _handover(master, heirs, "is the last to be replaced")
     if master.leaving:
         return Step("wait", f"{master.name} is master and nobody can take over, so it stays")
     return Step("replace", f"{master.name} is the only member: the group is away while it restarts", master.name)
+
+
+def _handover(master: MemberState, heirs: Sequence[MemberState], why: str) -> Step:
+    heir = min(heirs, key=lambda m: m.number)
+    return Step("handover", f"{master.name} {why}, so it hands over first", master.name, heir.name)
