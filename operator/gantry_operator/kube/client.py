@@ -210,6 +210,19 @@ class KubeApi:
             raise
         return True
 
+    async def websocket(self, path: str, query: Mapping[str, str], protocol: str) -> aiohttp.ClientWebSocketResponse:
+        """A connection that the API server upgrades. Raises ApiUnavailable; the caller closes it."""
+        headers: dict[str, str] = {}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        rest = self._client.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        url = f"{self._client.configuration.host}{path}?{urlencode(query)}"
+        try:
+            return await rest.pool_manager.ws_connect(url, headers=headers, protocols=(protocol,), max_msg_size=0)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"{path}: {error}") from error
+
     # ---- underneath
 
     async def _call(
