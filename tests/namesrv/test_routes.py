@@ -1,0 +1,232 @@
+"""The route tables: pure, with time as an argument."""
+
+from __future__ import annotations
+
+import pytest
+from gantry_broker.namesrv.routes import EXPIRE_MS, GRACE_MS, Fenced, Registration, RouteTable, WrongGroup
+from gantry_broker.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from gantry_broker.protocol.codes import TopicFlag
+
+GROUP_ADDRESS = "demo-a-master:10911"
+
+
+def configs(*topics: str, version: int = 1, **options: int) -> TopicConfigs:
+    return TopicConfigs({topic: TopicConfig(topic, 4, 4, **options) for topic in topics}, DataVersion(version, version))
+
+
+def apache(
+    broker_id: int = 0, address: str = "b:1", source: int = 1, cluster: str = "c", group: str = "a"
+) -> Registration:
+    return Registration(cluster, group, broker_id, address, source)
+
+
+def ours(member: int, broker_id: int, epoch: int, source: int = -1) -> Registration:
+    """A member of a group: as master with the group's address, otherwise with its own."""
+    address = GROUP_ADDRESS if broker_id == 0 else f"demo-a-{member}:10911"
+    return Registration("c", "a", broker_id, address, member if source < 0 else source, member=member, epoch=epoch)
+
+
+def seen(table: RouteTable, topic: str = "T") -> dict[int, str] | None:
+    route = table.route(topic)
+    return route.brokers[0].addresses if route is not None else None
+
+
+def group_of_three() -> RouteTable:
+    table = RouteTable()
+    table.register(ours(0, 0, 1), configs("T"), 0)
+    table.register(ours(1, 2, 1), configs("T"), 0)
+    table.register(ours(2, 3, 1), configs("T"), 0)
+    return table
+
+
+def test_a_route_has_queues_and_addresses_of_all_groups() -> None:
+    table = RouteTable()
+    table.register(apache(), configs("T", "U"), 0)
+    table.register(apache(1, "b:2"), None, 0)
+    table.register(apache(0, "d:1", group="d"), configs("T"), 0)
+    route = table.route("T")
+    assert route is not None
+    assert [(broker.name, broker.addresses) for broker in route.brokers] == [
+        ("a", {0: "b:1", 1: "b:2"}),
+        ("d", {0: "d:1"}),
+    ]
+    assert [(queue.broker, queue.read_queues) for queue in route.queues] == [("a", 4), ("d", 4)]
+    assert table.route("nowhere") is None
+    assert table.cluster_info().clusters == {"c": ["a", "d"]}
+    assert sorted(table.topics()) == ["T", "U"]
+
+
+def test_only_a_master_brings_topics() -> None:
+    table = RouteTable()
+    table.register(apache(1, "b:2"), configs("T"), 0)
+    assert table.route("T") is None
+
+
+def test_single_topics_of_a_foreign_broker_add_to_its_topics() -> None:
+    table = RouteTable()
+    table.register(apache(), configs("T"), 0)
+    table.register(apache(), configs("U", version=2), 0)
+    assert sorted(table.topics()) == ["T", "U"]
+
+
+def test_our_brokers_tell_all_topics() -> None:
+    table = group_of_three()
+    table.register(ours(0, 0, 1), configs("U", version=2), 5)
+    assert table.topics() == ["U"]
+
+
+def test_an_unchanged_version_changes_nothing() -> None:
+    table = RouteTable()
+    table.register(apache(), configs("T"), 0)
+    assert table.set_write_perm("a", allowed=False) == 1
+    table.register(apache(), configs("T"), 1)
+    assert table.groups["a"].topics["T"].perm == 4
+    table.register(apache(), configs("T", version=2), 2)
+    assert table.groups["a"].topics["T"].perm == 6
+
+
+def test_a_silent_broker_expires() -> None:
+    table = RouteTable()
+    table.register(apache(), configs("T"), 0)
+    assert table.expire(EXPIRE_MS) == []
+    assert table.expire(EXPIRE_MS + 1) == ["b:1"]
+    assert table.route("T") is None
+
+
+def test_a_broken_connection_ends_a_foreign_master_at_once() -> None:
+    table = RouteTable()
+    table.register(apache(source=7), configs("T"), 0)
+    table.register(apache(1, "b:2", source=8), None, 0)
+    assert table.connection_lost(7, 1) == ["b:1"]
+    assert seen(table) == {1: "b:2"}
+
+
+def test_the_end_of_an_old_connection_removes_nobody() -> None:
+    table = RouteTable()
+    table.register(apache(source=7), configs("T"), 0)
+    table.register(apache(source=9), configs("T"), 1)
+    assert table.connection_lost(7, 2) == []
+    assert seen(table) == {0: "b:1"}
+
+
+def test_the_route_keeps_the_master_while_a_failover_runs() -> None:
+    table = group_of_three()
+    table.connection_lost(0, 1000)
+    assert seen(table) == {0: GROUP_ADDRESS, 2: "demo-a-1:10911", 3: "demo-a-2:10911"}
+    table.register(ours(1, 0, 2), configs("T"), 1400)
+    assert seen(table) == {0: GROUP_ADDRESS, 3: "demo-a-2:10911"}, "its slave entry is gone"
+    table.expire(1400 + GRACE_MS)
+    assert seen(table) == {0: GROUP_ADDRESS, 3: "demo-a-2:10911"}
+
+
+def test_a_master_without_a_successor_goes_after_the_grace() -> None:
+    table = group_of_three()
+    table.connection_lost(0, 1000)
+    assert table.expire(1000 + GRACE_MS - 1) == []
+    assert table.expire(1000 + GRACE_MS) == [GROUP_ADDRESS]
+    assert seen(table) == {2: "demo-a-1:10911", 3: "demo-a-2:10911"}
+
+
+def test_nothing_stays_when_the_whole_group_has_gone() -> None:
+    table = group_of_three()
+    for member in range(3):
+        table.connection_lost(member, 1000)
+    assert table.groups == {}
+
+
+def test_a_farewell_of_the_master_keeps_the_address_too() -> None:
+    table = group_of_three()
+    assert table.unregister("a", 0, GROUP_ADDRESS, 1000)
+    assert seen(table) == {0: GROUP_ADDRESS, 2: "demo-a-1:10911", 3: "demo-a-2:10911"}
+    assert table.unregister("a", 2, "demo-a-1:10911", 1001)
+    assert table.unregister("a", 3, "demo-a-2:10911", 1002)
+    assert table.groups == {}
+
+
+def test_a_farewell_of_somebody_else_is_not_heard() -> None:
+    table = group_of_three()
+    assert not table.unregister("a", 2, "demo-a-2:10911", 5)
+    assert not table.unregister("b", 0, "x:1", 5)
+
+
+def test_a_demoted_master_leaves_its_address_to_its_successor() -> None:
+    table = group_of_three()
+    table.register(ours(0, 1, 2), configs("T"), 1000)
+    assert seen(table) == {0: GROUP_ADDRESS, 1: "demo-a-0:10911", 2: "demo-a-1:10911", 3: "demo-a-2:10911"}
+    table.register(ours(1, 0, 2), configs("T"), 1100)
+    assert seen(table) == {0: GROUP_ADDRESS, 1: "demo-a-0:10911", 3: "demo-a-2:10911"}
+
+
+def test_an_old_master_cannot_take_the_route_back() -> None:
+    table = group_of_three()
+    table.connection_lost(0, 1000)
+    table.register(ours(1, 0, 2), configs("T"), 1400)
+    with pytest.raises(Fenced, match="epoch 1 is over: group a has reached epoch 2") as caught:
+        table.register(ours(0, 0, 1, source=44), configs("Old", version=9), 1500)
+    assert caught.value.highest == 2
+    assert table.topics() == ["T"]
+    table.register(ours(1, 0, 2), configs("T"), 2000)
+    table.register(ours(0, 1, 2), configs("T"), 2001)
+
+
+def test_a_slave_that_knows_a_newer_epoch_fences_the_master() -> None:
+    table = group_of_three()
+    table.register(ours(2, 3, 5), configs("T"), 10)
+    with pytest.raises(Fenced):
+        table.register(ours(0, 0, 1), configs("T"), 11)
+
+
+def test_the_loss_of_a_replaced_masters_connection_changes_nothing() -> None:
+    table = group_of_three()
+    table.register(ours(1, 0, 2), configs("T"), 1400)
+    assert table.connection_lost(0, 1500) == []
+    assert seen(table) == {0: GROUP_ADDRESS, 3: "demo-a-2:10911"}
+
+
+def test_a_foreign_slave_that_becomes_master_has_one_entry() -> None:
+    table = RouteTable()
+    table.register(apache(1, "b:2"), None, 0)
+    table.register(apache(0, "b:2"), configs("T"), 1)
+    assert seen(table) == {0: "b:2"}
+
+
+def test_two_clusters_cannot_share_a_group_name() -> None:
+    table = RouteTable()
+    table.register(apache(), configs("T"), 0)
+    with pytest.raises(WrongGroup, match="belongs to cluster c"):
+        table.register(apache(address="x:1", cluster="other"), configs("T"), 1)
+
+
+def test_listeners_give_their_own_addresses() -> None:
+    table = RouteTable()
+    told = ours(0, 0, 1)
+    told.listeners = {"external": "203.0.113.7:30911"}
+    table.register(told, configs("T"), 0)
+    table.register(ours(1, 2, 1), None, 0)
+    route = table.route("T", "external")
+    assert route is not None
+    assert route.brokers[0].addresses == {0: "203.0.113.7:30911"}, "the other member cannot be reached from there"
+    assert table.cluster_info("external").brokers["a"].addresses == {0: "203.0.113.7:30911"}
+    assert table.route("T", "elsewhere") is None
+
+
+def test_topics_by_cluster_unit_and_system() -> None:
+    table = RouteTable()
+    table.register(apache(), configs("T", "U"), 0)
+    table.register(apache(0, "d:1", cluster="e", group="d"), configs("V", sys_flag=TopicFlag.UNIT), 0)
+    assert table.topics("e") == ["V"]
+    assert table.unit_topics(unit=True, subscribed=None) == ["V"]
+    assert sorted(table.unit_topics(unit=False, subscribed=None)) == ["T", "U"]
+    assert table.system_topics() == (["c", "a", "e", "d"], "b:1")
+    assert table.delete_topic("V", "c") is False
+    assert table.delete_topic("V", "e") is True
+    assert table.route("V") is None
+
+
+def test_a_broker_asks_whether_its_topics_are_known() -> None:
+    table = RouteTable()
+    assert table.touch("a", 0, "b:1", 0) is None
+    table.register(apache(), configs("T", version=3), 0)
+    assert table.touch("a", 0, "b:1", EXPIRE_MS) == DataVersion(3, 3)
+    assert table.expire(EXPIRE_MS + 1) == []
+    assert table.touch("a", 0, "other:1", EXPIRE_MS) is None

@@ -1,0 +1,350 @@
+"""A NameServer over its socket, asked as 4.9.7's and 5.5.0's clients, brokers and mqadmin ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.config import Listener, NameServerConfig
+from gantry_broker.namesrv.kv import KvConfig
+from gantry_broker.namesrv.registration import decode_registration, encode_compressed
+from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.remoting.client import RemotingClient
+
+VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "vectors.jsonl"
+
+
+class Asker:
+    """Asks one NameServer."""
+
+    def __init__(self, server: NameServer) -> None:
+        self.server = server
+        self.client = RemotingClient()
+        self.address = f"127.0.0.1:{server.port}"
+
+    async def __call__(self, code: int, body: bytes = b"", address: str = "", **ext: object) -> Frame:
+        frame = Frame(code, ext={key: str(value) for key, value in ext.items()}, body=body)
+        return await self.client.request(address or self.address, frame, 5)
+
+    async def register(self, *, compressed: bool = False, **ext: object) -> Frame:
+        body = RegisterBody(TopicConfigs({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 1)))
+        raw = encode_compressed(body) if compressed else fastjson.dumps(body.to_json())
+        return await self(
+            103,
+            raw,
+            **{
+                "brokerName": "a",
+                "brokerAddr": "h:1",
+                "clusterName": "c",
+                "brokerId": 0,
+                "haServerAddr": "h:2",
+                "compressed": str(compressed).lower(),
+                "bodyCrc32": zlib.crc32(raw) & 0x7FFFFFFF,
+                **ext,
+            },
+        )
+
+
+@pytest.fixture
+async def ask(tmp_path: Path) -> AsyncIterator[Asker]:
+    settings = NameServerSettings("ns", "127.0.0.1", 0, 0, tmp_path / "ns", [ListenerSettings("external", 0)])
+    async with NameServer(settings) as server:
+        asker = Asker(server)
+        yield asker
+        await asker.client.close()
+
+
+def recorded(direction: str, code: int, version: str) -> Frame:
+    for line in VECTORS.read_text().splitlines():
+        vector = json.loads(line)
+        if (vector["direction"], vector.get("requestCode"), vector["version"]) == (direction, code, version):
+            return FrameDecoder().feed(bytes.fromhex(vector["hex"]))[0]
+    raise AssertionError(f"no {direction} {code} of {version}")
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+async def test_a_recorded_registration_gives_the_recorded_routes(ask: Asker, version: str) -> None:
+    registration = recorded("client->server", 103, version)
+    answer = await ask.client.request(ask.address, registration, 5)
+    assert answer.code == 0
+    table = fastjson.loads(registration.body)["topicConfigSerializeWrapper"]["topicConfigTable"]
+    told = recorded("server->client", 105, version)
+    route = fastjson.loads((await ask(105, topic="TBW102")).body)
+    wanted = fastjson.loads(told.body)
+    assert route["brokerDatas"][0].items() >= wanted["brokerDatas"][0].items()
+    assert route["queueDatas"][0].keys() == wanted["queueDatas"][0].keys()
+    assert route["filterServerTable"] == wanted["filterServerTable"]
+    info = await ask(106)
+    assert b"{0:" in info.body, "ids of brokers are bare numbers there"
+    wanted = fastjson.loads(recorded("server->client", 106, version).body)
+    assert (
+        fastjson.loads(info.body)["brokerAddrTable"]["broker-a"].items()
+        >= wanted["brokerAddrTable"]["broker-a"].items()
+    )
+    assert fastjson.loads(info.body)["clusterAddrTable"] == wanted["clusterAddrTable"]
+    topics = fastjson.loads((await ask(206)).body)["topicList"]
+    assert sorted(topics) == sorted(table)
+
+
+async def test_answers_come_in_the_form_of_the_request(ask: Asker) -> None:
+    await ask.register()
+    frame = Frame(105, ext={"topic": "T"}, serialize=1)
+    answer = await ask.client.request(ask.address, frame, 5)
+    assert (answer.code, answer.serialize) == (0, 1)
+
+
+async def test_compressed_registrations(ask: Asker) -> None:
+    assert (await ask.register(compressed=True)).code == 0
+    assert fastjson.loads((await ask(105, topic="T")).body)["queueDatas"][0]["readQueueNums"] == 4
+
+
+async def test_a_registration_whose_body_was_damaged_is_refused(ask: Asker) -> None:
+    answer = await ask.register(bodyCrc32=5)
+    assert answer.code == 1
+    assert "bodyCrc32" in (answer.remark or "")
+    assert (await ask(105, topic="T")).code == 17
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"junk",
+        zlib.compress(b"\xff\xff\xff\xff"),
+        zlib.compress(b"\0\0\0\x02{}\0\0\0\x01\0\0\0\x03a b"),
+        zlib.compress(b"abc")[:-3],
+    ],
+)
+def test_damaged_compressed_registrations_are_refused(body: bytes) -> None:
+    with pytest.raises(BodyError, match="compressed registration"):
+        decode_registration(body, compressed=True)
+
+
+def test_compressed_registrations_come_back() -> None:
+    body = RegisterBody(
+        TopicConfigs({f"T{n}": TopicConfig(f"T{n}", n, n + 1, 4) for n in range(50)}, DataVersion(7, 8)), ["f:1"]
+    )
+    assert decode_registration(encode_compressed(body), compressed=True) == body
+
+
+async def test_a_slave_is_told_its_master_and_orders(ask: Asker) -> None:
+    await ask.register()
+    await ask(100, namespace="ORDER_TOPIC_CONFIG", key="T", value="a:4")
+    answer = await ask.register(brokerId=1, brokerAddr="h:3")
+    assert answer.ext == {"masterAddr": "h:1", "haServerAddr": "h:2"}
+    assert fastjson.loads(answer.body) == {"table": {"T": "a:4"}}
+    assert fastjson.loads((await ask(105, topic="T")).body)["orderTopicConf"] == "a:4"
+
+
+async def test_an_old_master_is_refused_with_the_epoch_that_is(ask: Asker) -> None:
+    assert (await ask.register(gantryEpoch=5, gantryMember=1)).ext["gantryEpoch"] == "5"
+    answer = await ask.register(gantryEpoch=4, gantryMember=0)
+    assert (answer.code, answer.ext["gantryEpoch"]) == (2000, "5")
+
+
+async def test_listeners_give_out_their_own_addresses(ask: Asker) -> None:
+    await ask.register(gantryEpoch=1, gantryMember=0, gantryAddresses='{"external":"203.0.113.7:30911"}')
+    outside = f"127.0.0.1:{ask.server.listener_ports['external']}"
+    route = fastjson.loads((await ask(105, address=outside, topic="T")).body)
+    assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "203.0.113.7:30911"}
+    route = fastjson.loads((await ask(105, topic="T")).body)
+    assert route["brokerDatas"][0]["brokerAddrs"] == {"0": "h:1"}
+
+
+async def test_a_broken_connection_ends_a_registration(ask: Asker) -> None:
+    await ask.register()
+    await ask.client.close()
+    watcher = Asker(ask.server)
+    deadline = time.monotonic() + 5
+    while (await watcher(105, topic="T")).code != 17:
+        assert time.monotonic() < deadline
+    await watcher.client.close()
+
+
+async def test_farewell_permissions_versions_and_deletion(ask: Asker) -> None:
+    await ask.register()
+    assert (await ask(205, brokerName="a")).ext == {"wipeTopicCount": "1"}
+    assert fastjson.loads((await ask(105, topic="T")).body)["queueDatas"][0]["perm"] == 4
+    assert (await ask(327, brokerName="a")).ext == {"addTopicCount": "1"}
+    identity = {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": 0}
+    same = fastjson.dumps(DataVersion(1, 1).to_json())
+    assert (await ask(322, same, **identity)).ext == {"changed": "false"}
+    assert (await ask(322, b'{"counter":9,"timestamp":1}', **identity)).ext == {"changed": "true"}
+    assert fastjson.loads((await ask(224, cluster="c")).body) == {"topicList": ["T"]}
+    assert fastjson.loads((await ask(304)).body) == {"topicList": ["c", "a"], "brokerAddr": "h:1"}
+    for code in (311, 312, 313):
+        assert fastjson.loads((await ask(code)).body) == {"topicList": []}
+    assert (await ask(216, topic="T", clusterName="c")).code == 0
+    assert (await ask(105, topic="T")).code == 17
+    assert (await ask(104, **identity)).code == 0
+    assert fastjson.loads((await ask(106)).body) == {"brokerAddrTable": {}, "clusterAddrTable": {}}
+
+
+async def test_key_value_configuration_is_kept(ask: Asker, tmp_path: Path) -> None:
+    assert (await ask(101, namespace="n", key="k")).code == 22
+    assert (await ask(219, namespace="n")).code == 22
+    assert (await ask(100, namespace="n", key="k", value="v")).code == 0
+    assert (await ask(101, namespace="n", key="k")).ext == {"value": "v"}
+    assert fastjson.loads((await ask(219, namespace="n")).body) == {"table": {"k": "v"}}
+    assert KvConfig(tmp_path / "ns" / "kvConfig.json").get("n", "k") == "v"
+    assert (await ask(102, namespace="n", key="k")).code == 0
+    assert KvConfig(tmp_path / "ns" / "kvConfig.json").get("n", "k") is None
+    assert (await ask(100, namespace="n", key="k")).code == 1
+
+
+def test_a_damaged_key_value_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_text("{]")
+    with pytest.raises(ValueError, match="repair it"):
+        KvConfig(path)
+
+
+async def test_settings_of_the_name_server(ask: Asker) -> None:
+    assert b"orderMessageEnable=true" in (await ask(319)).body
+    assert (await ask(318, b"orderMessageEnable=false\n")).code == 0
+    assert b"orderMessageEnable=false" in (await ask(319)).body
+    answer = await ask(318, b"returnOrderTopicConfigToBroker=false\nlistenPort=1\n")
+    assert answer.code == 1
+    assert b"returnOrderTopicConfigToBroker=true" in (await ask(319)).body, "nothing of a bad change is done"
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "words"),
+    [
+        (103, {}, "brokerName"),
+        (103, {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": "zero"}, "brokerId"),
+        (105, {}, "topic"),
+        (104, {"brokerName": "a"}, "brokerAddr"),
+        (224, {}, "cluster"),
+        (205, {}, "brokerName"),
+    ],
+)
+async def test_bad_fields_are_named(ask: Asker, code: int, ext: dict[str, str], words: str) -> None:
+    answer = await ask(code, **ext)
+    assert answer.code == 1
+    assert f"the field {words}" in (answer.remark or "")
+
+
+async def test_unknown_codes_and_bad_bodies(ask: Asker) -> None:
+    assert (await ask(200_050)).code == 3
+    answer = await ask.register(gantryMember=0, gantryAddresses="[1]")
+    assert (answer.code, "gantryAddresses" in (answer.remark or "")) == (1, True)
+    answer = await ask(322, b"\xff", brokerName="a", brokerAddr="h", clusterName="c", brokerId=0)
+    assert answer.code == 1
+
+
+async def http(port: int | None, request: str) -> tuple[str, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request.encode())
+    raw = (await reader.read()).decode()
+    writer.close()
+    head, _, body = raw.partition("\r\n\r\n")
+    return head.split("\r\n")[0], body
+
+
+async def test_health_and_metrics(ask: Asker) -> None:
+    await ask.register()
+    port = ask.server.http_port
+    assert (await http(port, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+    status, body = await http(port, "GET /metrics HTTP/1.1\r\n\r\n")
+    assert status == "HTTP/1.1 200 OK"
+    assert "gantry_namesrv_brokers 1\n" in body
+    assert 'gantry_namesrv_requests_total{code="103"} 1\n' in body
+    assert (await http(port, "GET /secret HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 404 Not Found"
+    assert (await http(port, "POST /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 405 Method Not Allowed"
+    assert (await http(port, "GET /" + "x" * 9000))[0].startswith("HTTP/1.1 431")
+    assert (await http(port, "HEAD /healthz HTTP/1.1\r\n\r\n"))[1] == ""
+
+
+def test_what_the_planner_writes_is_what_the_process_reads(tmp_path: Path) -> None:
+    path = tmp_path / "ns.json"
+    for config in (
+        NameServerConfig(name="ns-0"),
+        NameServerConfig(
+            name="ns-1", listen_host="127.0.0.1", port=1, http_port=2, data_dir=tmp_path,
+            listeners=[Listener(name="external", port=3)],
+        ),
+    ):  # fmt: skip
+        path.write_text(config.model_dump_json())
+        read = NameServerSettings.load(path)
+        assert (read.name, read.listen_host, read.port, read.http_port, read.data_dir) == (
+            config.name, config.listen_host, config.port, config.http_port, config.data_dir,
+        )  # fmt: skip
+        assert [(item.name, item.port) for item in read.listeners] == [
+            (item.name, item.port) for item in config.listeners
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "config"),
+        ('{"name":"a","prot":1}', "'prot'"),
+        ('{"name":"a","port":70000}', "port"),
+        ("{}", "config.name"),
+    ],
+)
+def test_a_bad_config_says_which_field(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "ns.json"
+    path.write_text(text)
+    with pytest.raises(BodyError, match=words):
+        NameServerSettings.load(path)
+
+
+def resident_kb(pid: int) -> int | None:
+    """Memory of a process, where the system tells."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return None
+    return int(next(row for row in status.read_text().splitlines() if row.startswith("VmRSS")).split()[1])
+
+
+async def test_the_process_is_small_and_ends_at_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "ns.json"
+    path.write_text(json.dumps({"name": "ns", "listen_host": "127.0.0.1", "port": 0}))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gantry_broker.namesrv", "--config", str(path), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        line = await asyncio.wait_for(process.stderr.readline(), 10)
+        assert b"listens on port" in line
+        memory = resident_kb(process.pid)
+        assert memory is None or memory < 30 * 1024, f"{memory} kB"
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_bad_config_ends_the_process_with_code_2(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gantry_broker.namesrv", "--config", str(tmp_path / "none.json"),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert await asyncio.wait_for(process.wait(), 10) == 2
+
+
+async def test_a_taken_port_is_an_error(ask: Asker) -> None:
+    with pytest.raises(OSError, match="in use"):
+        await NameServer(NameServerSettings("ns", "127.0.0.1", ask.server.port)).start()
+
+
+async def test_a_frame_that_cannot_be_read_is_answered_and_the_connection_closed(ask: Asker) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", ask.server.port)
+    writer.write(encode_frame(Frame(105, 1, ext={"topic": "T"})) + b"\0\0\0\x08\x05\0\0\x04abcd")
+    raw = await asyncio.wait_for(reader.read(), 5)
+    assert [frame.code for frame in FrameDecoder().feed(raw)] == [17]
+    writer.close()
