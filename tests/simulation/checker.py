@@ -28,7 +28,8 @@ class Violation(AssertionError):
 class Checker:
     def __init__(self, *, sync_replication: bool) -> None:
         self.sync_replication = sync_replication
-        self.shown: dict[int, Record] = {}
+        self.shown: dict[int, tuple[Record, int]] = {}
+        """By offset: the record, and the epoch in which it was confirmed."""
         self.acked: dict[int, tuple[Record, int]] = {}
         """By offset: the record, and the epoch of the master that answered."""
         self.epoch_of: dict[int, int] = {}
@@ -56,10 +57,13 @@ class Checker:
         if other is not None and other[0] != record:
             raise Violation(f"(c) SEND_OK for {other[0]} and for {record}, both at {record.offset}")
         self.acked[record.offset] = (record, epoch)
+        self._later_masters_hold(member, record, epoch, "(a) SEND_OK")
+
+    def _later_masters_hold(self, member: Member, record: Record, epoch: int, what: str) -> None:
         for peer in member.world.members:
             leader = peer.core.leader if peer.core is not None else None
             if leader is not None and leader.epoch > epoch:
-                self._holds(peer.log, record, f"(a) SEND_OK of epoch {epoch} came after epoch {leader.epoch} began")
+                self._holds(peer.log, record, f"{what} of epoch {epoch} came after epoch {leader.epoch} began")
 
     def began_epoch(self, member: Member, epoch: int) -> None:
         """A member has taken the role of master: it must have all that was promised and shown."""
@@ -69,10 +73,13 @@ class Checker:
             raise Violation(f"(d) epoch {epoch} was begun by m{holder} and by m{member.number}")
         if self.began[epoch] > 1:
             raise Violation(f"(d) epoch {epoch} was begun twice by m{holder}")
-        for record, _ in self.acked.values():
-            self._holds(member.log, record, f"(a) master m{member.number} of epoch {epoch}")
-        for record in self.shown.values():
-            self._holds(member.log, record, f"(b) master m{member.number} of epoch {epoch} lacks what was shown")
+        # An epoch may be begun late, after a higher one: then it confirms nothing more, and need not have all.
+        for record, before in self.acked.values():
+            if before < epoch:
+                self._holds(member.log, record, f"(a) master m{member.number} of epoch {epoch}")
+        for record, before in self.shown.values():
+            if before < epoch:
+                self._holds(member.log, record, f"(b) master m{member.number} of epoch {epoch} lacks what was shown")
 
     def handed_over(self, source: Member, target: Member) -> None:
         """The registry has recorded a hand-over: nothing that was answered may be missing."""
@@ -83,7 +90,7 @@ class Checker:
         """Every member of the set lost its proof (ASYNC_FLUSH): only what the best of them has is promised still."""
         held = {r.offset: r for r in log.records}
         self.acked = {at: x for at, x in self.acked.items() if held.get(at) == x[0] or at < log.start}
-        self.shown = {at: r for at, r in self.shown.items() if held.get(at) == r or at < log.start}
+        self.shown = {at: r for at, r in self.shown.items() if held.get(at) == r[0] or at < log.start}
 
     # ---- after every step
 
@@ -94,10 +101,10 @@ class Checker:
             return
         if log.confirmed > log.end:
             raise Violation(f"(e) m{member.number}: confirmed {log.confirmed} is above its end {log.end}")
+        readable = min(member.core.readable_end, log.end)
         border = log.records[-1].offset + log.records[-1].size if log.records else log.start
         if border != log.end:
             raise Violation(f"m{member.number}: its log ends at {log.end} within a record")
-        readable = min(member.core.readable_end, log.end)
         tag, verified = self._verified.get(member.number, (0, 0))
         if tag != member.life:
             verified = 0
@@ -107,7 +114,11 @@ class Checker:
                 break
             if record.offset >= readable:
                 continue
-            known = self.shown.setdefault(record.offset, record)
+            if record.offset not in self.shown:
+                epoch = member.core.cell.epoch
+                self.shown[record.offset] = (record, epoch)
+                self._later_masters_hold(member, record, epoch, "(b) shown: confirmation")
+            known = self.shown[record.offset][0]
             if known != record:
                 raise Violation(f"(b)(e) {known} was shown at {record.offset}; m{member.number} shows {record}")
         self._verified[member.number] = (member.life, readable)

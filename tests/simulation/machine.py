@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from checker import Violation
 from operators import ModelOperator, Operator
@@ -62,6 +62,7 @@ DEFAULT: dict[str, float] = {
     "pause": 0.4,
     "resume": 1.5,
     "expire": 0.3,
+    "lie": 0.15,
     "lose_cell": 0,
 }
 
@@ -281,6 +282,16 @@ class Schedule:
         if member.alive and len(old) > 4:
             self._say(f"{member.name} expires records")
             log.expire(old[len(old) // 2])
+
+    def _lie(self) -> None:
+        """A follower acknowledges more than there is (apache/rocketmq 1155): a master must not believe it."""
+        member = self._member()
+        fetch = member.core.next_fetch() if member.core is not None else None
+        if fetch is not None and member.core is not None and member.core.cell.master is not None:
+            self._say(f"{member.name} acknowledges what nobody has")
+            self.world.post(
+                member.name, f"m{member.core.cell.master.member}", replace(fetch, flushed=fetch.flushed + 100_000)
+            )
 
     def _lose_cell(self) -> None:
         """The registry loses its content; an operator must not guess a new one (rule 22)."""

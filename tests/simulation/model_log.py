@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gantry_broker.replication import epochs
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import History
+from gantry_broker.replication.types import EpochStart, History
 
 _HEAD = Struct(">BBHHHI")
 MESSAGE, CONTROL = 0, 1
@@ -85,7 +85,8 @@ class ModelDisk:
 class ModelLog:
     """`ports.Log` in memory, with a queue-offset counter as the one thing that derives from the log."""
 
-    def __init__(self, power: Power, rules: Rules = ALL, on_confirmed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, power: Power, rules: Rules = ALL) -> None:
+        self.on_confirmed: Callable[[], None] = lambda: None
         self.start = 0
         self.records: list[Record] = []
         self.file = bytearray()
@@ -117,6 +118,8 @@ class ModelLog:
     def append_raw(self, at: int, data: bytes) -> None:
         if at != self.end:
             raise ValueError(f"append at {at}, the log ends at {self.end}")
+        if Rule.RECORD_BORDERS in self._rules and decode(data, 0, at) is None:
+            raise ValueError(f"no record for {at}")  # As the store does: a record names its own offset.
         self._power.step()
         self._write(data)
         self._power.step()
@@ -146,7 +149,9 @@ class ModelLog:
         self._power.step()
 
     def confirm(self, offset: int) -> None:
-        self.confirmed = max(self.confirmed, min(offset, self.end))
+        if offset > self.confirmed:
+            self.confirmed = min(offset, self.end)
+            self.on_confirmed()  # Where a broker wakes its waiting pulls.
 
     # ---- what the broker and the disk do
 
@@ -185,7 +190,8 @@ class ModelLog:
 
     def _learn(self, record: Record) -> None:
         if record.kind == CONTROL:
-            self.history = epochs.extended(self.history, record.epoch, record.offset)
+            # Not `epochs.extended`: with a rule taken away the log must hold what it should not.
+            self.history = (*epochs.cut(self.history, record.offset), EpochStart(record.epoch, record.offset))
         self.next_queue_offset = record.queue_offset + 1
 
     def _count(self) -> None:
@@ -201,11 +207,7 @@ class ModelLog:
         self.records, self.history, at = [], base, 0
         while (record := decode(self.file, at, self.start)) is not None:
             self.records.append(record)
-            try:
-                self._learn(record)
-            except ValueError:
-                self.records.pop()
-                break
+            self._learn(record)
             at += record.size
         del self.file[at:]
         self.end = self.start + at

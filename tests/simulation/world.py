@@ -112,6 +112,7 @@ class Member:
         self.name = f"m{number}"
         self.power = Power()
         self.log = ModelLog(self.power, world.rules)
+        self.log.on_confirmed = lambda: world.checker.look(self)
         self.disk = ModelDisk(self.power)
         self.life = 0
         self.boot = 0
@@ -318,7 +319,11 @@ class World:
                 self.trace(f"  {member.name} answers {describe(answer)}")
                 self.post(member.name, reply, answer)
             elif isinstance(body, FetchAnswer):
-                applied = core.answered(body)
+                try:
+                    applied = core.answered(body)
+                except ValueError as error:
+                    self.trace(f"  {member.name}'s store refuses it: {error}")
+                    return
                 self.trace(f"  {member.name} {'applies' if applied else 'drops'} it, ends at {member.log.end}")
             elif isinstance(body, Assignment):
                 done = core.assign(body, member.now())

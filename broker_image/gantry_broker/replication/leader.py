@@ -145,13 +145,12 @@ class Leader:
         """Take a fetch of this epoch as an acknowledgement. An answer comes back when it cannot count as one."""
         if fetch.member.member == self.me.member:
             return self._refuse(fetch, f"member {fetch.member} is this master")
-        on_my_log = divergence(self._log.history, self._log.end, fetch.history, fetch.end)
-        if Rule.ACK_ON_SAME_LOG in self._rules and on_my_log < fetch.end:
-            if self._beyond(fetch, fetch.end) and on_my_log == self._log.end:
-                return self._absurd(fetch)
-            return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
-        if Rule.REFUSE_ABSURD_ACK in self._rules and self._beyond(fetch, max(fetch.end, fetch.flushed)):
+        log = self._log
+        on_my_log = divergence(log.history, log.end, fetch.history, fetch.end)
+        if Rule.REFUSE_ABSURD_ACK in self._rules and self._is_absurd(fetch):
             return self._absurd(fetch)
+        if Rule.ACK_ON_SAME_LOG in self._rules and on_my_log < fetch.end:
+            return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
         view = self._view(fetch.member, now_ms)
         # Rule 11: a fetch is not an fsync.
         on_disk = self._options.sync_flush and Rule.ACK_ON_DISK in self._rules
@@ -166,9 +165,9 @@ class Leader:
             return self._reset(fetch, fetch.end)
         if fetch.end >= self._log.end:
             return None
-        data = self._log.read_raw(fetch.end, fetch.max_bytes)
+        data = self._log.read_raw(fetch.end, fetch.max_bytes)  # Rule 6: whole records.
         if Rule.RECORD_BORDERS not in self._rules:
-            data = data[: fetch.max_bytes]  # Rule 6 taken away.
+            data = data[: len(data) * 2 // 3]
         return self.records(fetch, data, now_ms)
 
     def has_news(self, fetch: Fetch) -> bool:
@@ -213,11 +212,13 @@ class Leader:
     def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
         return FetchAnswer(AnswerKind.REFUSED, self.epoch, fetch.position, reason=reason)
 
-    def _beyond(self, fetch: Fetch, acked: int) -> bool:
-        return acked > self._log.end and last_epoch(fetch.history) == self.epoch
+    def _is_absurd(self, fetch: Fetch) -> bool:
+        """Rule 12. A log of former epochs may be longer than this one (it is cut), but not one of this epoch."""
+        too_long = fetch.end > self._log.end and last_epoch(fetch.history) >= self.epoch
+        return too_long or fetch.flushed > fetch.end
 
     def _absurd(self, fetch: Fetch) -> FetchAnswer:
-        """Rule 12: an acknowledgement beyond the leader's own end."""
+        """Rule 12: an acknowledgement of what nobody has."""
         reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
         self._report(reason)
         return self._refuse(fetch, reason)

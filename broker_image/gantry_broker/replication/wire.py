@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import orjson
 
-from gantry_broker.protocol.codes import GantryCode, ResponseCode, SerializeType
+from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.types import EpochStart, History, MemberId
@@ -50,7 +50,7 @@ def fetch_frame(fetch: Fetch) -> Frame:
         "confirmed": str(fetch.confirmed),
         "maxBytes": str(fetch.max_bytes),
     }
-    return Frame(GantryCode.FETCH, ext=ext, body=_history_bytes(fetch.history), serialize=int(SerializeType.ROCKETMQ))
+    return Frame(GantryCode.FETCH, ext=ext, body=_history_bytes(fetch.history))
 
 
 def parse_fetch(frame: Frame) -> Fetch:

@@ -1,0 +1,141 @@
+"""Real members in one process: real stores, real sockets on free ports, no broker and no operator."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gantry_broker.config import BrokerConfig
+from gantry_broker.protocol.codes import GantryCode, SendStatus
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.server import RemotingServer
+from gantry_broker.replication.service import ReplicationService
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+HOST = pack_host("127.0.0.1", 1)
+
+
+class Node:
+    """One member: its store, its replication and the port on which it answers fetches."""
+
+    def __init__(self, root: Path, member: int, **config: object) -> None:
+        self.root = root / f"m{member}"
+        self.member = member
+        self.options = config
+        self.server = RemotingServer(self, "127.0.0.1", 0)
+        self.refuse_fetches = False
+        self.reports: list[str] = []
+        self.roles: list[str] = []
+
+    async def start(self) -> Node:
+        port = await self.server.start()
+        self.address = f"127.0.0.1:{port}"
+        self.config = BrokerConfig.model_validate(
+            {
+                "cluster": "c",
+                "group": "g",
+                "member": self.member,
+                "name": f"g-{self.member}",
+                "data_dir": self.root,
+                "port": port,
+                "http_port": 0,
+                "member_address": self.address,
+                "group_address": "127.0.0.1:0",
+                "settings": BrokerSettings(
+                    mappedFileSizeCommitLog=1 << 24, maxHashSlotNum=1000, maxIndexNum=4000, flushIntervalCommitLog=50
+                ),
+                **self.options,
+            }
+        )
+        sync = self.config.flush == "Sync"
+        self.store = MessageStore.open(StoreConfig(self.root, self.config.settings, sync_flush=sync))
+        self.client = RemotingClient()
+        self.service = ReplicationService(
+            self.config,
+            self.store,
+            self.client,
+            on_role_change=lambda: self.roles.append(self.service.role.value),
+            report=self.reports.append,
+        )
+        await self.service.start()
+        return self
+
+    async def stop(self, *, clean: bool = True) -> None:
+        await self.service.stop()
+        await self.client.close()
+        await self.server.close(0.1)
+        self.store.close(clean)
+        if clean:
+            self.service.mark_clean()
+
+    def on_open(self, conn: Connection) -> None:
+        """Nothing to do."""
+
+    def on_close(self, conn: Connection) -> None:
+        self.service.on_connection_lost(conn)
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        for frame in frames:
+            if frame.code == GantryCode.FETCH and not self.refuse_fetches:
+                self.service.on_fetch(conn, frame)
+
+    def put(self, *bodies: bytes, timeout_ms: int = 3_000) -> asyncio.Future[SendStatus]:
+        """Append as a broker would; the future has the send status."""
+        done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
+        if not self.service.may_append:
+            raise RuntimeError("may not append")
+        self.store.put([Put("T", 0, 0, 0, 1, HOST, body, b"") for body in bodies], time.time_ns() // 1_000_000)
+        self.service.add_waiter(self.store.end, done.set_result, timeout_ms)
+        self.service.appended(self.store.end)
+        return done
+
+    def bodies(self) -> list[bytes]:
+        """What the log has in it, confirmed or not, control records aside."""
+        return [r.body for r in self.store.walk(self.store.start, self.store.end) if r.topic == "T"]
+
+
+class Group:
+    """Several nodes and the cell that a test writes by hand."""
+
+    def __init__(self, root: Path, count: int = 3, **config: object) -> None:
+        self.nodes = [Node(root, member, **config) for member in range(count)]
+        self.cell = Cell()
+
+    async def __aenter__(self) -> Group:
+        for node in self.nodes:
+            await node.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for node in self.nodes:
+            if node.client is not None:
+                await node.stop()
+
+    def ids(self, *numbers: int) -> frozenset[MemberId]:
+        return frozenset(self.nodes[n].service.me for n in numbers)
+
+    async def promote(self, master: int, in_sync: tuple[int, ...], tell: tuple[int, ...] | None = None) -> None:
+        self.cell = self.cell.promoted(self.nodes[master].service.me, self.ids(*in_sync))
+        await self.tell(tell)
+
+    async def tell(self, numbers: tuple[int, ...] | None = None) -> None:
+        assert self.cell.master is not None
+        address = self.nodes[self.cell.master.member].address
+        for node in self.nodes if numbers is None else [self.nodes[n] for n in numbers]:
+            await node.service.assign(Assignment(self.cell, address))
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
+    """Wait for a condition; raises AssertionError that says what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        await asyncio.sleep(0.005)

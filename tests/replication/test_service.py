@@ -1,0 +1,214 @@
+"""The driver with real stores and sockets: what a broker relies on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from group import Group, until
+
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.service import Role
+
+
+async def test_a_send_is_ok_when_every_member_of_the_set_has_it(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        assert await group.nodes[0].put(b"a", b"b") is SendStatus.SEND_OK
+        assert all(n.bodies() == [b"a", b"b"] for n in group.nodes)
+        master = group.nodes[0]
+        await until(lambda: all(n.store.confirmed == master.store.end for n in group.nodes), "all know it confirmed")
+        assert [n.service.role for n in group.nodes] == [Role.MASTER, Role.SLAVE, Role.SLAVE]
+
+
+@pytest.mark.parametrize("flush", ["Async", "Sync"])
+async def test_many_sends_one_by_one(tmp_path: Path, flush: str) -> None:
+    async with Group(tmp_path, 2, flush=flush) as group:
+        await group.promote(0, (0, 1))
+        started = time.monotonic()
+        for number in range(200):
+            assert await group.nodes[0].put(b"%d" % number) is SendStatus.SEND_OK
+        assert time.monotonic() - started < 10
+        if flush == "Sync":
+            assert group.nodes[1].store.flushed == group.nodes[1].store.end
+
+
+async def test_rule_08_without_the_set_nothing_is_confirmed_and_the_send_says_so(tmp_path: Path) -> None:
+    async with Group(tmp_path, 2, min_in_sync=2) as group:
+        await group.promote(0, (0, 1), tell=(0,))
+        master = group.nodes[0]
+        assert await master.put(b"a", timeout_ms=300) is SendStatus.FLUSH_SLAVE_TIMEOUT
+        assert master.store.confirmed == 0
+        await group.tell((1,))
+        await until(lambda: master.store.confirmed == master.store.end, "confirmed once the follower is there")
+
+
+async def test_async_replication_answers_at_once_and_confirms_later(tmp_path: Path) -> None:
+    async with Group(tmp_path, 2, replication="Async") as group:
+        await group.promote(0, (0, 1), tell=(0,))
+        master = group.nodes[0]
+        assert await master.put(b"a") is SendStatus.SEND_OK
+        assert master.store.confirmed == 0
+        await group.tell((1,))
+        await until(lambda: master.store.confirmed == master.store.end, "confirmed")
+
+
+async def test_rule_10_a_demoted_master_answers_its_waiting_sends_first(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        group.nodes[0].refuse_fetches = True
+        await asyncio.sleep(0.02)
+        await group.nodes[0].put(b"warm", timeout_ms=1)
+        waiting = group.nodes[0].put(b"lost")
+        group.nodes[0].roles.clear()
+        waiting.add_done_callback(lambda _: group.nodes[0].roles.append("answered"))
+        await group.promote(1, (1, 2))
+        assert await waiting is SendStatus.FLUSH_SLAVE_TIMEOUT
+        await until(lambda: group.nodes[0].bodies() == group.nodes[1].bodies(), "the old master has cut and follows")
+        assert b"lost" not in group.nodes[1].bodies()
+
+
+async def test_an_old_master_cuts_what_nobody_else_has_and_follows(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
+        group.nodes[0].refuse_fetches = True
+        await until(lambda: not group.nodes[0].service.core.waiters, "quiet")
+        late = group.nodes[0].put(b"only here", timeout_ms=200)
+        await group.promote(1, (1, 2), tell=(1, 2))
+        assert await group.nodes[1].put(b"b") is SendStatus.SEND_OK
+        assert await late is not SendStatus.SEND_OK
+        await group.tell((0,))
+        await until(lambda: group.nodes[0].bodies() == [b"a", b"b"], "the old master follows")
+
+
+async def test_rule_14_a_higher_epoch_stops_a_master_at_once(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        group.nodes[0].service.saw_epoch(7)
+        assert group.nodes[0].service.role is Role.WAITING
+        assert not group.nodes[0].service.may_append
+
+
+async def test_rule_19_a_follower_that_catches_up_is_proposed(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0,), tell=(0,))
+        master = group.nodes[0]
+        for number in range(50):
+            assert await master.put(b"%d" % number) is SendStatus.SEND_OK
+        await group.tell()
+        wanted = group.ids(0, 1, 2)
+        while master.service.core.cell.in_sync != wanted:
+            await until(lambda: master.service.core.ask is not None, "a proposal")
+            ask = master.service.core.ask
+            assert ask is not None
+            assert ask.base_version == group.cell.version
+            group.cell = group.cell.with_set(ask.in_sync)
+            await group.tell()
+        assert await master.put(b"x") is SendStatus.SEND_OK
+        assert all(n.bodies() == master.bodies() for n in group.nodes)
+
+
+async def test_a_follower_catches_up_while_the_log_grows(tmp_path: Path) -> None:
+    async with Group(tmp_path, 2) as group:
+        await group.promote(0, (0,), tell=(0,))
+        master = group.nodes[0]
+        body = bytes(1000)
+        for _ in range(200):
+            await master.put(*[body] * 50)  # 10 MB
+        sending = True
+
+        async def send() -> int:
+            count = 0
+            while sending:
+                assert await master.put(*[body] * 5) is SendStatus.SEND_OK
+                count += 1
+                await asyncio.sleep(0.001)
+            return count
+
+        task = asyncio.create_task(send())
+        await group.tell()
+        try:
+            await until(lambda: master.service.core.ask is not None, "a proposal while producers send", 20)
+        finally:
+            sending = False
+            assert await task > 10
+
+
+async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        old, new = group.nodes[0], group.nodes[1]
+        sends = [old.put(b"%d" % n) for n in range(20)]
+        answer = await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)
+        assert answer.ready, answer.reason
+        assert old.service.parked
+        assert not old.service.may_append
+        assert [await s for s in sends] == [SendStatus.SEND_OK] * 20
+        assert new.store.end == answer.end
+        await group.promote(1, (0, 1, 2))
+        assert not old.service.parked
+        assert old.service.handed_to == new.address
+        assert new.service.may_append
+        assert await new.put(b"after") is SendStatus.SEND_OK
+        assert new.bodies() == [b"%d" % n for n in range(20)] + [b"after"]
+
+
+async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_cell(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        old, new = group.nodes[0], group.nodes[1]
+        assert (await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)).ready
+        await group.tell()
+        assert old.service.parked, "the same cell again proves nothing"
+        group.cell = group.cell.touched()
+        await group.tell()
+        assert not old.service.parked
+        assert old.service.handed_to is None
+        assert await old.put(b"a") is SendStatus.SEND_OK
+
+
+async def test_rule_23_a_hand_over_on_another_version_is_refused(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.cell.version + 1)
+        assert not answer.ready
+        assert "version" in answer.reason
+        assert group.nodes[0].service.may_append
+
+
+async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
+        node = group.nodes[0]
+        me = node.service.me
+        await node.stop(clean=False)
+        node.server = type(node.server)(node, "127.0.0.1", 0)
+        await node.start()
+        assert node.service.me == me, "the machine has not booted since: its log is proven"
+        assert node.service.role is Role.WAITING
+        await group.tell()
+        assert node.service.role is Role.WAITING
+        await group.promote(0, (0, 1, 2))
+        assert await node.put(b"b") is SendStatus.SEND_OK
+
+
+async def test_status_tells_what_an_operator_decides_by(tmp_path: Path) -> None:
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        assert await group.nodes[0].put(b"a") is SendStatus.SEND_OK
+        await until(lambda: group.nodes[1].store.confirmed == group.nodes[0].store.end, "confirmed")
+        master, slave = (group.nodes[n].service.status_fields() for n in (0, 1))
+        assert (master["role"], master["broker_id"], master["writable"]) == ("Master", 0, True)
+        assert {f.member.member for f in master["followers"]} == {1, 2}
+        assert all(f.in_sync and f.acked == master["end"] for f in master["followers"])
+        assert (slave["role"], slave["broker_id"], slave["lag_bytes"]) == ("Slave", 2, 0)
+        assert slave["master_link"].state == "connected"
+        await group.nodes[0].server.close(0)
+        await until(lambda: group.nodes[1].service.status_fields()["master_link"].state == "refused", "refused")
