@@ -10,7 +10,7 @@ from typing import Final
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
 from gantry_broker.remoting.connection import Connection, oneway
-from gantry_broker.remoting.errors import ConnectError, ConnectionLost
+from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,15 @@ class RemotingClient:
             timeout = max(timeout - (asyncio.get_running_loop().time() - started), 0.001)
         if conn.paused:
             await conn.drained()
-        return await conn.request(frame, timeout)
+        before = conn.reads
+        try:
+            return await conn.request(frame, timeout)
+        except RequestTimeout:
+            if conn.reads == before:
+                # Nothing at all came meanwhile: the peer may be gone without a word, and its successor at the same
+                # address is reached by a new connection only.
+                conn.abort()
+            raise
 
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
         """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""

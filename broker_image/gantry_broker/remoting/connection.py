@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         "paused",
         "peer",
         "peer_bytes",
+        "reads",
     )
 
     def __init__(
@@ -99,6 +100,8 @@ class Connection(asyncio.Protocol):
         self.peer: tuple[str, int] = _UNKNOWN_PEER
         self.peer_bytes = b"\0" * 8
         self.last_active = self._ticks.now
+        self.reads = 0
+        """How often something came from the peer."""
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer[0]}:{self.peer[1]}{' closed' if self.closed else ''}>"
@@ -119,11 +122,14 @@ class Connection(asyncio.Protocol):
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._handler.on_open(self)
+        if self.closed:
+            self._transport.abort()  # closed before it was made
 
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
         self.last_active = self._ticks.now
+        self.reads += 1
         try:
             frames = self._decoder.feed(data)
         except FrameError as error:

@@ -1,0 +1,346 @@
+"""Both ends of the remoting protocol over real sockets, and peers that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.remoting import connection as connection_module
+from gantry_broker.remoting.client import RemotingClient, split_address
+from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
+from gantry_broker.remoting.server import RemotingServer
+
+ECHO, SILENT, FAIL, SWAMP = 1, 2, 3, 4
+
+
+class Echo:
+    """Answers ECHO, keeps SILENT, fails at FAIL, and answers SWAMP with a megabyte."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.opened = 0
+        self.closed = 0
+
+    def on_open(self, conn: Connection) -> None:
+        self.opened += 1
+
+    def on_close(self, conn: Connection) -> None:
+        self.closed += 1
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        self.reads.append(len(frames))
+        for frame in frames:
+            if frame.code == FAIL:
+                raise RuntimeError("as asked")
+            if frame.code == ECHO and not frame.is_oneway:
+                conn.send(Frame.response_to(frame, 0, ext=frame.ext, body=frame.body))
+            if frame.code == SWAMP:
+                conn.send(Frame.response_to(frame, 0, body=bytes(1_000_000)))
+
+
+class Served:
+    def __init__(self, server: RemotingServer, handler: Echo) -> None:
+        self.server = server
+        self.handler = handler
+        self.address = f"127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    handler = Echo()
+    server = RemotingServer(handler, "127.0.0.1", 0)
+    await server.start()
+    yield Served(server, handler)
+    await server.close(0.1)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[RemotingClient]:
+    async with RemotingClient() as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def test_answers_find_their_requests(served: Served, client: RemotingClient) -> None:
+    answers = await asyncio.gather(
+        *(client.request(served.address, Frame(ECHO, ext={"n": str(n)}), 5) for n in range(500))
+    )
+    assert [answer.ext["n"] for answer in answers] == [str(n) for n in range(500)]
+    assert len(served.server.connections) == 1
+    assert max(served.handler.reads) > 10, "requests of one read come together"
+
+
+async def test_large_bodies(served: Served, client: RemotingClient) -> None:
+    body = bytes(range(256)) * 50_000
+    assert (await client.request(served.address, Frame(ECHO, body=body), 10)).body == body
+
+
+async def test_oneway_wants_no_answer(served: Served, client: RemotingClient) -> None:
+    await client.oneway(served.address, Frame(ECHO))
+    await client.request(served.address, Frame(ECHO), 5)
+    assert sum(served.handler.reads) == 2
+
+
+async def test_a_refused_connection_was_never_sent(client: RemotingClient) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    with pytest.raises(ConnectError, match=f"127.0.0.1:{port}") as caught:
+        await client.request(f"127.0.0.1:{port}", Frame(ECHO), 5)
+    assert caught.value.sent is False
+
+
+@pytest.mark.parametrize("address", ["", "nohost", "host:", ":1", "host:0", "host:70000", "host:x"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConnectError, match="host:port"):
+        split_address(address)
+
+
+def test_addresses() -> None:
+    assert split_address("a.b:1") == ("a.b", 1)
+    assert split_address("[::1]:9876") == ("::1", 9876)
+    assert split_address("::1:9876") == ("::1", 9876)
+
+
+async def test_no_answer_in_time(served: Served, client: RemotingClient) -> None:
+    started = time.monotonic()
+    with pytest.raises(RequestTimeout, match="did not answer request 2") as caught:
+        await client.request(served.address, Frame(SILENT), 0.1)
+    assert caught.value.sent is True
+    assert time.monotonic() - started < 2
+
+
+async def test_a_peer_that_has_gone_silent_is_connected_anew(served: Served, client: RemotingClient) -> None:
+    """After a failover the connection may lead to a machine that does not even refuse."""
+    await client.request(served.address, Frame(ECHO), 5)
+    with pytest.raises(RequestTimeout):
+        await client.request(served.address, Frame(SILENT), 0.1)
+    await until(lambda: not client.connected(served.address), "the silent connection ends")
+    assert (await client.request(served.address, Frame(ECHO), 5)).code == 0
+    assert served.handler.opened == 2
+
+
+async def test_a_slow_answer_does_not_end_a_connection_that_answers_others(
+    served: Served, client: RemotingClient
+) -> None:
+    slow = asyncio.create_task(client.request(served.address, Frame(SILENT), 0.2))
+    while not slow.done():
+        await client.request(served.address, Frame(ECHO), 5)
+        await asyncio.sleep(0.01)
+    with pytest.raises(RequestTimeout):
+        await slow
+    assert served.handler.opened == 1
+
+
+async def test_a_lost_connection_fails_what_waits_and_the_next_request_connects_again(served: Served) -> None:
+    lost = []
+    async with RemotingClient(on_disconnect=lost.append) as client:
+        waiting = asyncio.create_task(client.request(served.address, Frame(SILENT), 5))
+        await until(lambda: bool(served.server.connections), "connected")
+        await until(lambda: bool(served.handler.reads), "the request has come")
+        served.server.close_connections()
+        with pytest.raises(ConnectionLost) as caught:
+            await waiting
+        assert caught.value.sent is True
+        assert lost == [served.address]
+        assert (await client.request(served.address, Frame(ECHO), 5)).code == 0
+
+
+async def test_a_server_asks_its_client(served: Served, client: RemotingClient) -> None:
+    async def answer(conn: Connection, frame: Frame) -> Frame:
+        return Frame.response_to(frame, 0, ext={"who": frame.ext["who"] + "!"})
+
+    async def fail(conn: Connection, frame: Frame) -> Frame:
+        raise ValueError("no idea")
+
+    client.register(40, answer)
+    client.register(41, fail)
+    await client.request(served.address, Frame(ECHO), 5)
+    [conn] = served.server.connections
+    assert (await conn.request(Frame(40, ext={"who": "me"}), 5)).ext == {"who": "me!"}
+    failed = await conn.request(Frame(41), 5)
+    assert (failed.code, failed.remark) == (ResponseCode.SYSTEM_ERROR, "ValueError: no idea")
+    assert (await conn.request(Frame(42), 5)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_a_handler_that_fails_costs_its_connection_only(served: Served, client: RemotingClient) -> None:
+    with pytest.raises(ConnectionLost):
+        await client.request(served.address, Frame(FAIL), 5)
+    assert (await client.request(served.address, Frame(ECHO), 5)).code == 0
+
+
+async def test_a_port_can_be_freed_and_taken_again(served: Served, client: RemotingClient) -> None:
+    await client.request(served.address, Frame(ECHO), 5)
+    served.server.stop_listening()
+    assert (await client.request(served.address, Frame(ECHO), 5)).code == 0, "connections that exist go on"
+    async with RemotingClient() as other:
+        with pytest.raises(ConnectError):
+            await other.request(served.address, Frame(ECHO), 1)
+        await served.server.start()
+        assert (await other.request(served.address, Frame(ECHO), 5)).code == 0
+
+
+async def test_close_sends_what_was_written(served: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+    writer.write(b"".join(encode_frame(Frame(ECHO, n, body=bytes(1000))) for n in range(100)))
+    await until(lambda: sum(served.handler.reads) == 100, "all requests have come")
+    await served.server.close(2)
+    assert len(FrameDecoder().feed(await reader.read(-1))) == 100
+    assert served.handler.closed == 1
+    writer.close()
+
+
+async def test_too_many_connections_are_refused() -> None:
+    handler = Echo()
+    server = RemotingServer(handler, "127.0.0.1", 0, max_connections=3)
+    port = await server.start()
+    streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+    assert await asyncio.wait_for(streams[-1][0].read(), 5) == b""
+    await until(lambda: server.refused == 2, "two are refused")
+    streams[0][1].close()
+    await until(lambda: len(server.connections) == 2, "one has left")
+    async with RemotingClient() as client:
+        assert (await client.request(f"127.0.0.1:{port}", Frame(ECHO), 5)).code == 0
+    for _, writer in streams:
+        writer.close()
+    await server.close(0.1)
+
+
+async def test_idle_connections_are_closed() -> None:
+    server = RemotingServer(Echo(), "127.0.0.1", 0, idle_s=0.2)
+    port = await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"\0\0")  # half a frame, and then nothing: a peer that vanished
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert not server.connections
+    writer.close()
+    await server.close()
+
+
+async def test_a_slow_reader_stops_being_read_and_costs_no_memory(served: Served) -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", served.server.port))
+        request = encode_frame(Frame(SWAMP))
+        await until(lambda: bool(served.server.connections), "connected")
+        [conn] = served.server.connections
+        for _ in range(2000):
+            with contextlib.suppress(BlockingIOError):
+                sock.send(request * 10)
+            if conn.paused:
+                break
+            await asyncio.sleep(0)
+        await until(lambda: conn.paused, "it is not read any more")
+        served.handler.reads.clear()
+        for _ in range(200):
+            with contextlib.suppress(BlockingIOError):
+                sock.send(request)
+            await asyncio.sleep(0)
+        assert served.handler.reads == []
+        assert conn.unsent < connection_module.HARD_LIMIT + 2_000_000
+
+
+async def test_answers_under_way_to_a_reader_that_stopped_are_bounded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "HARD_LIMIT", 8_000_000)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", served.server.port))
+        await until(lambda: served.handler.opened == 1, "connected")
+        [conn] = served.server.connections
+        for _ in range(100):
+            conn.write(bytes(1_000_000))
+            if conn.closed:
+                break
+        assert conn.closed
+        assert conn.unsent <= 9_000_000
+
+
+async def exchange(served: Served, data: bytes) -> list[Frame]:
+    """What comes back for these bytes, until the server closes or we do."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+    with contextlib.suppress(ConnectionError):
+        writer.write(data)
+        writer.write_eof()
+        raw = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        return FrameDecoder().feed(raw)
+    return []
+
+
+async def test_an_oversized_frame_is_answered_and_the_connection_closed(served: Served) -> None:
+    header = b'{"code":1,"opaque":99,"flag":0,"language":"JAVA","version":0}'
+    [answer] = await exchange(served, struct.pack(">iI", 20_000_000, len(header)) + header)
+    assert (answer.opaque, answer.code) == (99, ResponseCode.SYSTEM_ERROR)
+    assert "over the limit" in (answer.remark or "")
+
+
+async def test_good_requests_before_a_bad_one_are_answered(served: Served) -> None:
+    answers = await exchange(served, encode_frame(Frame(ECHO, 1)) + encode_frame(Frame(ECHO, 2)) + b"\xff" * 50)
+    assert [answer.opaque for answer in answers] == [1, 2]
+
+
+async def test_hostile_bytes_never_stop_the_server(served: Served, client: RemotingClient) -> None:
+    rng = random.Random(7)
+    good = encode_frame(Frame(ECHO, 5, ext={"a": "b"}, body=b"hello"))
+    for _ in range(300):
+        kind = rng.randrange(4)
+        if kind == 0:
+            data = rng.randbytes(rng.randrange(200))
+        elif kind == 1:
+            data = good[: rng.randrange(len(good))]
+        elif kind == 2:
+            damaged = bytearray(good)
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            data = bytes(damaged) * 2
+        else:
+            data = struct.pack(">iI", rng.randrange(-(2**31), 2**31), rng.randrange(2**32)) + rng.randbytes(40)
+        await exchange(served, data)
+    assert (await client.request(served.address, Frame(ECHO), 5)).code == 0
+    await until(lambda: len(served.server.connections) == 1, "no connection is left behind")
+
+
+async def test_a_closed_client_refuses(served: Served) -> None:
+    client = RemotingClient()
+    await client.request(served.address, Frame(ECHO), 5)
+    waiting = asyncio.create_task(client.request(served.address, Frame(SILENT), 5))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(ConnectionLost):
+        await waiting
+    with pytest.raises(ConnectError):
+        await client.request(served.address, Frame(ECHO), 5)
+
+
+async def test_an_answer_that_cannot_be_written_becomes_an_error(served: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+    await until(lambda: served.handler.opened == 1, "connected")
+    [conn] = served.server.connections
+    conn.send(Frame(70_000, 5, 1, serialize=1))
+    conn.send(Frame(0, 6, 1, ext={"a": "x" * 3_000_000}))
+    conn.close()
+    got = FrameDecoder().feed(await reader.read())
+    assert [(frame.code, frame.opaque, frame.serialize) for frame in got] == [
+        (ResponseCode.SYSTEM_ERROR, 5, 1),
+        (ResponseCode.SYSTEM_ERROR, 6, 0),
+    ]
+    writer.close()
