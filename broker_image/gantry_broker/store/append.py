@@ -58,6 +58,8 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
             topic = topics.get(message.topic) or table.topic(message.topic)
             body = message.body
             properties = message.properties
+            if properties.endswith(b"\0"):
+                properties += b"\x02"  # Recovery takes a zero at the end for a write that was cut off.
             size = topic.fixed + len(body) + len(properties)
             sys_flag = message.sys_flag
             quick = plain and len(message.born_host) == 8 and len(properties) < short
@@ -112,7 +114,7 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
                     properties,
                 )
             else:
-                parts.append(_encode(message, topic.name, number, phys, now_ms, host))
+                parts.append(_encode(message, properties, number, phys, now_ms, host))
             if indexed and sys_flag & 12 != 12:
                 for key in message.keys:
                     keys.append((topic.hasher.hash(key), phys, now_ms))
@@ -137,11 +139,11 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
     return stored
 
 
-def _encode(message: Put, topic: str, number: int, phys: int, now_ms: int, host: bytes) -> bytes:
+def _encode(message: Put, properties: bytes, number: int, phys: int, now_ms: int, host: bytes) -> bytes:
     return encode_record(
-        topic=topic.encode(),
+        topic=message.topic.encode(),
         body=message.body,
-        properties=message.properties,
+        properties=properties,
         queue_id=message.queue_id,
         flag=message.flag,
         queue_offset=number,

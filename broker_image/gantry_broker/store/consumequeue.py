@@ -64,6 +64,10 @@ class ConsumeQueue:
             return []
         return sorted(int(name) for name in names if len(name) == 20 and name.isdecimal())
 
+    def files(self) -> list[str]:
+        """Every file of the queue."""
+        return [self._path(base) for base in self._bases()]
+
     def _path(self, base: int) -> str:
         return f"{self._prefix}{base:020d}"
 
@@ -139,7 +143,14 @@ class ConsumeQueue:
 
         Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
         """
-        self.pending.clear()
+        kept = self.pending
+        while kept and _PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
+            del kept[-ENTRY_SIZE:]
+        if kept:
+            # All files hold older records.
+            self.next = self.max
+            self._min_for = -1
+            return False
         changed = False
         bases = self._bases()
         if bases:

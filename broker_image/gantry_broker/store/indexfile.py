@@ -239,8 +239,8 @@ class IndexFile:
     def plausible(self) -> bool:
         """Whether slots and entries fit together: the newest entries are what their slots say."""
         for number in range(max(1, self.count - 8), self.count):
-            key_hash, _, _, _ = self._entry(number)
-            newest = self._slot(key_hash) if key_hash >= 0 else 0
+            key_hash, phys, _, _ = self._entry(number)
+            newest = self._slot(key_hash) if key_hash > 0 or phys > 0 else 0
             if not number <= newest < self.count:
                 return False
         return True
@@ -263,7 +263,7 @@ class IndexFile:
 
 
 def guess_slots(path: str, settings: tuple[int, int]) -> tuple[int, int] | None:
-    """(slots, entries) of an existing file, whatever the settings were; None when it is no index file.
+    """(slots, entries) of a sound file, whatever the settings were; None when it is no index file.
 
     Raises OSError.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.store.files import fsync_dir
-from gantry_broker.store.indexfile import IndexFile, guess_slots
+from gantry_broker.store.indexfile import IndexFile, file_size, guess_slots
 
 BATCH: Final = 512
 """Keys that are filed in one go."""
@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 class KeyIndex:
     """All index files. `position`: every key of every record below this offset is in a file or in memory."""
 
-    def __init__(self, directory: Path, slots: int, entries: int) -> None:
+    def __init__(self, directory: Path, slots: int, entries: int, *, known: bool) -> None:
+        """`known`: we made the files, so that those of the size of the settings have their shape, damaged or not."""
         self.directory = directory
         self.position = 0
         self.behind = False
@@ -40,7 +41,8 @@ class KeyIndex:
             if not name.isdecimal():
                 continue
             path = str(directory / name)
-            shape = guess_slots(path, self._shape)
+            ours = known and os.stat(path).st_size == file_size(slots, entries)
+            shape = self._shape if ours else guess_slots(path, self._shape)
             if shape is None:
                 _log.warning(
                     "%s is not an index file: removed, its keys are found no more until they are indexed again", path
@@ -115,7 +117,7 @@ class KeyIndex:
 
     def cut(self, limit: int, *, rebuild: bool = False) -> None:
         """Remove every key of records at or above `limit`, durably; `rebuild` after a power loss. Raises OSError."""
-        self.pending.clear()
+        self.pending = [item for item in self.pending if item[1] < limit]
         while self._files:
             last = self._files[-1]
             if rebuild:

@@ -122,10 +122,10 @@ class QueueTable:
 
     def cut(self, limit: int) -> None:
         """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
-        self.dirty.clear()
         for queue in self:
             if queue.cut(limit):
-                self.unsynced.update(queue._path(base) for base in queue._bases())
+                self.unsynced.update(queue.files())
+        self.dirty = {queue: None for queue in self.dirty if queue.pending}
 
     def clear(self) -> None:
         """Forget and remove every queue. Raises OSError."""

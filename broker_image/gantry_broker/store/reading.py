@@ -10,6 +10,7 @@ from gantry_broker.protocol.codes import GetStatus, SysFlag
 from gantry_broker.protocol.message import MAGIC_BLANK, Record, RecordError, decode_record
 from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.keyhash import KeyHasher
 from gantry_broker.store.records import MAX_RECORD, SIZE_AND_MAGIC
 from gantry_broker.store.types import Got
 
@@ -185,12 +186,13 @@ def query(
     """See `MessageStore.query`."""
     index = store.index
     known = store.queues.topics.get(topic)
-    if index is None or known is None or not key or max_num <= 0:
+    if index is None or not key or max_num <= 0:
         return []
+    hasher = KeyHasher(topic) if known is None else known.hasher
     found: list[Record] = []
     seen: set[int] = set()
     # Hashes collide: some candidates fall out below.
-    for phys in index.find(known.hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
+    for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
         if phys in seen or len(found) >= max_num:
             continue
         seen.add(phys)

@@ -27,7 +27,8 @@ FILLER_MIN: Final = 8
 """Every segment ends with a filler, of at least its own size and magic."""
 SIZE_AND_MAGIC: Final = Struct(">iI")
 MAX_RECORD: Final = 64 * 1024 * 1024
-PAGE: Final = 4096
+PAGE: Final = 512
+"""What a disk writes whole or not at all."""
 _STORE_MS: Final = Struct(">q")
 _AFTER_STORE_HOST: Final = Struct(">iqi")
 _U16: Final = Struct(">H")
@@ -57,8 +58,8 @@ class Damage(Exception):
 def read_meta(buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: bool, torn: bool = False) -> Meta | int:
     """The record at `buf[at:]`, of which the bytes up to `stop` are there, and which says that it lies at `phys`.
 
-    A filler is answered as its size. `check` also verifies the body's CRC; `torn` also looks for pages that never
-    reached the disk within topic and properties, which no CRC covers. Raises Damage.
+    A filler is answered as its size. `check` also verifies the body's CRC; `torn` also looks for zeros where topic and
+    properties, which no CRC covers, never reached the disk (`put` stores none that end with a zero). Raises Damage.
     """
     if stop - at < FILLER_MIN:
         raise Damage(f"{stop - at} bytes are less than a record's head")
@@ -106,13 +107,13 @@ def read_meta(buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: 
         raise Damage("queue or topic cannot be")
     if check and zlib.crc32(buf[body_at:tail_at]) & 0x7FFFFFFF != crc:
         raise Damage("body does not match its CRC")
-    if torn and has_lost_page(buf, tail_at, end, phys - at):
-        raise Damage("a page of its properties was never written")
+    if torn and ((length and buf[end - 1] == 0) or has_lost_page(buf, tail_at, end, phys - at)):
+        raise Damage("a part of its properties was never written")
     return Meta(phys, size, topic, queue_id, queue_offset, sys_flag, store_ms, bytes(buf[pos:end]), body_at, body_size)
 
 
 def has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) -> bool:
-    """Whether a page that begins in buf[start:stop] begins with zeros; buf[i] lies at base + i of the log."""
+    """Whether a block of the disk within buf[start:stop] begins with zeros; buf[i] lies at base + i of the log."""
     page = -(-(start + base) // PAGE) * PAGE - base
     while page < stop:
         head = bytes(buf[page : min(page + 32, stop)])

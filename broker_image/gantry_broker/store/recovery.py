@@ -133,7 +133,8 @@ def _scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan)
             or data[properties_at - 2] << 8 | data[properties_at - 1] != end - properties_at
             or crc32(view[at + FIXED_V4 : body_end]) & 0x7FFFFFFF != crc
             or data[body_end + 1 : properties_at - 2] == _CONTROL
-            or 0 in view[body_end : properties_at - 2]
+            or b"\0" in data[body_end : properties_at - 2]
+            or (end > properties_at and not data[end - 1])
             or ((phys + size - 1) // PAGE != (body_end + base) // PAGE and has_lost_page(data, body_end, end, base))
         ):
             break

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class MessageStore:
     """See the module's docstring. Made by `open`, ended by `close`."""
 
-    def __init__(self, config: StoreConfig, segment_size: int) -> None:
+    def __init__(self, config: StoreConfig, segment_size: int, *, known: bool) -> None:
         """Not for callers: `open` recovers first."""
         settings = config.settings
         self.config = config
@@ -52,7 +52,7 @@ class MessageStore:
         self.queues = QueueTable(config.path / "consumequeue", settings.mappedFileSizeConsumeQueue)
         self.index: KeyIndex | None = None
         if settings.messageIndexEnable:
-            self.index = KeyIndex(config.path / "index", settings.maxHashSlotNum, settings.maxIndexNum)
+            self.index = KeyIndex(config.path / "index", settings.maxHashSlotNum, settings.maxIndexNum, known=known)
         self.delays = delay_table(settings.messageDelayLevel)
         self.last_store_ms = 0
         """Store time of the newest record; 0 before the first one of this process."""
@@ -82,7 +82,7 @@ class MessageStore:
         try:
             epochs = EpochFile.load(root / "config" / "epochs.json")
             found = epochs.segment_size if epochs else opening.segment_size(root)
-            store = cls(config, found or config.settings.mappedFileSizeCommitLog)
+            store = cls(config, found or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
             store._lock = lock
             opening.recover(store, epochs)
         except BaseException:
