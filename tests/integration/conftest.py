@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import (
     AssignmentAnswer,
@@ -27,7 +26,7 @@ from gantry_broker.http.models import (
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def free_port() -> int:

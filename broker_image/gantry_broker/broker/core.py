@@ -37,18 +37,19 @@ from gantry_broker.store.records import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
 
 from .clients import ClientTable
+from .delay import Delays
 from .faults import NotStored, NotWritable
 from .locks import QueueLocks
 from .longpoll import HeldPulls
 from .metadata import Change, Metadata, Tables, encode_change
+from .pull import Filters, Pull
 from .stats import Stats
 from .topics import TIMER_TOPIC, retry_topic, system_topics
+from .transactions import Transactions
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.client import RemotingClient
     from gantry_broker.store.store import MessageStore
-
-    from .pull import Pull
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +61,8 @@ class Broker:
     """Everything that one member's handlers need."""
 
     def __init__(self, config: BrokerConfig, store: MessageStore, client: RemotingClient, store_host: bytes) -> None:
-        from .pull import Filters
-
         self.config = config
-        self.settings: BrokerSettings = config.settings.model_copy()
+        self.settings: BrokerSettings = store.config.settings
         self.store = store
         self.client = client
         self.store_host = store_host
@@ -76,6 +75,7 @@ class Broker:
         self.filters = Filters()
         self.stats = Stats(self.started_ms)
         self.meta = Metadata(base_tables(config, self.settings, len(self.delay_levels)))
+        self.meta.on_drop = store.drop_topic
         self.disk_full = False
         self.put_count = 0
         self.get_count = 0
@@ -92,7 +92,9 @@ class Broker:
         self._role_epoch = -1
         self._opaque = 0
         self._grown: list[tuple[str, int]] = []
-        self._loop = asyncio.get_event_loop()
+        self._loop = asyncio.get_running_loop()
+        self.transactions = Transactions(self)
+        self.delays = Delays(self)
         self.replication = ReplicationService(
             config,
             store,
@@ -412,6 +414,14 @@ class Broker:
     @staticmethod
     def _report(text: str) -> None:
         log.warning("%s", text)
+
+    def expire_log(self) -> None:
+        """Retention: what is not confirmed stays, and what a follower that fetches has not acknowledged."""
+        keep = self.store.confirmed
+        leader = self.replication.core.leader
+        if leader is not None:
+            keep = min([keep, *(view.acked for view in leader.followers.values() if view.acked >= 0)])
+        self.store.expire(self.unix_ms(), keep)
 
     # ---- reading from slaves
 

@@ -46,7 +46,7 @@ class BrokerProcess:
         self.store = MessageStore.open(
             StoreConfig(
                 path=config.data_dir,
-                settings=config.settings,
+                settings=config.settings.model_copy(),  # mqadmin may change them while the process runs
                 sync_flush=config.flush == "Sync",
                 store_host=host,
             )
@@ -95,6 +95,8 @@ class BrokerProcess:
         broker.flush_offsets()
         await self.upkeep.close()
         await self.registrar.close()
+        broker.delays.close()
+        broker.transactions.close()
         await broker.replication.stop()
         await self.dispatcher.close()
         await self.ports.close(0.5)

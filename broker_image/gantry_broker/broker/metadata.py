@@ -12,7 +12,7 @@ Control records expire with their segment. The master therefore writes all table
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -154,6 +154,8 @@ class Metadata:
         """The confirmed view holds every control record below this offset of the log."""
         self.changed = False
         """The confirmed view is newer than its snapshot."""
+        self.on_drop: Callable[[str, int], None] = lambda topic, below: None
+        """Called when the deletion of a topic is confirmed: its records below that offset are shown no more."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -185,7 +187,10 @@ class Metadata:
         if change is None:
             return False
         self.changed = True
-        return self.confirmed.apply(change)
+        shaped = self.confirmed.apply(change)
+        for topic in change.get("dropTopics", ()):
+            self.on_drop(topic, int(change.get("dropData", 0)))
+        return shaped
 
     def lead(self, tail: Iterable[bytes]) -> None:
         """Becomes master: the working view is the confirmed one and the control records not yet confirmed (`tail`)."""

@@ -287,6 +287,7 @@ class Sender:
         if not items:
             raise Answer(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         puts = []
+        suffix = self._suffix.encode()
         sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
         for item in items:
             props = parse_properties(item.properties)
@@ -299,7 +300,7 @@ class Sender:
                     header.bornTimestamp,
                     born_host,
                     item.body,
-                    item.properties,
+                    _with_suffix(item.properties, suffix),
                     0,
                     0,
                     tags_hash(props.get(Prop.TAGS, "")),
@@ -307,6 +308,10 @@ class Sender:
                 )
             )
         return puts
+
+
+def _with_suffix(properties: bytes, suffix: bytes) -> bytes:
+    return properties + suffix if not properties or properties.endswith(b"\x02") else properties + b"\x02" + suffix
 
 
 def _stored_form(text: str, props: dict[str, str], suffix: str) -> bytes:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
-BUSY_TICKS: Final = 1
 
 
 class Upkeep:
@@ -54,7 +53,7 @@ class Upkeep:
         self._job("clients", now, 5_000, lambda: self._expire_clients(now))
         self._job("statistics", now, 10_000, lambda: broker.stats.sample(broker.unix_ms()))
         self._job("snapshots", now, broker.settings.flushConsumerOffsetInterval, self._save)
-        self._job("retention", now, 10_000, self._retention)
+        self._job("retention", now, 10_000, broker.expire_log)
 
     def _job(self, name: str, now: int, every_ms: int, work: Callable[[], Any]) -> None:
         if now < self._due.get(name, 0):
@@ -111,20 +110,6 @@ class Upkeep:
         except OSError as error:
             self._broker.meta.changed = True
             log.warning("the tables' snapshots cannot be written: %s", error)
-
-    def _retention(self) -> None:
-        broker = self._broker
-        broker.store.expire(broker.unix_ms(), self._keep_from())
-
-    def _keep_from(self) -> int:
-        """What must stay: what is not confirmed, and on the master what a follower that is fetching still needs."""
-        broker = self._broker
-        keep = broker.store.confirmed
-        leader = broker.replication.core.leader
-        if leader is not None:
-            acked = [view.acked for view in leader.followers.values() if view.acked >= 0]
-            keep = min([keep, *acked])
-        return keep
 
     async def close(self) -> None:
         if self._timer is not None:

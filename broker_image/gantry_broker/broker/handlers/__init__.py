@@ -1,5 +1,15 @@
 """What the broker does with each request code: one module per subject, all filled into one table."""
 
-from . import clients, offsets
+from . import admin, clients, groupadmin, offsets, query, reply, retry, topicadmin, transaction
 
-__all__ = ["clients", "offsets"]
+__all__ = [
+    "admin",
+    "clients",
+    "groupadmin",
+    "offsets",
+    "query",
+    "reply",
+    "retry",
+    "topicadmin",
+    "transaction",
+]

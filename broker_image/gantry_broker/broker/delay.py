@@ -1,0 +1,255 @@
+"""Delayed delivery: RocketMQ's levels, and 5.x's arbitrary times.
+
+A level's queue is in order of delivery, so only its first message matters. A bucket of the timer topic holds the
+messages of one minute in any order; it is read into memory when that minute begins. What is delivered and how far the
+queue then is go into the log as one batch, so a failover delivers nothing twice and loses nothing, and since only
+confirmed messages are in the queues, nothing is delivered that could be undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
+from gantry_broker.protocol.message import Record, decode_records, parse_properties
+from gantry_broker.store.errors import StoreError
+
+from .faults import NotWritable
+from .messages import TIMER_BUCKET_MS, TIMER_BUCKETS, TIMER_MAX_MS, copy_of
+from .topics import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from gantry_broker.store.types import Put
+
+    from .core import Broker
+
+log = logging.getLogger(__name__)
+
+BATCH: Final = 256
+BATCH_BYTES: Final = 1 << 20
+RETRY_MS: Final = 1_000
+"""After the store refused a batch (a full disk)."""
+PASS_BATCHES: Final = 4
+"""Batches per level and pass; then other work has its turn."""
+
+
+def real_target(record: Record) -> tuple[str, int]:
+    """Topic and queue that a waiting message is meant for; its own when the properties do not say."""
+    props = parse_properties(record.properties)
+    queue = props.get(Prop.REAL_QUEUE_ID, "0")
+    return props.get(Prop.REAL_TOPIC) or record.topic, int(queue) if queue.isdigit() and len(queue) < 10 else 0
+
+
+def delivered(record: Record) -> Put:
+    """The message as its consumers see it."""
+    topic, queue_id = real_target(record)
+    props = parse_properties(record.properties)
+    for name in (Prop.TIMER_OUT_MS, Prop.TIMER_DELIVER_MS, Prop.TIMER_DELAY_SEC, Prop.TIMER_DELAY_MS):
+        props.pop(name, None)
+    return copy_of(record, topic, queue_id, props=props, sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK)
+
+
+class Delays:
+    """The master's deliveries; one timer for the earliest of all levels and buckets."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = 0.0
+        self._levels: dict[int, int] = {}
+        """Level queue to the time (Unix ms) at which its first message is due; absent: not looked at yet, or empty."""
+        self._stale: set[int] = set()
+        self._buckets = Buckets(broker)
+        broker.on_grown[SCHEDULE_TOPIC] = self._level_grew
+        broker.on_grown[TIMER_TOPIC] = self._bucket_grew
+        broker.on_role.append(self._role_changed)
+
+    def _role_changed(self, master: bool) -> None:
+        self._levels.clear()
+        self._stale.clear()
+        self._buckets.clear()
+        if master and self._broker.may_append:
+            self._stale = set(range(len(self._broker.delay_levels)))
+            self._buckets.look_again()
+            self._wake(0)
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _level_grew(self, queue_id: int) -> None:
+        if self._broker.leading and queue_id not in self._levels:
+            self._stale.add(queue_id)
+            self._wake(0)
+
+    def _bucket_grew(self, queue_id: int) -> None:
+        if self._broker.leading:
+            self._buckets.grew(queue_id)
+            self._wake(0)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self, delay_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(delay_ms, 0) / 1000
+        if self._timer is not None:
+            if self._at <= at:
+                return
+            self._timer.cancel()
+        self._at = at
+        self._timer = loop.call_at(at, self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        broker = self._broker
+        if not broker.may_append:
+            return  # Becoming able to append again is a change of role, which wakes this.
+        now = broker.unix_ms()
+        try:
+            for queue_id in [q for q in {*self._stale, *self._levels} if self._levels.get(q, 0) <= now]:
+                self._deliver_level(queue_id, now)
+            self._buckets.deliver(now)
+        except (StoreError, NotWritable) as error:
+            if isinstance(error, StoreError):
+                broker.store_failed(error)
+            self._wake(RETRY_MS)
+            return
+        except Exception:
+            log.exception("delivering delayed messages failed")
+            self._wake(RETRY_MS)
+            return
+        due = [*self._levels.values(), *self._buckets.next_due(now)]
+        if self._stale:
+            self._wake(0)
+        elif due:
+            self._wake(min(due) - now)
+
+    def _deliver_level(self, queue_id: int, now: int) -> None:
+        broker = self._broker
+        store = broker.store
+        level_ms = broker.delay_levels[queue_id] if queue_id < len(broker.delay_levels) else broker.delay_levels[-1]
+        self._stale.discard(queue_id)
+        self._levels.pop(queue_id, None)
+        for _ in range(PASS_BATCHES):
+            offset = broker.meta.working.delay.get(queue_id + 1, 0)
+            offset = max(offset, store.min_offset(SCHEDULE_TOPIC, queue_id))
+            got = store.get(SCHEDULE_TOPIC, queue_id, offset, BATCH, BATCH_BYTES)
+            if not got.data:
+                return
+            puts: list[Put] = []
+            for record in decode_records(got.data):
+                due = record.store_ms + level_ms
+                if due > now:
+                    self._levels[queue_id] = due
+                    break
+                puts.append(delivered(record))
+                offset = record.queue_offset + 1
+            if puts:
+                _append(broker, puts, {"delay": {str(queue_id + 1): offset}})
+            if queue_id in self._levels:
+                return
+        self._stale.add(queue_id)
+
+
+def _append(broker: Broker, puts: list[Put], progress: dict[str, dict[str, int]]) -> None:
+    """Messages and how far their queue now is, as one batch: all of it or nothing."""
+    change = {"at": broker.unix_ms(), **progress}
+    broker.append([*puts, broker.change_put(change)])
+    broker.applied(change)
+    broker.appended(None)
+
+
+class Buckets:
+    """The timer topic: one queue per minute. In memory are the messages of minutes that have begun."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._ready: list[tuple[int, int, int]] = []
+        """Heap of (due, bucket, queue offset) of the messages that were read."""
+        self._read: dict[int, int] = {}
+        """Bucket to the queue offset up to which it was read into memory."""
+        self._delivered: dict[int, set[int]] = {}
+        """Bucket to offsets at or above its progress that are done."""
+        self._first: dict[int, int] = {}
+        """Bucket to the time at which its minute begins, for those with messages not read yet."""
+
+    def clear(self) -> None:
+        self._ready.clear()
+        self._read.clear()
+        self._delivered.clear()
+        self._first.clear()
+
+    def look_again(self) -> None:
+        """A new master: which buckets have messages that were not delivered."""
+        broker = self._broker
+        for queue_id in broker.store.topics_queues().get(TIMER_TOPIC, []):
+            if broker.store.max_offset(TIMER_TOPIC, queue_id) > self._progress(queue_id):
+                self.grew(queue_id)
+
+    def grew(self, bucket: int) -> None:
+        if bucket not in self._first:
+            self._first[bucket] = _begins(bucket, self._broker.unix_ms())
+
+    def _progress(self, bucket: int) -> int:
+        stored = self._broker.meta.working.timer.get(bucket, 0)
+        return max(stored, self._broker.store.min_offset(TIMER_TOPIC, bucket))
+
+    def next_due(self, now: int) -> Iterator[int]:
+        if self._ready:
+            yield self._ready[0][0]
+        if self._first:
+            yield max(min(self._first.values()), now)
+
+    def deliver(self, now: int) -> None:
+        for bucket in [b for b, at in self._first.items() if at <= now]:
+            self._read_bucket(bucket)
+        puts: dict[int, list[tuple[int, Put]]] = {}
+        count = 0
+        while self._ready and self._ready[0][0] <= now and count < BATCH:
+            _, bucket, offset = heapq.heappop(self._ready)
+            count += 1
+            got = self._broker.store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+            for record in decode_records(got.data)[:1]:
+                puts.setdefault(bucket, []).append((offset, delivered(record)))
+        for bucket, items in puts.items():
+            done = self._delivered.setdefault(bucket, set())
+            done.update(offset for offset, _ in items)
+            progress = self._progress(bucket)
+            while progress in done:
+                done.discard(progress)
+                progress += 1
+            try:
+                _append(self._broker, [put for _, put in items], {"timer": {str(bucket): progress}})
+            except (StoreError, NotWritable):
+                self.clear()
+                self.look_again()
+                raise
+
+    def _read_bucket(self, bucket: int) -> None:
+        """The entries of a bucket from where reading stopped: (due, offset) only, not the messages."""
+        store = self._broker.store
+        del self._first[bucket]
+        offset = max(self._read.get(bucket, 0), self._progress(bucket))
+        while True:
+            got = store.get(TIMER_TOPIC, bucket, offset, BATCH, BATCH_BYTES)
+            for record in decode_records(got.data):
+                text = parse_properties(record.properties).get(Prop.TIMER_OUT_MS, "0")
+                due = int(text) if text.isdigit() and len(text) < 19 else 0
+                heapq.heappush(self._ready, (due, bucket, record.queue_offset))
+                offset = record.queue_offset + 1
+            if not got.data:
+                break
+        self._read[bucket] = offset
+
+
+def _begins(bucket: int, now: int) -> int:
+    """When the bucket's minute begins. Nothing waits longer than TIMER_MAX_MS, so it is the last one before that."""
+    cycle = TIMER_BUCKETS * TIMER_BUCKET_MS
+    latest = now + TIMER_MAX_MS
+    return latest - (latest - bucket * TIMER_BUCKET_MS) % cycle

@@ -1,0 +1,186 @@
+"""The broker as a whole for administrators: configuration, running figures, statistics."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from pydantic import ValidationError
+
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.handlers.table import handles, ok
+from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import StatsDataHeader
+from gantry_broker.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+FIXED: Final = frozenset(
+    {
+        "mappedFileSizeCommitLog",
+        "mappedFileSizeConsumeQueue",
+        "maxHashSlotNum",
+        "maxIndexNum",
+        "messageIndexEnable",
+        "messageDelayLevel",
+        "traceTopicEnable",
+    }
+)
+"""Settings that only a restart changes: the store's shape follows from them."""
+VERSION_TEXT: Final = "V4_9_7"
+
+
+@handles(RequestCode.UPDATE_BROKER_CONFIG)
+def update_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """`name=value` lines. What is changed holds until the process ends; lasting changes go into the resource."""
+    wanted: dict[str, str] = {}
+    for line in frame.body.decode("utf-8", "replace").splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise Answer(ResponseCode.SYSTEM_ERROR, f"the body's line {line[:80]!r} is not name=value")
+        wanted[name.strip()] = value.strip()
+    if not wanted:
+        raise Answer(ResponseCode.SYSTEM_ERROR, "the body names no setting; lines of name=value are expected")
+    for name in wanted:
+        if name not in BrokerSettings.model_fields:
+            raise Answer(ResponseCode.SYSTEM_ERROR, f"the setting {name[:80]} does not exist here")
+        if name in FIXED:
+            raise Answer(ResponseCode.SYSTEM_ERROR, f"the setting {name} can only change with a restart")
+    try:
+        made = BrokerSettings.model_validate({**broker.settings.model_dump(), **wanted})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the setting {where}: {first['msg']}") from None
+    for name in wanted:
+        setattr(broker.settings, name, getattr(made, name))
+        log.info("setting %s is now %s", name, getattr(made, name))
+    for told in broker.on_topics:
+        told()  # brokerPermission and autoCreateTopicEnable are part of what is registered.
+    return ok(frame)
+
+
+@handles(RequestCode.GET_BROKER_CONFIG)
+def get_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    config = broker.config
+    values: dict[str, Any] = {
+        "brokerClusterName": config.cluster,
+        "brokerName": config.group,
+        "brokerId": broker.broker_id,
+        "brokerIP1": broker.address.rpartition(":")[0],
+        "listenPort": broker.address.rpartition(":")[2],
+        "namesrvAddr": ";".join(config.name_servers),
+        "brokerRole": f"{config.replication.upper()}_MASTER" if broker.leading else "SLAVE",
+        "flushDiskType": "SYNC_FLUSH" if config.flush == "Sync" else "ASYNC_FLUSH",
+        "storePathRootDir": config.data_dir,
+        "storePathCommitLog": config.data_dir / "commitlog",
+        **broker.settings.model_dump(),
+    }
+    lines = [f"{name}={_text(value)}" for name, value in values.items()]
+    version = orjson.dumps(broker.meta.working.topic_version.to_json()).decode()
+    return ok(frame, {"version": version}, "\n".join(lines).encode() + b"\n")
+
+
+def _text(value: Any) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+@handles(RequestCode.GET_BROKER_RUNTIME_INFO)
+def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """The keys that `brokerStatus`, `clusterList` and exporters read (`KVTable` of 4.9.7)."""
+    store, stats, settings = broker.store, broker.stats, broker.settings
+    unix = broker.unix_ms()
+    usage = store.disk()
+    cluster = broker.config.cluster
+    put_tps = stats.tps("BROKER_PUT_NUMS", cluster, unix)
+    get_tps = stats.tps("BROKER_GET_NUMS", cluster, unix)
+    put_total, get_total = stats.total("BROKER_PUT_NUMS", cluster), stats.total("BROKER_GET_NUMS", cluster)
+    seconds = (unix - broker.started_ms) // 1000
+    days, hours, minutes = seconds // 86_400, seconds // 3_600 % 24, seconds // 60 % 60
+    table: dict[str, Any] = {
+        "brokerVersion": MQ_VERSION,
+        "brokerVersionDesc": VERSION_TEXT,
+        "bootTimestamp": broker.started_ms,
+        "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
+        "startAcceptSendRequestTimeStamp": 0,
+        "putTps": f"{put_tps} {put_tps} {put_tps}",
+        "getTotalTps": f"{get_tps} {get_tps} {get_tps}",
+        "getFoundTps": f"{get_tps} {get_tps} {get_tps}",
+        "getMissTps": "0.0 0.0 0.0",
+        "getTransferedTps": f"{get_tps} {get_tps} {get_tps}",
+        "putMessageTimesTotal": broker.put_count,
+        "putMessageSizeTotal": sum(stats.rows("TOPIC_PUT_SIZE").values()),
+        "putMessageAverageSize": round(
+            sum(stats.rows("TOPIC_PUT_SIZE").values()) / broker.put_count if broker.put_count else 0.0, 2
+        ),
+        "putMessageEntireTimeMax": 0,
+        "putMessageDistributeTime": "[<=0ms]:0 ",
+        "getMessageEntireTimeMax": 0,
+        "msgPutTotalTodayNow": put_total,
+        "msgPutTotalTodayMorning": 0,
+        "msgPutTotalYesterdayMorning": 0,
+        "msgGetTotalTodayNow": get_total,
+        "msgGetTotalTodayMorning": 0,
+        "msgGetTotalYesterdayMorning": 0,
+        "sendThreadPoolQueueSize": 0,
+        "sendThreadPoolQueueCapacity": 10_000,
+        "sendThreadPoolQueueHeadWaitTimeMills": 0,
+        "pullThreadPoolQueueSize": len(broker.held),
+        "pullThreadPoolQueueCapacity": broker.held.limit,
+        "pullThreadPoolQueueHeadWaitTimeMills": 0,
+        "queryThreadPoolQueueSize": 0,
+        "queryThreadPoolQueueCapacity": 20_000,
+        "queryThreadPoolQueueHeadWaitTimeMills": 0,
+        "EndTransactionQueueSize": 0,
+        "EndTransactionThreadPoolQueueCapacity": 100_000,
+        "pageCacheLockTimeMills": 0,
+        "dispatchMaxBuffer": 0,
+        "dispatchBehindBytes": store.end - store.confirmed,
+        "remainHowManyDataToFlush": f"{store.end - store.flushed} B",
+        "remainTransientStoreBufferNumbs": 2_147_483_647,
+        "earliestMessageTimeStamp": _earliest(broker),
+        "commitLogMinOffset": store.start,
+        "commitLogMaxOffset": store.confirmed,
+        "commitLogDirCapacity": f"Total : {usage.total} B, Free : {usage.free} B.",
+        "commitLogDiskRatio": round(usage.ratio, 4),
+        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": round(usage.ratio, 4),
+        "consumeQueueDiskRatio": round(usage.ratio, 4),
+        "gantryRole": broker.replication.role.value,
+        "gantryEpoch": broker.replication.epoch,
+        "gantryMember": broker.config.member,
+        "pid": os.getpid(),
+    }
+    for level in range(1, len(broker.delay_levels) + 1):
+        high = store.max_offset("SCHEDULE_TOPIC_XXXX", level - 1)
+        if high:
+            table[f"scheduleMessageOffset_{level}"] = f"{broker.meta.working.delay.get(level, 0)},{high}"
+    table["brokerPermission"] = settings.brokerPermission
+    return ok(frame, body=orjson.dumps({"table": {key: str(table[key]) for key in sorted(table)}}))
+
+
+def _earliest(broker: Broker) -> int:
+    """Store time of the first record of the log; -1: none."""
+    first = next(broker.store.walk(broker.store.start, broker.store.confirmed), None)
+    return -1 if first is None else first.store_ms
+
+
+@handles(RequestCode.VIEW_BROKER_STATS_DATA)
+def stats_data(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = StatsDataHeader.parse(frame)
+    report = broker.stats.report(header.statsName, header.statsKey, broker.unix_ms())
+    if report is None:
+        raise Answer(
+            ResponseCode.SYSTEM_ERROR,
+            f"The stats <{header.statsName[:80]}> <{header.statsKey[:255]}> not exist",
+        )
+    return ok(frame, body=orjson.dumps(report))

@@ -1,0 +1,427 @@
+"""Consumer groups for administrators: configuration, members, progress, offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.handlers.table import handles, json_body, ok
+from gantry_broker.broker.topics import group_fault
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, ConsumeOffset, SubscriptionGroup, consume_stats_to_json
+from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import (
+    BadField,
+    BrokerConsumeStatsHeader,
+    CloneOffsetHeader,
+    ConsumeDirectlyHeader,
+    ConsumerGroupHeader,
+    ConsumerStatusHeader,
+    ConsumeStatsHeader,
+    ConsumeTimeSpanHeader,
+    CorrectionOffsetHeader,
+    DeleteGroupHeader,
+    ProducerGroupHeader,
+    ResetOffsetHeader,
+    RunningInfoHeader,
+)
+from gantry_broker.protocol.message import parse_message_id
+from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+ASK_S: Final = 5.0
+
+
+def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
+    fault = group_fault(config.name)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field groupName: {fault}")
+    if not 0 <= config.retry_queues <= 1_024:
+        raise BadField("retryQueueNums", str(config.retry_queues), "a whole number from 0 to 1024")
+    return config
+
+
+@handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+async def create_group(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    config = checked_group(SubscriptionGroup.from_json(json_body(frame, "subscriptionGroupConfig")))
+    await broker.change_and_wait({"groups": [config.to_json()]})
+    return ok(frame)
+
+
+@handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
+async def create_groups(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    value = json_body(frame, "groupConfigList")
+    items = value.get("groupConfigList") if isinstance(value, dict) else None
+    if not isinstance(items, list) or not items:
+        raise BodyError("the body's groupConfigList is absent; a list of group configurations is expected")
+    groups = [checked_group(SubscriptionGroup.from_json(item)) for item in items]
+    await broker.change_and_wait({"groups": [g.to_json() for g in groups]})
+    return ok(frame)
+
+
+@handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+def all_groups(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    tables = broker.meta.working
+    return ok(
+        frame,
+        body=orjson.dumps(
+            {
+                "dataVersion": tables.group_version.to_json(),
+                "subscriptionGroupTable": {name: group.to_json() for name, group in tables.groups.items()},
+            }
+        ),
+    )
+
+
+@handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
+def group_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    name = frame.ext.get("group")
+    if not name:
+        raise BadField("group", name, "the name of a consumer group")
+    config = broker.meta.working.groups.get(name)
+    if config is None:
+        raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name[:255]}")
+    return ok(frame, body=orjson.dumps(config.to_json()))
+
+
+@handles(RequestCode.DELETE_SUBSCRIPTIONGROUP)
+async def delete_group(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = DeleteGroupHeader.parse(frame)
+    fault = group_fault(header.groupName)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field groupName: {fault}")
+    change: dict[str, Any] = {"dropGroups": [header.groupName]}
+    if header.removeOffset or header.cleanOffset:
+        tail = "@" + header.groupName
+        change["dropOffsets"] = [key for key in broker.meta.working.offsets if key.endswith(tail)]
+    await broker.change_and_wait(change)
+    return ok(frame)
+
+
+# ---- members
+
+
+@handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+def consumer_connections(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = ConsumerGroupHeader.parse(frame)
+    members = broker.clients.consumers.get(header.consumerGroup)
+    if members is None:
+        raise Answer(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{header.consumerGroup[:255]}] not online")
+    body = {
+        "connectionSet": [client.connection().to_json() for client in members.clients.values()],
+        "consumeFromWhere": members.consume_from,
+        "consumeType": members.consume_type,
+        "messageModel": members.message_model,
+        "subscriptionTable": {topic: sub.data.to_json() for topic, sub in members.subscriptions.items()},
+    }
+    return ok(frame, body=orjson.dumps(body))
+
+
+@handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
+def producer_connections(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = ProducerGroupHeader.parse(frame)
+    members = broker.clients.producers.get(header.producerGroup)
+    if not members:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the producer group[{header.producerGroup[:255]}] not exist")
+    return ok(frame, body=orjson.dumps({"connectionSet": [c.connection().to_json() for c in members.values()]}))
+
+
+@handles(RequestCode.GET_ALL_PRODUCER_INFO)
+def all_producers(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    now, unix = broker.now_ms(), broker.unix_ms()
+    table = {
+        group: [
+            {
+                "clientId": c.client_id,
+                "remoteIP": c.address,
+                "language": c.language,
+                "version": c.version,
+                "lastUpdateTimestamp": unix - (now - c.last_ms),
+            }
+            for c in members.values()
+        ]
+        for group, members in broker.clients.producers.items()
+    }
+    return ok(frame, body=orjson.dumps({"data": table}))
+
+
+@handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
+async def running_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = RunningInfoHeader.parse(frame)
+    return await _ask_client(broker, frame, header.consumerGroup, header.clientId)
+
+
+@handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
+async def consume_directly(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """The record is passed to the client, which consumes it and tells the result."""
+    header = ConsumeDirectlyHeader.parse(frame)
+    body = b""
+    if header.msgId:
+        try:
+            _, _, phys = parse_message_id(header.msgId)
+            body = broker.store.record(phys).encode()
+        except (ValueError, StoreError) as error:
+            raise BadField("msgId", header.msgId[:80], f"the id of a message of this broker ({error})") from None
+    return await _ask_client(broker, frame, header.consumerGroup, header.clientId, body)
+
+
+async def _ask_client(broker: Broker, frame: Frame, group: str, client_id: str | None, body: bytes = b"") -> Frame:
+    members = broker.clients.consumers.get(group)
+    client = None
+    if members is not None:
+        client = members.find(client_id) if client_id else next(iter(members.clients.values()), None)
+    if client is None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group[:255]}> <{(client_id or '')[:255]}> not online")
+    link: Any = client.conn
+    try:
+        answer: Frame = await link.request(Frame(frame.code, ext=dict(frame.ext), body=body), ASK_S)
+    except RemotingError as error:
+        raise Answer(
+            ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client.client_id}> did not answer: {error}"
+        ) from None
+    return Frame.response_to(frame, answer.code, answer.remark, dict(answer.ext), answer.body)
+
+
+# ---- progress and offsets
+
+
+def progress(broker: Broker, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
+    config = broker.meta.working.topics.get(topic)
+    if config is None:
+        return {}
+    table = {}
+    for queue_id in range(config.read_queues):
+        high = broker.store.max_offset(topic, queue_id)
+        at = max(broker.meta.working.offset(topic, group, queue_id), 0)
+        last = broker.store.store_time(topic, queue_id, at - 1) if at > 0 else 0
+        table[MessageQueue(topic, broker.config.group, queue_id)] = ConsumeOffset(high, at, max(last, 0), at)
+    return table
+
+
+def _topics_of(broker: Broker, group: str) -> list[str]:
+    return sorted(set(broker.meta.working.topics_of_group(group)))
+
+
+@handles(RequestCode.GET_CONSUME_STATS)
+def consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = ConsumeStatsHeader.parse(frame)
+    topics = [header.topic] if header.topic else _topics_of(broker, header.consumerGroup)
+    table: dict[MessageQueue, ConsumeOffset] = {}
+    tps = 0.0
+    for topic in topics:
+        table.update(progress(broker, header.consumerGroup, topic))
+        tps += broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{header.consumerGroup}", broker.unix_ms())
+    return ok(frame, body=fastjson.dumps(consume_stats_to_json(table, tps)))
+
+
+@handles(RequestCode.GET_BROKER_CONSUME_STATS)
+def broker_consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = BrokerConsumeStatsHeader.parse(frame)
+    stats = []
+    total = 0
+    for group in sorted(broker.meta.working.groups):
+        rows = []
+        for topic in _topics_of(broker, group):
+            config = broker.meta.working.topics.get(topic)
+            if config is None or (header.isOrder and not config.order):
+                continue
+            table = progress(broker, group, topic)
+            total += sum(max(o.broker_offset - o.consumer_offset, 0) for o in table.values())
+            tps = broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{group}", broker.unix_ms())
+            rows.append(consume_stats_to_json(table, tps))
+        stats.append({group: rows})
+    body = {"brokerAddr": broker.address, "consumeStatsList": stats, "totalDiff": total}
+    return ok(frame, body=fastjson.dumps(body))
+
+
+@handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
+def topics_by_consumer(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    name = frame.ext.get("group")
+    if not name:
+        raise BadField("group", name, "the name of a consumer group")
+    return ok(frame, body=orjson.dumps({"topicList": _topics_of(broker, name)}))
+
+
+@handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
+def subscription_by_consumer(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    group, topic = frame.ext.get("group"), frame.ext.get("topic")
+    if not group or not topic:
+        raise BadField("topic" if group else "group", None, "a name")
+    members = broker.clients.consumers.get(group)
+    found = members.subscriptions.get(topic) if members is not None else None
+    data = found.data.to_json() if found is not None else None
+    return ok(frame, body=orjson.dumps({"group": group, "topic": topic, "subscriptionData": data}))
+
+
+@handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
+def consume_time_span(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = ConsumeTimeSpanHeader.parse(frame)
+    config = broker.meta.working.topics.get(header.topic)
+    if config is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
+    store = broker.store
+    spans = []
+    for queue_id in range(max(config.write_queues, config.read_queues)):
+        low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
+        at = broker.meta.working.offset(config.name, header.group, queue_id)
+        consumed = store.store_time(config.name, queue_id, at - 1) if at > 0 else -1
+        first = store.store_time(config.name, queue_id, low)
+        delay = max(broker.unix_ms() - store.store_time(config.name, queue_id, at), 0) if 0 <= at < high else 0
+        spans.append(
+            {
+                "messageQueue": {"brokerName": broker.config.group, "queueId": queue_id, "topic": config.name},
+                "minTimeStamp": first,
+                "maxTimeStamp": store.store_time(config.name, queue_id, high - 1),
+                "consumeTimeStamp": consumed if consumed > 0 else first,
+                "delayTime": delay,
+            }
+        )
+    return ok(frame, body=orjson.dumps({"consumeTimeSpanSet": spans}))
+
+
+@handles(RequestCode.QUERY_CORRECTION_OFFSET)
+def correction_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """The smallest offset that any group has in each queue, of groups not in `filterGroups`."""
+    header = CorrectionOffsetHeader.parse(frame)
+    skipped = set((header.filterGroups or "").split(","))
+    tables = broker.meta.working
+    lowest: dict[int, int] = {}
+    for group in tables.groups_of_topic(header.topic):
+        if group in skipped:
+            continue
+        for queue_id, offset in tables.offsets[f"{header.topic}@{group}"].items():
+            if offset >= broker.store.min_offset(header.topic, queue_id):
+                lowest[queue_id] = min(lowest.get(queue_id, offset), offset)
+    if header.compareGroup:
+        for queue_id, offset in tables.offsets.get(f"{header.topic}@{header.compareGroup}", {}).items():
+            lowest[queue_id] = offset if lowest.get(queue_id, offset) > offset else -1
+    return ok(frame, body=fastjson.dumps({"correctionOffsets": lowest}))
+
+
+@handles(RequestCode.CLONE_GROUP_OFFSET)
+async def clone_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """The destination group continues where the source group is; a topic alone or all of the source's."""
+    header = CloneOffsetHeader.parse(frame)
+    fault = group_fault(header.destGroup)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field destGroup: {fault}")
+    tables = broker.meta.working
+    topics = [header.topic] if header.topic else tables.topics_of_group(header.srcGroup)
+    offsets = {}
+    for topic in topics:
+        if topic not in tables.topics or topic.startswith(RETRY_PREFIX):
+            continue
+        members = broker.clients.consumers.get(header.srcGroup)
+        if members is not None and not header.offline and topic not in members.subscriptions:
+            continue
+        queues = tables.offsets.get(f"{topic}@{header.srcGroup}")
+        if queues:
+            offsets[f"{topic}@{header.destGroup}"] = {str(q): o for q, o in queues.items()}
+    change: dict[str, Any] = {"offsets": offsets}
+    if header.destGroup not in tables.groups:
+        change["groups"] = [SubscriptionGroup(header.destGroup).to_json()]
+    await broker.change_and_wait(change)
+    return ok(frame)
+
+
+@handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
+async def reset_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Sets a group's offsets by time, and tells its members (request 220), which drop what they hold.
+
+    Without a member 4.9.7 refuses; `mqadmin` then writes the offsets itself. A request that names a queue or an
+    offset (5.x) is carried out by the broker alone.
+    """
+    header = ResetOffsetHeader.parse(frame)
+    config = broker.meta.working.topics.get(header.topic)
+    if config is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
+    queues = range(config.write_queues)
+    if header.queueId is not None and header.queueId >= 0:
+        if header.queueId >= config.write_queues:
+            raise BadField("queueId", str(header.queueId), f"a queue below {config.write_queues}")
+        queues = range(header.queueId, header.queueId + 1)
+    members = broker.clients.consumers.get(header.group)
+    server_side = header.queueId is not None
+    if members is None and not server_side:
+        raise Answer(
+            ResponseCode.CONSUMER_NOT_ONLINE,
+            f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic} "
+            f"Timestamp: {header.timestamp}",
+        )
+    table: dict[MessageQueue, int] = {}
+    for queue_id in queues:
+        now = broker.meta.working.offset(header.topic, header.group, queue_id)
+        wanted = _reset_to(broker, header, queue_id)
+        if now < 0 or header.isForce or wanted <= now or header.timestamp < 0:
+            table[MessageQueue(header.topic, broker.config.group, queue_id)] = wanted
+        else:
+            table[MessageQueue(header.topic, broker.config.group, queue_id)] = now
+    change = {f"{header.topic}@{header.group}": {str(mq.queue_id): offset for mq, offset in table.items()}}
+    await broker.change_and_wait({"offsets": change})
+    body = fastjson.dumps({"offsetTable": table})
+    if members is not None:
+        ext = {
+            "topic": header.topic,
+            "group": header.group,
+            "timestamp": str(header.timestamp),
+            "isForce": "true" if header.isForce else "false",
+        }
+        as_list = orjson.dumps({"offsetTable": [_as_item(mq, offset) for mq, offset in table.items()]})
+        for client in list(members.clients.values()):
+            told = as_list if client.language in ("CPP", "GO") else body
+            client.conn.send(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, broker.next_opaque(), 2, dict(ext), told))
+    return ok(frame, body=body)
+
+
+def _as_item(queue: MessageQueue, offset: int) -> dict[str, Any]:
+    return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic, "offset": offset}
+
+
+def _reset_to(broker: Broker, header: ResetOffsetHeader, queue_id: int) -> int:
+    if header.offset is not None and header.offset >= 0:
+        return int(header.offset)
+    if header.timestamp < 0:
+        return broker.store.max_offset(header.topic, queue_id)
+    return broker.store.offset_at_time(header.topic, queue_id, int(header.timestamp))
+
+
+@handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
+async def consumer_status(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Asks the group's members for their offsets (request 221)."""
+    header = ConsumerStatusHeader.parse(frame)
+    members = broker.clients.consumers.get(header.group)
+    if members is None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group[:255]}]")
+    table: dict[str, Any] = {}
+    for client in list(members.clients.values()):
+        if header.clientAddr and header.clientAddr != client.client_id:
+            continue
+        link: Any = client.conn
+        ext = {"topic": header.topic, "group": header.group}
+        try:
+            answer = await link.request(Frame(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext=ext), ASK_S)
+        except RemotingError:
+            continue
+        if answer.code == ResponseCode.SUCCESS and answer.body:
+            value = fastjson.loads(answer.body)
+            if isinstance(value, dict):
+                table[client.client_id] = value.get("messageQueueTable", {})
+    return ok(frame, body=fastjson.dumps({"consumerTable": table, "messageQueueTable": {}}))
+
+
+@handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
+def all_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    return ok(frame, body=fastjson.dumps({"offsetTable": broker.meta.working.offsets}))
+
+
+@handles(RequestCode.GET_ALL_DELAY_OFFSET)
+def all_delay(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    return ok(frame, body=fastjson.dumps({"offsetTable": broker.meta.working.delay}))

@@ -1,0 +1,98 @@
+"""Messages by key, by the client's unique key, by offset id; entries of a consume queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.handlers.offsets import known_queue
+from gantry_broker.broker.handlers.retry import stored_record
+from gantry_broker.broker.handlers.table import handles, ok
+from gantry_broker.broker.topics import topic_fault
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField, ConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader
+from gantry_broker.protocol.message import decode_records, tags_hash
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+MAX_FOUND: Final = 64
+MAX_BYTES: Final = 8 << 20
+MAX_KEY: Final = 4_096
+MAX_ENTRIES: Final = 512
+
+
+@handles(RequestCode.QUERY_MESSAGE)
+def query_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = QueryMessageHeader.parse(frame)
+    fault = topic_fault(header.topic, longest=255)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+    if not header.key or len(header.key) > MAX_KEY:
+        raise BadField("key", header.key[:40], f"a text of 1 to {MAX_KEY} characters")
+    unique = header.uniqueKeyQuery or header.indexType == "U"
+    limit = MAX_FOUND if unique else min(max(header.maxNum, 1), MAX_FOUND)
+    found = broker.store.query(
+        header.topic, header.key, limit, int(header.beginTimestamp), int(header.endTimestamp), unique
+    )
+    if not found:
+        raise Answer(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
+    body = bytearray()
+    for record in found:
+        if len(body) + record.size > MAX_BYTES:
+            break
+        body += record.encode()
+    ext = {
+        "indexLastUpdateTimestamp": str(broker.store.last_store_ms),
+        "indexLastUpdatePhyoffset": str(broker.store.confirmed),
+    }
+    return ok(frame, ext, bytes(body))
+
+
+@handles(RequestCode.VIEW_MESSAGE_BY_ID)
+def view_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = ViewMessageHeader.parse(frame)
+    return ok(frame, body=stored_record(broker, int(header.offset)).encode())
+
+
+@handles(RequestCode.QUERY_CONSUME_QUEUE)
+def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """What mqadmin's `queryCq` shows: entries of a queue, and whether a group's filter would let them through."""
+    header = ConsumeQueueHeader.parse(frame)
+    known_queue(broker, header.topic, header.queueId)
+    if header.index < 0 or not 0 < header.count <= MAX_ENTRIES:
+        name = "index" if header.index < 0 else "count"
+        raise BadField(name, str(getattr(header, name)), f"an index of 0 or more and a count from 1 to {MAX_ENTRIES}")
+    store = broker.store
+    members = broker.clients.consumers.get(header.consumerGroup or "")
+    subscription = members.subscriptions.get(header.topic) if members is not None else None
+    entries = []
+    offset, wanted = int(header.index), header.count
+    while wanted > 0:
+        got = store.get(header.topic, header.queueId, offset, wanted, 4 << 20)
+        records = decode_records(got.data)
+        if not records:
+            break
+        for record in records:
+            code = tags_hash(record.tags or "")
+            entry = {
+                "physicOffset": record.phys_offset,
+                "physicSize": record.size,
+                "tagsCode": code,
+                "eval": subscription is None or not subscription.codes or code in subscription.codes,
+            }
+            entries.append(entry)
+        wanted -= len(records)
+        offset = records[-1].queue_offset + 1
+    body = {
+        "subscriptionData": subscription.data.to_json() if subscription is not None else None,
+        "filterData": None,
+        "queueData": entries,
+        "maxQueueIndex": store.max_offset(header.topic, header.queueId),
+        "minQueueIndex": store.min_offset(header.topic, header.queueId),
+    }
+    return ok(frame, body=orjson.dumps(body))

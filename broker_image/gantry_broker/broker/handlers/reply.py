@@ -1,0 +1,116 @@
+"""Request-reply: a consumer's reply is pushed to the client that asked (requests 324 and 325, pushed as 326)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.messages import build_put
+from gantry_broker.broker.topics import topic_fault
+from gantry_broker.protocol.codes import (
+    DEFAULT_REGION,
+    REPLY_TOPIC_SUFFIX,
+    Perm,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SendStatus,
+)
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import Long, PushReplyHeader, SendAnswer, SendHeader
+from gantry_broker.protocol.message import parse_properties
+from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.store.errors import StoreError
+
+from .table import handles
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+PUSH_S: Final = 3.0
+
+
+@handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+async def send_reply(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Pushes, then stores: the answer has the ids of the stored reply, and the code says how the push went."""
+    header = SendHeader.parse(frame)
+    fault = topic_fault(header.topic)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+    if len(frame.body) > broker.settings.maxMessageSize:
+        raise Answer(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: its body has {len(frame.body)} bytes")
+    topic = broker.meta.working.topics.get(header.topic)
+    if topic is None and header.topic.endswith(REPLY_TOPIC_SUFFIX):
+        topic = broker.ensure_topic(header.topic, 1, Perm.READ | Perm.WRITE)
+    if topic is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
+    props = parse_properties(header.properties or "")
+    code, remark = await _push(broker, conn, frame, header, dict(props))
+    queue_id = header.queueId if 0 <= header.queueId < topic.write_queues else 0
+    put = build_put(
+        topic.name,
+        queue_id,
+        {**props, Prop.CLUSTER: broker.config.cluster},
+        frame.body,
+        header.bornTimestamp,
+        conn.peer_bytes,
+        flag=header.flag,
+        sys_flag=header.sysFlag & ~0x30,
+    )
+    try:
+        stored = broker.append([put])[0]
+    except StoreError as error:
+        broker.store_failed(error)
+        raise
+    done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
+    broker.appended(lambda status: None if done.done() else done.set_result(status))
+    await done
+    answer = SendAnswer(
+        msgId=f"{broker.store_host_hex}{stored.phys_offset:016X}",
+        queueId=queue_id,
+        queueOffset=Long(stored.queue_offset),
+        MSG_REGION=DEFAULT_REGION,
+        TRACE_ON="true",
+    )
+    return Frame.response_to(frame, code, remark, answer.ext())
+
+
+async def _push(
+    broker: Broker, conn: Connection, frame: Frame, header: SendHeader, props: dict[str, str]
+) -> tuple[int, str | None]:
+    client_id = props.get(Prop.MESSAGE_REPLY_TO_CLIENT)
+    if client_id is None:
+        return int(ResponseCode.SYSTEM_ERROR), f"reply message properties[{Prop.MESSAGE_REPLY_TO_CLIENT}] is null"
+    client = broker.clients.find_client(client_id)
+    if client is None or client.conn.closed:
+        return int(ResponseCode.SYSTEM_ERROR), f"push reply message fail, channel of <{client_id[:200]}> not found."
+    now = broker.unix_ms()
+    props[Prop.PUSH_REPLY_TIME] = str(now)
+    pushed = PushReplyHeader(
+        producerGroup=header.producerGroup,
+        topic=header.topic,
+        defaultTopic=header.defaultTopic,
+        defaultTopicQueueNums=header.defaultTopicQueueNums,
+        queueId=header.queueId,
+        sysFlag=header.sysFlag,
+        bornTimestamp=header.bornTimestamp,
+        flag=header.flag,
+        properties="\x02".join(f"{name}\x01{value}" for name, value in props.items()),
+        reconsumeTimes=header.reconsumeTimes or 0,
+        unitMode=bool(header.unitMode),
+        bornHost=f"{conn.peer[0]}:{conn.peer[1]}",
+        storeHost=broker.address,
+        storeTimestamp=Long(now),
+    )
+    link: Any = client.conn
+    try:
+        answer = await link.request(
+            Frame(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext=pushed.ext(), body=frame.body), PUSH_S
+        )
+    except RemotingError as error:
+        return int(ResponseCode.SYSTEM_ERROR), f"push reply message to {client_id[:200]} fail: {error}"
+    if answer.code != ResponseCode.SUCCESS:
+        return int(ResponseCode.SYSTEM_ERROR), f"push reply message to {client_id[:200]} fail: {answer.remark}"
+    return int(ResponseCode.SUCCESS), None

@@ -1,0 +1,191 @@
+"""Topics for administrators: create, delete, list, figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.handlers.table import Result, handles, json_body, ok
+from gantry_broker.broker.topics import is_system_topic, topic_fault
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import (
+    BodyError,
+    TopicConfig,
+    TopicOffset,
+    topic_list,
+    topic_stats_to_json,
+)
+from gantry_broker.protocol.codes import (
+    CONTROL_TOPIC,
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SYSTEM_TOPICS,
+    RequestCode,
+    ResponseCode,
+)
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHeader
+
+if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.remoting.connection import Connection
+
+MAX_QUEUES: Final = 4_096
+MAX_TOPICS: Final = 100_000
+
+
+def checked_topic(broker: Broker, config: TopicConfig) -> TopicConfig:
+    """Raises Answer and BadField for what may not become a topic's configuration."""
+    longest = 255 if config.name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 127
+    fault = topic_fault(config.name, longest=longest)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+    if is_system_topic(config.name) or config.name == broker.config.cluster:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"The topic[{config.name}] is conflict with system topic.")
+    for name, value in (("readQueueNums", config.read_queues), ("writeQueueNums", config.write_queues)):
+        if not 0 < value <= MAX_QUEUES:
+            raise BadField(name, str(value), f"a whole number from 1 to {MAX_QUEUES}")
+    if not 0 <= config.perm <= 7:
+        raise BadField("perm", str(config.perm), "2 (write), 4 (read) or 6 (both)")
+    if config.name not in broker.meta.working.topics and len(broker.meta.working.topics) >= MAX_TOPICS:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"there are {MAX_TOPICS} topics already")
+    return config
+
+
+@handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
+async def create_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = CreateTopicHeader.parse(frame)
+    known = broker.meta.working.topics.get(header.topic)
+    config = TopicConfig(
+        header.topic,
+        header.readQueueNums,
+        header.writeQueueNums,
+        header.perm,
+        header.topicFilterType,
+        header.topicSysFlag or 0,
+        header.order,
+        _attributes(header.attributes, dict(known.attributes) if known else {}),
+    )
+    await broker.change_and_wait({"topics": [checked_topic(broker, config).to_json()]})
+    return ok(frame)
+
+
+def _attributes(text: str | None, known: dict[str, str]) -> dict[str, str]:
+    """5.x: "+name=value,-name" changes the attributes that a topic has."""
+    for part in (text or "").split(","):
+        part = part.strip()
+        if not part:
+            continue
+        name, equals, value = part[1:].partition("=")
+        if part[0] == "+" and equals and name:
+            known[name] = value
+        elif part[0] == "-" and name and not equals:
+            known.pop(name, None)
+        else:
+            raise BadField("attributes", text, "+name=value or -name, joined by commas")
+    return known
+
+
+@handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
+async def create_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    value = json_body(frame, "topicConfigList")
+    items = value.get("topicConfigList") if isinstance(value, dict) else None
+    if not isinstance(items, list) or not items:
+        raise BodyError("the body's topicConfigList is absent; a list of topic configurations is expected")
+    configs = [checked_topic(broker, TopicConfig.from_json(item)) for item in items]
+    await broker.change_and_wait({"topics": [c.to_json() for c in configs]})
+    return ok(frame)
+
+
+@handles(RequestCode.DELETE_TOPIC_IN_BROKER)
+async def delete_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """The topic and all offsets in it; its messages are shown no more, should it be made again."""
+    header = TopicHeader.parse(frame)
+    fault = topic_fault(header.topic, longest=255)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
+    if is_system_topic(header.topic):
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
+    await delete_topics(broker, [header.topic])
+    return ok(frame)
+
+
+async def delete_topics(broker: Broker, names: list[str]) -> None:
+    offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in names]
+    await broker.change_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})
+    for name in names:
+        broker.stats.forget(name)
+
+
+@handles(RequestCode.GET_ALL_TOPIC_CONFIG)
+def all_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    configs = broker.meta.working.configs()
+    configs.topics.pop(CONTROL_TOPIC, None)
+    return ok(frame, body=orjson.dumps(configs.to_json()))
+
+
+@handles(RequestCode.GET_TOPIC_CONFIG)
+def topic_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = TopicHeader.parse(frame)
+    config = broker.meta.working.topics.get(header.topic)
+    if config is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {header.topic[:255]}")
+    return ok(frame, body=orjson.dumps(config.to_json()))
+
+
+@handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+def system_topic_list(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    names = sorted({*SYSTEM_TOPICS, broker.config.cluster, broker.config.group})
+    return ok(frame, body=topic_list(names, broker.address))
+
+
+@handles(RequestCode.GET_TOPIC_STATS_INFO)
+def topic_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    header = TopicHeader.parse(frame)
+    config = broker.meta.working.topics.get(header.topic)
+    if config is None:
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
+    store = broker.store
+    table = {}
+    for queue_id in range(max(config.write_queues, config.read_queues)):
+        low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
+        last = store.store_time(config.name, queue_id, high - 1) if high > low else 0
+        table[MessageQueue(config.name, broker.config.group, queue_id)] = TopicOffset(low, high, max(last, 0))
+    tps = broker.stats.tps("TOPIC_PUT_NUMS", config.name, broker.unix_ms())
+    return ok(frame, body=fastjson.dumps(topic_stats_to_json(table, tps)))
+
+
+@handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
+def consumed_by(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Groups with a member that subscribes to the topic, and those with offsets in it."""
+    header = TopicHeader.parse(frame)
+    groups = {*broker.clients.groups_of_topic(header.topic), *broker.meta.working.groups_of_topic(header.topic)}
+    return ok(frame, body=orjson.dumps({"groupList": sorted(groups)}))
+
+
+@handles(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+def clean_queues(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Retention cuts the queues with the log; asking for it makes it look now."""
+    broker.expire_log()
+    return ok(frame)
+
+
+@handles(RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.TRIGGER_DELETE_FILES)
+def clean_log(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    broker.expire_log()
+    return ok(frame)
+
+
+@handles(RequestCode.CLEAN_UNUSED_TOPIC)
+def clean_unused(broker: Broker, conn: Connection, frame: Frame) -> Result:
+    """4.9.7 drops the queues of topics that are not configured any more; here they go with the topic."""
+    return ok(frame)
+
+
+@handles(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, RequestCode.GET_UNIT_TOPIC_LIST)
+def unit_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    flag = 1 if frame.code == RequestCode.GET_UNIT_TOPIC_LIST else 2
+    return ok(frame, body=topic_list(t.name for t in broker.meta.working.topics.values() if t.sys_flag & flag))

@@ -1,0 +1,282 @@
+"""Transactions: which half messages are undecided, and asking their producers about them.
+
+Half messages lie in RMQ_SYS_TRANS_HALF_TOPIC; a record in RMQ_SYS_TRANS_OP_HALF_TOPIC (tag `d`, body: the half's queue
+offset) says that one is decided, as in RocketMQ. Commit and decision are one batch of the log, so a message is
+committed once even if its producer says so twice, also across a failover. A new master reads both queues from the
+progress that is kept like a consumer group's (CID_RMQ_SYS_TRANS); memory holds a few numbers per undecided message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.protocol.codes import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    Perm,
+    Prop,
+    RequestCode,
+    SysFlag,
+)
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import Record, decode_records, encode_record, pack_host, parse_properties
+from gantry_broker.store.errors import StoreError
+
+from .delay import real_target
+from .faults import NotWritable
+from .messages import build_put, copy_of
+
+if TYPE_CHECKING:
+    from gantry_broker.store.types import Put
+
+    from .core import Broker
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+DECIDED_TAG: Final = "d"
+READ_BATCH: Final = 512
+READ_BYTES: Final = 2 << 20
+CHECKS_PER_PASS: Final = 200
+MAX_WAITING: Final = 1_000_000
+
+
+class Undecided:
+    """One half message: where it lies, since when, when to ask next."""
+
+    __slots__ = ("ask_at_ms", "phys", "stored_ms")
+
+    def __init__(self, phys: int, stored_ms: int, ask_at_ms: int) -> None:
+        self.phys = phys
+        self.stored_ms = stored_ms
+        self.ask_at_ms = ask_at_ms
+
+
+class Transactions:
+    """The master's view of both queues, read from the log, and the rounds of checks."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._waiting: dict[int, Undecided] = {}
+        self._decided: set[int] = set()
+        """Decisions whose half was not read yet."""
+        self._half_at = 0
+        self._op_at = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Handle | None = None
+        self.loaded = asyncio.Event()
+        """Both queues were read to their end: what is decided is known."""
+        broker.on_grown[TRANS_HALF_TOPIC] = lambda queue_id: self._read_soon()
+        broker.on_grown[TRANS_OP_HALF_TOPIC] = lambda queue_id: self._read_soon()
+        broker.on_role.append(self._role_changed)
+
+    @property
+    def undecided(self) -> int:
+        return len(self._waiting)
+
+    def _role_changed(self, master: bool) -> None:
+        self._cancel()
+        self._waiting.clear()
+        self._decided.clear()
+        self.loaded.clear()
+        if not master:
+            return
+        tables = self._broker.meta.working
+        self._half_at = max(tables.offset(TRANS_HALF_TOPIC, GROUP, 0), 0)
+        self._op_at = max(tables.offset(TRANS_OP_HALF_TOPIC, GROUP, 0), 0)
+        self._read_soon()
+        self._set_timer()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    close = _cancel
+
+    # ---- reading both queues
+
+    def _read_soon(self) -> None:
+        if self._reading is None and self._broker.leading:
+            self._reading = asyncio.get_running_loop().call_soon(self._read)
+
+    def _read(self) -> None:
+        """A piece of both queues; in pieces, so that a long backlog delays nobody."""
+        self._reading = None
+        store = self._broker.store
+        more = False
+        self._op_at = max(self._op_at, store.min_offset(TRANS_OP_HALF_TOPIC, 0))
+        got = store.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
+        for record in decode_records(got.data):
+            self._op_at = record.queue_offset + 1
+            for text in record.body.decode("ascii", "replace").split(","):
+                if text.isdigit():
+                    self._decide(int(text))
+        more = bool(got.data)
+        if len(self._waiting) < MAX_WAITING:
+            self._half_at = max(self._half_at, store.min_offset(TRANS_HALF_TOPIC, 0))
+            got = store.get(TRANS_HALF_TOPIC, 0, self._half_at, READ_BATCH, READ_BYTES)
+            for record in decode_records(got.data):
+                self._half_at = record.queue_offset + 1
+                if record.queue_offset in self._decided:
+                    self._decided.discard(record.queue_offset)
+                else:
+                    self._waiting[record.queue_offset] = Undecided(
+                        record.phys_offset, record.store_ms, record.store_ms + self._immunity_ms(record)
+                    )
+            more = more or bool(got.data)
+        if more:
+            self._reading = asyncio.get_running_loop().call_later(0.001, self._read)
+        elif self._broker.settled:
+            self.loaded.set()
+        elif not self.loaded.is_set():
+            self._reading = asyncio.get_running_loop().call_later(0.01, self._read)
+        self._note_progress()
+
+    def _decide(self, offset: int) -> None:
+        if self._waiting.pop(offset, None) is None and offset >= self._half_at:
+            self._decided.add(offset)
+
+    def _note_progress(self) -> None:
+        """Halves below the first undecided one are done with; decisions only once no half below them waits."""
+        meta = self._broker.meta
+        if not self._broker.leading:
+            return
+        done = min(self._waiting, default=self._half_at)
+        if done > meta.working.offset(TRANS_HALF_TOPIC, GROUP, 0):
+            meta.commit_offset(TRANS_HALF_TOPIC, GROUP, 0, done)
+        if not self._waiting and not self._decided and self._op_at > meta.working.offset(TRANS_OP_HALF_TOPIC, GROUP, 0):
+            meta.commit_offset(TRANS_OP_HALF_TOPIC, GROUP, 0, self._op_at)
+
+    def _immunity_ms(self, record: Record) -> int:
+        text = parse_properties(record.properties).get(Prop.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
+        return int(text) * 1_000 if text.isdigit() and len(text) < 8 else self._broker.settings.transactionTimeOut
+
+    # ---- decisions
+
+    def is_decided(self, half: Record) -> bool:
+        """Whether a decision on that half message is known: it was read, and waits no more."""
+        offset = half.queue_offset
+        return offset in self._decided or (offset < self._half_at and offset not in self._waiting)
+
+    def decision(self, half: Record) -> Put:
+        """The record that says that a half message is decided."""
+        broker = self._broker
+        return build_put(
+            TRANS_OP_HALF_TOPIC,
+            0,
+            {Prop.TAGS: DECIDED_TAG, Prop.WAIT_STORE_MSG_OK: "true"},
+            str(half.queue_offset).encode(),
+            broker.unix_ms(),
+            broker.store_host,
+        )
+
+    def committed(self, half: Record) -> Put:
+        """The message as its consumers see it."""
+        topic, queue_id = real_target(half)
+        props = parse_properties(half.properties)
+        for name in (Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.TRANSACTION_CHECK_TIMES):
+            props.pop(name, None)
+        sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
+        return copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
+
+    def note_decided(self, half: Record) -> None:
+        """The decision was appended: a second one changes nothing."""
+        self._waiting.pop(half.queue_offset, None)
+        if half.queue_offset >= self._half_at:
+            self._decided.add(half.queue_offset)
+
+    # ---- checks
+
+    def _set_timer(self) -> None:
+        interval = self._broker.settings.transactionCheckInterval / 1000
+        self._timer = asyncio.get_running_loop().call_later(interval, self._check)
+
+    def _check(self) -> None:
+        self._set_timer()
+        broker = self._broker
+        if not broker.may_append:
+            return
+        now = broker.unix_ms()
+        due = [offset for offset, item in self._waiting.items() if item.ask_at_ms <= now][:CHECKS_PER_PASS]
+        try:
+            for offset in due:
+                self._ask(offset, now)
+        except (StoreError, NotWritable) as error:
+            log.warning("transaction checks wait: %s", error)
+        except Exception:
+            log.exception("transaction checks failed")
+
+    def _ask(self, offset: int, now: int) -> None:
+        """Asks the producer about one half message, or gives it up after `transactionCheckMax` times.
+
+        The half message is written anew with its count of checks, so that the count survives a failover; what the
+        producer is asked about is the new one.
+        """
+        broker = self._broker
+        item = self._waiting[offset]
+        try:
+            half = broker.store.record(item.phys)
+        except StoreError:
+            self._waiting.pop(offset, None)  # Retention has removed it: nobody can commit it any more.
+            return
+        props = parse_properties(half.properties)
+        text = props.get(Prop.TRANSACTION_CHECK_TIMES, "0")
+        times = int(text) if text.isdigit() and len(text) < 6 else 0
+        if (
+            times >= broker.settings.transactionCheckMax
+            or now - half.born_ms > broker.settings.fileReservedTime * 3_600_000
+        ):
+            broker.ensure_topic(TRANS_CHECK_MAX_TIME_TOPIC, 1, Perm.READ | Perm.WRITE)
+            broker.append([copy_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0), self.decision(half)])
+            self.note_decided(half)
+            broker.appended(None)
+            return
+        item.ask_at_ms = now + max(broker.settings.transactionTimeOut, broker.settings.transactionCheckInterval)
+        link = broker.clients.any_producer(props.get(Prop.PRODUCER_GROUP, ""))
+        if link is None or link.closed:
+            return  # Nobody can be asked: not counted as a check.
+        props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)
+        renewed = copy_of(half, TRANS_HALF_TOPIC, 0, props=props)
+        stored = broker.append([renewed, self.decision(half)])[0]
+        self.note_decided(half)
+        broker.appended(None)
+        asked = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")
+        topic, queue_id = real_target(half)
+        body = encode_record(
+            topic=topic.encode(),
+            body=half.body,
+            properties=renewed.properties,
+            queue_id=queue_id,
+            flag=half.flag,
+            queue_offset=stored.queue_offset,
+            phys_offset=stored.phys_offset,
+            sys_flag=half.sys_flag,
+            born_ms=half.born_ms,
+            born_host=pack_host(*half.born_host),
+            store_ms=now,
+            store_host=broker.store_host,
+            reconsume_times=half.reconsume_times,
+        )
+        link.send(
+            Frame(
+                RequestCode.CHECK_TRANSACTION_STATE,
+                broker.next_opaque(),
+                2,
+                {
+                    "commitLogOffset": str(stored.phys_offset),
+                    "msgId": asked,
+                    "offsetMsgId": f"{broker.store_host_hex}{stored.phys_offset:016X}",
+                    "tranStateTableOffset": str(stored.queue_offset),
+                    "transactionId": asked,
+                    "bname": broker.config.group,
+                },
+                body,
+            )
+        )
