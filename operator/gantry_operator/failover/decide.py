@@ -146,10 +146,9 @@ def _finish_handover(obs: Observation, cell: Cell) -> Promote | EndHandover:
     usable = ready.order == cell.order and ready.target in cell.in_sync and obs.heard_as(ready.target) is not None
     if not usable:
         return EndHandover(cell.touched(), "the target of the hand-over is no longer in sync")
-    reason = obs.switchover.reason if obs.switchover is not None else "hand-over"
     # The old master stays in the set: it has everything, and the new one does not have to wait for it to ask.
     stays = {id for id in cell.in_sync if obs.heard_as(id) is not None} | {ready.target}
-    return Promote(next_cell(obs, cell, ready.target, stays), cell.master, ready.target, reason, kind="handover")
+    return Promote(next_cell(obs, cell, ready.target, stays), cell.master, ready.target, ready.reason, kind="handover")
 
 
 def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:

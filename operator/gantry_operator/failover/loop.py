@@ -11,11 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-import httpx
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
+from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.decide import decide
+from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.failover.model import (
     AskHandover,
     Bootstrap,
@@ -42,8 +44,6 @@ IDLE_S = 1.0
 """A pass at least this often."""
 BUSY_S = 0.1
 """The same while something is not as it should be."""
-PAUSE_S = 0.5
-"""A timer that fires this much late says that this program itself stood still."""
 HANDOVER_MS = 2_000
 READY_S = 2.0
 """A hand-over that is ready is swapped within this time or ended; the master parks for longer."""
@@ -62,7 +62,9 @@ class GroupLoop:
         surroundings: Surroundings,
         client: httpx.AsyncClient,
         settings: Callable[[], FailoverSettings],
+        clock: AttentiveClock | None = None,
     ) -> None:
+        """`settings` is asked at each pass. Loops in one event loop should share one `clock`."""
         self.group = group
         self.watches: dict[int, MemberWatch] = {}
         self.entry: Entry | None = None
@@ -74,9 +76,9 @@ class GroupLoop:
         self._surroundings = surroundings
         self._client = client
         self._settings = settings
-        self._teller = Teller(client, surroundings.token, self.wake)
+        self._clock = clock if clock is not None else AttentiveClock()
+        self._teller = Teller(client, surroundings.token, self.wake, self._clock.now)
         self._news = asyncio.Event()
-        self._wake_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[int, asyncio.Task[None]] = {}
         self._stalls: dict[MemberId, tuple[int, float]] = {}
@@ -95,6 +97,10 @@ class GroupLoop:
     def wake(self) -> None:
         """Something happened that may have to be decided on."""
         self._news.set()
+
+    def silence_s(self, member: int) -> float:
+        """For how long nothing was heard of a member, by time in which this program listened."""
+        return self._clock.now() - self.watches[member].line_at
 
     @property
     def cell(self) -> Cell | None:
@@ -129,20 +135,18 @@ class GroupLoop:
     # ---- the loop
 
     async def run(self) -> None:
+        self._clock.start()
         try:
             while True:
                 again = await self._guarded_pass()
                 if again:
                     continue
-                pause = self._pause()
-                self._wake_at = time.monotonic() + pause
-                try:
-                    async with asyncio.timeout(pause):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause()):
                         await self._news.wait()
-                except TimeoutError:
-                    self._notice_own_pause()
                 self._news.clear()
         finally:
+            self._clock.stop()
             for task in [*self._following.values(), *self._tasks]:
                 task.cancel()
             await asyncio.gather(*self._following.values(), *self._tasks, return_exceptions=True)
@@ -188,7 +192,7 @@ class GroupLoop:
 
     def observe(self, endpoints: list[MemberEndpoint]) -> Observation:
         """What is known at this moment."""
-        now = time.monotonic()
+        now = self._clock.now()
         settings = self._settings()
         cell = self.cell
         views = []
@@ -218,7 +222,7 @@ class GroupLoop:
                 )
             )
         ready = self._handover_ready
-        if ready is not None and now > ready[1]:
+        if ready is not None and time.monotonic() > ready[1]:
             ready = self._handover_ready = None
         return Observation(
             group=self.group,
@@ -254,6 +258,9 @@ class GroupLoop:
             return True
         now = time.monotonic()
         self._handover_ready = None
+        if isinstance(write, Promote):
+            # It was asked for one change: without this the new master would be asked to hand over in turn.
+            self._switchover = None
         name = {m.report.id: m.name for m in obs.members if m.report is not None}
         if isinstance(write, Promote):
             noticed = self._noticed_at if self._noticed_at is not None and write.kind != "handover" else now
@@ -305,7 +312,7 @@ class GroupLoop:
             ready, reason = await self._teller.handover(url, ask.target, ask.cell, HANDOVER_MS)
             if ready:
                 expires = time.monotonic() + READY_S
-                self._handover_ready = (HandoverReady(ask.cell.order, ask.target), expires)
+                self._handover_ready = (HandoverReady(ask.cell.order, ask.target, ask.reason), expires)
             else:
                 self._handover_not_before = time.monotonic() + HANDOVER_AGAIN_S
                 self._handover_problem = reason
@@ -362,7 +369,7 @@ class GroupLoop:
             del self.watches[number], self._following[number]
         for number, endpoint in wanted.items():
             if number not in self.watches:
-                watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake)
+                watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake, self._clock.now)
                 self.watches[number] = watch
                 self._following[number] = asyncio.create_task(watch.run())
 
@@ -378,20 +385,12 @@ class GroupLoop:
         self.waits = wait
 
     def _pause(self) -> float:
-        now = time.monotonic()
+        now = self._clock.now()
         detection = self._settings().detection_ms / 1000
         if self.waits is not None or self.problem or any(w.reach != "ok" for w in self.watches.values()):
             return BUSY_S
         due = min((w.line_at + detection - now for w in self.watches.values()), default=IDLE_S)
         return min(IDLE_S, max(0.01, due + 0.005))
-
-    def _notice_own_pause(self) -> None:
-        """After this program was stopped or starved, everybody looks silent. They are not: it did not listen."""
-        late = time.monotonic() - self._wake_at
-        if late > PAUSE_S:
-            log.warning("group %s: this program stood still for %.1f s", self.group, late)
-            for watch in self.watches.values():
-                watch.shift(late)
 
     def _event(self, kind: str, reason: str, message: str) -> None:
         self._surroundings.event(Event("Warning" if kind == "Warning" else "Normal", reason, message, self.group))
@@ -406,7 +405,4 @@ class SwitchoverFailed(Exception):
     """The reason, in words."""
 
 
-def make_client() -> httpx.AsyncClient:
-    """For any number of members: each holds one connection for its stream, and the requests come beside it."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=50, keepalive_expiry=10)
-    return httpx.AsyncClient(verify=False, trust_env=False, limits=limits)
+__all__ = ["GroupLoop", "SwitchoverFailed", "make_client"]

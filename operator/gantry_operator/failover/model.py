@@ -132,6 +132,7 @@ class HandoverReady:
 
     order: tuple[int, int]
     target: MemberId
+    reason: str = "hand-over"
 
 
 @dataclass(frozen=True, slots=True)

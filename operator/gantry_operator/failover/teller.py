@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
-import httpx
 from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
+from gantry_operator.failover.http import httpx
 from gantry_operator.failover.wire import assignment_body, handover_body
 
 log = logging.getLogger(__name__)
@@ -26,10 +25,17 @@ LINE_AFTER_ANSWER_S = 3.0
 class Teller:
     """For one group. `wake` is called after each answer."""
 
-    def __init__(self, client: httpx.AsyncClient, token: Callable[[], str | None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        token: Callable[[], str | None],
+        wake: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
         self._client = client
         self._token = token
         self._wake = wake
+        self._now = now
         self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
@@ -43,17 +49,17 @@ class Teller:
                 return
             busy[1].cancel()
         not_before = self._not_before.get(member)
-        if not_before is not None and not_before[0] == assignment.cell and time.monotonic() < not_before[1]:
+        if not_before is not None and not_before[0] == assignment.cell and self._now() < not_before[1]:
             return
         task = asyncio.create_task(self._tell(member, url, assignment, then))
-        self._underway[member] = (assignment.cell, task, time.monotonic())
+        self._underway[member] = (assignment.cell, task, self._now())
 
     def pending(self, member: int, line_at: float) -> bool:
         """What was last heard of the member is older than what it was last told."""
         if member in self._underway:
             return True
         told_at = self._told_at.get(member)
-        return told_at is not None and line_at <= told_at and time.monotonic() - told_at < LINE_AFTER_ANSWER_S
+        return told_at is not None and line_at <= told_at and self._now() - told_at < LINE_AFTER_ANSWER_S
 
     def refusal(self, member: int, cell: Cell) -> str:
         """Why it refused this very cell; empty: it did not."""
@@ -65,7 +71,7 @@ class Teller:
 
     def busy_for_s(self) -> float:
         """Since the oldest of what is under way began."""
-        return max((time.monotonic() - since for _, _, since in self._underway.values()), default=0.0)
+        return max((self._now() - since for _, _, since in self._underway.values()), default=0.0)
 
     async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
         """Ask the master to park and to bring `target` to its end: (ready, why not)."""
@@ -103,7 +109,7 @@ class Teller:
                 log.warning("%s answered %s to an assignment: %s", url, answer.status_code, answer.text[:200])
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
-            self._told_at[member] = time.monotonic()
+            self._told_at[member] = self._now()
             if said.accepted:
                 again = AGAIN_AFTER_SUCCESS_S
                 self._refusals.pop(member, None)
@@ -117,7 +123,7 @@ class Teller:
         finally:
             if self._underway.get(member, (cell, None, 0.0))[0] == cell:
                 self._underway.pop(member, None)
-            self._not_before[member] = (cell, time.monotonic() + again)
+            self._not_before[member] = (cell, self._now() + again)
             self._wake()
 
     def _headers(self) -> dict[str, str]:

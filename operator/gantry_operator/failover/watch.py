@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import orjson
 
+from gantry_operator.failover.http import httpx
 from gantry_operator.failover.model import Reach, Report
 from gantry_operator.failover.wire import BadStatus, report_from
 
@@ -23,18 +22,22 @@ RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 class MemberWatch:
     """Follows one member until cancelled. `on_news` is called when something may have to be decided."""
 
-    def __init__(self, name: str, url: str, client: httpx.AsyncClient, on_news: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, url: str, client: httpx.AsyncClient, on_news: Callable[[], None], now: Callable[[], float]
+    ) -> None:
         self.name = name
         self.url = url
         self.status: dict[str, Any] | None = None
         """The last line, as it came."""
         self.report: Report | None = None
-        self.line_at = time.monotonic()
+        self.line_at = now()
+        """When the last line came, by the clock given."""
         self.reach: Reach = "silent"
         self.reach_at = self.line_at
         self.problem = ""
         """Why it is not heard, in words."""
         self._client = client
+        self._now = now
         self._on_news = on_news
 
     async def run(self) -> None:
@@ -71,7 +74,7 @@ class MemberWatch:
         except orjson.JSONDecodeError as error:
             raise BadStatus(f"{self.url} sent no JSON: {error}") from error
         report = report_from(status)
-        self.line_at = time.monotonic()
+        self.line_at = self._now()
         self.status, self.report, self.problem = status, report, ""
         self._set_reach("ok")
         self._on_news()
@@ -86,12 +89,7 @@ class MemberWatch:
 
     def _set_reach(self, reach: Reach) -> None:
         if reach != self.reach:
-            self.reach, self.reach_at = reach, time.monotonic()
-
-    def shift(self, seconds: float) -> None:
-        """This program itself stood still for so long: what the member said meanwhile was not read yet."""
-        self.line_at += seconds
-        self.reach_at += seconds
+            self.reach, self.reach_at = reach, self._now()
 
 
 def _reach_of(error: BaseException) -> Reach:

@@ -6,13 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
 from gantry_operator.api.status import Addresses
-from gantry_operator.failover.loop import make_client
+from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.kube.probe import name_server_knows
 from gantry_operator.kube.state import Seen, SeenMember, status_of
 from gantry_operator.local.control import supervisor_of

@@ -24,7 +24,9 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_duration
 from gantry_operator.failover import FailoverSettings
-from gantry_operator.failover.loop import GroupLoop, SwitchoverFailed, make_client
+from gantry_operator.failover.attention import AttentiveClock
+from gantry_operator.failover.http import make_client
+from gantry_operator.failover.loop import GroupLoop, SwitchoverFailed
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.kube.probe import check_group
 from gantry_operator.local import control
@@ -82,6 +84,7 @@ class Supervisor:
         self.not_ready = "starting"
         self._registry = FileRegistry(folder.registry)
         self._client = make_client()
+        self._clock = AttentiveClock()
         self._remoting = RemotingClient()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rolling = Rolling(self)
@@ -124,7 +127,9 @@ class Supervisor:
         return self.loops[group]
 
     def _make_loop(self, group: str) -> GroupLoop:
-        return GroupLoop(group, self._registry, self, self._client, lambda: failover_settings(self.cluster))
+        return GroupLoop(
+            group, self._registry, self, self._client, lambda: failover_settings(self.cluster), self._clock
+        )
 
     def _bring_up(self) -> None:
         running = frozenset(
@@ -239,7 +244,7 @@ class Supervisor:
         detection = failover_settings(self.cluster).detection_ms / 1000
         for number, watch in loop.watches.items():
             # Refused is no sign of it: such a one is starting or ending, and holds no port.
-            silent = watch.reach != "refused" and time.monotonic() - watch.line_at >= detection
+            silent = watch.reach != "refused" and loop.silence_s(number) >= detection
             led = watch.report is None or watch.report.role == "Master"
             if number != master.member and silent and led and self.children.running(watch.name):
                 self.event(

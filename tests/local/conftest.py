@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from local_cluster import Cluster, take_down
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of two NameServers and one group of three, for the stories of one file."""
+    made = Cluster(tmp_path_factory.mktemp("local"))
+    try:
+        made.up()
+        yield made
+    finally:
+        take_down(made)

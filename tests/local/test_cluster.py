@@ -1,0 +1,202 @@
+"""The promises of local mode, kept by real processes: kill, freeze, hand over, take over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+from gantry_operator.local.process import start_mark
+from local_cluster import Cluster, Load, check_account, kill
+
+
+def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) -> None:
+    resource = cluster.resource()
+    assert (resource["apiVersion"], resource["kind"]) == ("gantry.dev/v1alpha1", "BrokerCluster")
+    status = resource["status"]
+    assert {c["type"]: c["status"] for c in status["conditions"]}["Available"] == "True"
+    assert [m["name"] for m in status["members"]] == ["t-a-0", "t-a-1", "t-a-2"]
+    for member in status["members"]:
+        assert {"name", "group", "role", "brokerId", "epoch", "maxOffset", "lag", "inSync", "address", "pid"} <= set(
+            member
+        )
+        assert start_mark(member["pid"]) is not None
+    assert [m["brokerId"] for m in status["members"] if m["role"] == "Master"] == [0]
+    assert [s["address"] for s in status["nameServers"]] == cluster.name_servers.split(";")
+    assert any(e["reason"] == "Bootstrap" for e in status["events"])
+    text = cluster.gantry("status").stdout
+    assert "t-a-1" in text
+    assert "MEMBER" in text
+
+
+def test_messages_go_in_and_come_out_by_the_command(cluster: Cluster) -> None:
+    sent = json.loads(cluster.gantry("produce", "Orders", "--count", "50", "--size", "20", "-o", "json").stdout)
+    assert (sent["acknowledged"], sent["statuses"]) == (50, {"SEND_OK": 50})
+    cluster.gantry("produce", "Lines", "-", "--keys", "k{n}", "--tags", "blue", stdin="one\ntwo\n\nthree\n")
+    out = cluster.gantry(
+        "consume", "Lines", "--group", "readers", "--count", "3", "--timeout", "20", "-o", "json"
+    ).stdout
+    messages = [json.loads(line) for line in out.splitlines()]
+    assert sorted(m["body"] for m in messages) == ["one", "three", "two"]
+    assert sorted(m["keys"] for m in messages) == [["k0"], ["k1"], ["k2"]]
+    assert {m["tags"] for m in messages} == {"blue"}
+    again = cluster.gantry("consume", "Lines", "--group", "readers", "--count", "1", "--timeout", "1.5", check=False)
+    assert again.returncode == 4
+    assert "0 of 1 messages" in again.stderr
+
+
+def test_topics_are_made_and_listed(cluster: Cluster) -> None:
+    cluster.gantry("topic", "create", "Made", "--queues", "3")
+    rows = json.loads(cluster.gantry("topic", "list", "-o", "json").stdout)
+    made = next(r for r in rows if r["topic"] == "Made")
+    assert made == {"topic": "Made", "queues": 3, "messages": 0}
+    assert not any(r["topic"].startswith(("%", "rmq_sys_", "TBW102", "SCHEDULE")) for r in rows)
+
+
+async def test_kill_9_of_the_master_loses_nothing_that_was_promised(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    before = cluster.master()
+    async with Load.on(cluster, "Kill", "k") as load:
+        await load.more(200)
+        kill(before["pid"], signal.SIGKILL)
+        await load.more(300)
+    after = cluster.master()
+    assert after["name"] != before["name"]
+    assert after["epoch"] > before["epoch"]
+    await check_account(cluster, load)
+    assert load.gap_s() < 3, f"senders waited {load.gap_s():.2f} s"
+    last = cluster.resource()["status"]["lastFailover"]
+    assert (last["from"], last["to"], last["planned"]) == (before["name"], after["name"], False)
+    # Who died is back by itself, as a slave, and in sync.
+    cluster.until("everybody is in sync", cluster.whole)
+    assert cluster.members()[before["name"]]["role"] == "Slave"
+
+
+async def test_a_frozen_master_is_replaced_and_its_port_is_free(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    before = cluster.master()
+    async with Load.on(cluster, "Freeze", "f") as load:
+        await load.more(100)
+        kill(before["pid"], signal.SIGSTOP)
+        await load.more(200)
+    assert cluster.master()["name"] != before["name"]
+    await check_account(cluster, load)
+    assert load.gap_s() < 8, f"senders waited {load.gap_s():.2f} s"
+    cluster.until("everybody is in sync", cluster.whole)
+    assert cluster.members()[before["name"]]["pid"] != before["pid"]
+
+
+async def test_a_frozen_slave_holds_nobody_up_for_long(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
+    async with Load.on(cluster, "FreezeSlave", "s") as load:
+        kill(slave["pid"], signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(
+                cluster.until, "it left the set", lambda: not cluster.members()[slave["name"]]["inSync"]
+            )
+            await load.more(100)
+        finally:
+            kill(slave["pid"], signal.SIGCONT)
+    await check_account(cluster, load)
+    cluster.until("it is in sync again", cluster.whole)
+    assert cluster.members()[slave["name"]]["pid"] == slave["pid"], "a slave that was only frozen is not replaced"
+
+
+async def test_a_switchover_shows_no_error_to_senders(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    before = cluster.master()
+    target = next(m["name"] for m in cluster.members().values() if m["role"] == "Slave")
+    async with Load.on(cluster, "Switch", "w") as load:
+        await load.more(100)
+        done = await asyncio.to_thread(cluster.gantry, "switchover", "a", "--to", target)
+        await load.more(200)
+    assert target in done.stdout
+    after = cluster.master()
+    assert (after["name"], after["epoch"]) == (target, before["epoch"] + 1), "one switchover, one epoch"
+    assert load.errors == []
+    assert not load.other
+    await check_account(cluster, load)
+    last = cluster.resource()["status"]["lastFailover"]
+    assert (last["from"], last["to"], last["planned"]) == (before["name"], target, True)
+
+
+async def test_a_switchover_to_nobody_in_particular_is_one_change_only(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    before = cluster.master()
+    async with Load.on(cluster, "SwitchAny", "y") as load:
+        await asyncio.to_thread(cluster.gantry, "switchover", "a")
+        await load.more(300)
+        after = await asyncio.to_thread(cluster.master)
+    assert after["name"] != before["name"]
+    assert after["epoch"] == before["epoch"] + 1
+    assert load.errors == []
+    await check_account(cluster, load)
+
+
+def test_switchover_says_why_not(cluster: Cluster) -> None:
+    unknown = cluster.gantry("switchover", "b", check=False)
+    assert unknown.returncode == 1
+    assert "has no group 'b', but a" in unknown.stderr
+    stranger = cluster.gantry("switchover", "a", "--to", "t-a-9", check=False)
+    assert "has no member 't-a-9'" in stranger.stderr
+    leads = cluster.master()["name"]
+    assert "is master already" in cluster.gantry("switchover", "a", "--to", leads).stdout
+
+
+async def test_brokers_go_on_without_their_supervisor_and_the_next_one_takes_them_over(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    before = {name: m["pid"] for name, m in cluster.members().items()}
+    async with Load.on(cluster, "Orphans", "o") as load:
+        kill(cluster.supervisor_pid(), signal.SIGKILL)
+        await load.more(200)
+        resource = cluster.resource()
+        assert resource["status"]["supervised"] is False
+        assert {m["name"]: m["pid"] for m in resource["status"]["members"]} == before
+        # A planned change works without it, too.
+        await asyncio.to_thread(cluster.gantry, "switchover", "a")
+        await asyncio.to_thread(cluster.up)
+        assert {name: m["pid"] for name, m in cluster.members().items()} == before
+        master = cluster.master()
+        kill(master["pid"], signal.SIGKILL)
+        await load.more(200)
+    assert cluster.master()["name"] != master["name"]
+    await check_account(cluster, load)
+
+
+def test_a_name_server_that_dies_is_started_again_with_all_routes(cluster: Cluster) -> None:
+    server = cluster.resource()["status"]["nameServers"][0]
+    kill(server["pid"], signal.SIGKILL)
+
+    def back() -> bool:
+        now = cluster.resource()["status"]["nameServers"][0]
+        return bool(now["ready"] and now["pid"] and now["pid"] != server["pid"])
+
+    cluster.until("it answers again", back)
+    cluster.gantry("produce", "AfterRestart", "--count", "5", "--size", "10")
+
+
+def test_a_second_up_gives_the_running_one_its_manifest(cluster: Cluster) -> None:
+    cluster.until("everybody is in sync", cluster.whole)
+    before = {name: m["pid"] for name, m in cluster.members().items()}
+    cluster.write(broker={"fileReservedTime": 5})
+    try:
+        said = cluster.gantry("up", str(cluster.file), "--dir", str(cluster.folder.root), "--timeout", "80").stdout
+        assert "supervises t already" in said
+        cluster.until("all members were replaced", lambda: not set(before.values()) & {
+            m["pid"] for m in cluster.members().values()} and cluster.whole())  # fmt: skip
+        assert json.loads(cluster.folder.config("t-a-0").read_text())["settings"]["fileReservedTime"] == 5
+    finally:
+        cluster.write()
+    other = cluster.file.with_name("other.yaml")
+    other.write_text(cluster.file.read_text().replace('"name": "a"', '"name": "b"'))
+    refused = cluster.gantry("up", str(other), "--dir", str(cluster.folder.root), check=False)
+    assert refused.returncode == 2
+    assert "spec.brokerGroups lacks a" in refused.stderr
+
+
+def test_the_supervisor_is_light(cluster: Cluster) -> None:
+    pages = int(Path(f"/proc/{cluster.supervisor_pid()}/statm").read_text().split()[1])
+    assert pages * os.sysconf("SC_PAGE_SIZE") < 66 * 2**20

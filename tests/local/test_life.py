@@ -1,0 +1,68 @@
+"""The first start, a stop that keeps everything, the second start; and a group of one."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+from gantry_operator.local.process import start_mark
+from local_cluster import Cluster, kill, take_down
+
+
+def test_down_leaves_nothing_running_and_up_brings_the_messages_back(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
+    try:
+        cluster.up()
+        cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
+        pids = [*cluster.pids(), cluster.supervisor_pid()]
+        assert len(pids) == 3
+        addresses = cluster.name_servers
+        # Found without --dir: it is the only one of this user.
+        said = cluster.gantry("down").stdout
+        assert "2 processes stopped" in said
+        assert [pid for pid in pids if start_mark(pid) is not None] == []
+        gone = cluster.gantry("status", check=False)
+        assert gone.returncode == 3
+        assert "no local cluster is running" in gone.stderr
+        cluster.up()
+        assert cluster.name_servers == addresses, "clients keep their configuration"
+        cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
+        assert "is deleted" in cluster.gantry("down", "--delete-data").stdout
+        assert not cluster.folder.root.exists()
+    finally:
+        if cluster.folder.root.exists():
+            take_down(cluster)
+
+
+def test_rule_21_a_group_of_one_leads_again_after_a_crash_in_a_new_epoch(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 1}])
+    try:
+        cluster.up()
+        cluster.gantry("produce", "One", "--count", "20", "--size", "30")
+        before = cluster.master()
+        kill(before["pid"], signal.SIGKILL)
+        after = cluster.until(
+            "it leads again", lambda: cluster.master()["epoch"] > before["epoch"] and cluster.master()
+        )
+        assert after["pid"] != before["pid"]
+        cluster.gantry("produce", "One", "--count", "5", "--size", "30")
+        cluster.gantry("consume", "One", "--group", "g", "--count", "25", "--timeout", "20", "-q")
+    finally:
+        take_down(cluster)
+
+
+def test_rule_22_a_lost_registry_is_made_from_what_the_disks_know(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
+    try:
+        cluster.up()
+        cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
+        cluster.until("everybody is in sync", cluster.whole)
+        cluster.gantry("down")
+        (cluster.folder.registry / "a.json").unlink()
+        cluster.up()
+        events = [json.loads(line)["reason"] for line in cluster.folder.events.read_text().splitlines()]
+        assert "RegistryRecovered" in events
+        cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
+    finally:
+        take_down(cluster)
