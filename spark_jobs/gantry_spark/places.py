@@ -63,7 +63,7 @@ class LocalPlace:
             raise OutputError(f"output {self.root / name} cannot be written: {error.strerror or error}") from None
 
     def url(self, name: str = "") -> str:
-        return (self.root / name).as_uri()
+        return f"file://{self.root / name}"
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -104,7 +104,9 @@ class LocalPlace:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OutputError(f"another run is writing to {self.root}; wait for it, or give another output") from None
+                raise OutputError(
+                    f"another run is writing to {self.root}; wait for it, or give another output"
+                ) from None
             yield
 
 

@@ -20,7 +20,10 @@ MERGE_AT: Final = 12
 
 @dataclass(frozen=True)
 class Known:
-    """A segment as far as it is counted. Times are the store times of its counted records in ms, -1: it has none."""
+    """A segment as far as it is counted: by which runs, each with the end that it came to.
+
+    Times are the store times of its counted records in Unix milliseconds, -1: it has none.
+    """
 
     log: str
     segment: int
@@ -28,7 +31,7 @@ class Known:
     first_ms: int
     min_ms: int
     max_ms: int
-    runs: tuple[str, ...]
+    runs: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,15 @@ class State:
     """All that is counted."""
 
     segments: tuple[Known, ...] = ()
-    topics_version: int = VERSION
 
     @property
     def runs(self) -> set[str]:
-        return {run for known in self.segments for run in known.runs}
+        return {run for known in self.segments for run, _ in known.runs}
 
     def to_json(self) -> bytes:
         rows = [
             {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
-             "maxMs": k.max_ms, "runs": list(k.runs)}
+             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs]}
             for k in self.segments
         ]  # fmt: skip
         return orjson.dumps({"version": VERSION, "segments": rows}, option=orjson.OPT_INDENT_2)
@@ -61,7 +63,15 @@ class State:
                 return cls()
             return cls(
                 tuple(
-                    Known(r["log"], r["segment"], r["end"], r["firstMs"], r["minMs"], r["maxMs"], tuple(r["runs"]))
+                    Known(
+                        r["log"],
+                        r["segment"],
+                        r["end"],
+                        r["firstMs"],
+                        r["minMs"],
+                        r["maxMs"],
+                        tuple((str(run), int(end)) for run, end in r["runs"]),
+                    )
                     for r in value["segments"]
                 )
             )
@@ -148,16 +158,17 @@ def after(todo: Todo, logs: Iterable[Now], run: str, counted: dict[tuple[str, in
             known = old or Known(log.log, segment.start, end, first_ms, -1, -1, ())
             if new is not None:
                 low = new.min_ms if known.min_ms < 0 else min(known.min_ms, new.min_ms)
-                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), runs=(*known.runs, run))
-            elif begins_anew(known, end):
-                known = replace(known, runs=(*known.runs, run))
+                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms))
+            begin = segment.start if old is None else old.end
+            if begin < segment.limit:
+                known = replace(known, runs=(*known.runs, (run, end)))
             result.append(replace(known, end=end))
     return State(tuple(result))
 
 
-def begins_anew(known: Known, end: int) -> bool:
-    """Whether a run has read on in a segment without a record in it: damage that it found there still counts."""
-    return end > known.end or not known.runs
+def merged(state: State, run: str) -> State:
+    """The state once the rows of all its runs are merged into those of `run`."""
+    return State(tuple(replace(k, runs=((run, k.end),)) if k.runs else k for k in state.segments))
 
 
 @dataclass(frozen=True)

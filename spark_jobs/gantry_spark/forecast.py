@@ -1,0 +1,74 @@
+"""How fast the logs grow, and from that when the disks fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+HOUR_MS: Final = 3_600_000
+LOOK_BACK_H: Final = 72
+"""Hours of growth that the forecast is made from, at most."""
+LISTED_H: Final = 24 * 31
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The disk under one log: bytes in all, and bytes that are free."""
+
+    log: str
+    total: int
+    free: int
+
+
+def forecast(
+    hours: Mapping[int, int], newest_ms: int, now_ms: int, disks: Sequence[Disk], reserved_hours: int
+) -> dict[str, Any]:
+    """Growth by hour (`hours`: bytes by hour since 1970) and what it leads to.
+
+    The rate is that of the last full hours, up to `LOOK_BACK_H`, idle ones counted. Retention keeps a log at the rate
+    times the reserved hours; only if the disk is smaller than that it fills, and then the broker deletes earlier.
+    """
+    newest = newest_ms // HOUR_MS
+    first = min(hours, default=newest)
+    start = max(first, newest - LOOK_BACK_H)
+    span_h = newest - start
+    if span_h >= 2:
+        # The first and the last hour are only partly there.
+        inside = [hours.get(h, 0) for h in range(start + 1, newest)]
+        rate = sum(inside) / len(inside)
+    else:
+        total = sum(n for h, n in hours.items() if h >= start)
+        rate = float(total) / max(1, span_h + 1)
+    used = sum(n for h, n in hours.items())
+    result: dict[str, Any] = {
+        "bytesPerHour": round(rate),
+        "hours": [
+            {"hour": _iso(h), "bytes": hours.get(h, 0)} for h in range(max(first, newest - LISTED_H), newest + 1)
+        ],
+        "reservedHours": reserved_hours,
+        "steadyBytes": round(rate * reserved_hours),
+        "disks": [{"log": d.log, "totalBytes": d.total, "freeBytes": d.free} for d in disks],
+        "hoursToFull": None,
+        "fullAt": None,
+        "fillsBeforeRetention": False,
+    }
+    if disks and rate > 0:
+        tightest = min(disks, key=lambda d: d.free)
+        share = rate / len(disks)
+        hours_to_full = tightest.free / share
+        result["hoursToFull"] = round(hours_to_full, 1)
+        at = now_ms + int(hours_to_full * HOUR_MS)
+        result["fullAt"] = _iso_ms(at) if hours_to_full < 24 * 3650 else None
+        growing_for = max(0.0, reserved_hours - used / rate)
+        result["fillsBeforeRetention"] = bool(hours_to_full < growing_for)
+    return result
+
+
+def _iso(hour: int) -> str:
+    return _iso_ms(hour * HOUR_MS)
+
+
+def _iso_ms(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

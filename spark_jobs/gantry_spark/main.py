@@ -1,0 +1,140 @@
+"""The report's command line: arguments, the session, the exit code, and the summary that a pod leaves behind."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from gantry_spark.errors import GantrySparkError
+from gantry_spark.report import Job, run
+from gantry_spark.session import session
+
+SUMMARY_LIMIT: Final = 4000
+"""Bytes of a termination message; Kubernetes cuts at 4096."""
+_UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
+
+
+def hours_of(text: str) -> float:
+    """`90m`, `12h`, `7d` in hours. Raises ValueError: says what to write."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is no length of time: write a number and s, m, h, d or w, for example 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gantry_spark.report", description="The compaction report.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--path", action="append", default=[], help="store directory (again for another log)")
+    source.add_argument("--brokers", help="HTTP addresses of the brokers, separated by commas")
+    source.add_argument("--cluster", help="NameServer addresses, separated by semicolons")
+    parser.add_argument("--name", default="", help="what to call the cluster in the report")
+    parser.add_argument("--out", help="directory for reports and state, or an URL of a Hadoop file system")
+    parser.add_argument("--topics", action="append", default=[], help="topic, with * and ? (again for more)")
+    parser.add_argument("--since", help="only records of the last 12h, 7d, ...")
+    parser.add_argument("--tombstones", default="24h", help="how long compaction keeps tombstones (24h)")
+    parser.add_argument("--reserved-hours", type=int, help="retention; left out: what the broker says, else 72")
+    parser.add_argument("--top", type=int, default=20, help="hot keys by topic (20)")
+    parser.add_argument("--rate", type=int, default=0, help="bytes a second read from brokers, in all; 0: no limit")
+    parser.add_argument("--token-file", help="holds the brokers' admin token")
+    parser.add_argument("--history", type=int, default=10, help="reports that are kept (10)")
+    parser.add_argument("--master", help="Spark master; left out: SPARK_MASTER, else local[*]")
+    parser.add_argument("--conf", action="append", default=[], help="key=value of Spark's configuration (again)")
+    parser.add_argument("--termination-log", help="write a short summary there, for the pod's status")
+    return parser
+
+
+def job_of(args: argparse.Namespace) -> Job:
+    """Raises ValueError: names the argument."""
+    return Job(
+        paths=tuple(args.path),
+        brokers=tuple(b.strip() for b in (args.brokers or "").split(",") if b.strip()),
+        cluster=args.cluster or "",
+        name=args.name,
+        out=args.out,
+        topics=tuple(args.topics),
+        window_hours=hours_of(args.since) if args.since else None,
+        tombstone_hours=hours_of(args.tombstones),
+        reserved_hours=args.reserved_hours,
+        top=args.top,
+        rate=args.rate,
+        token_file=args.token_file,
+        history=args.history,
+    )
+
+
+def summary_of(report: dict[str, Any], out: str | None) -> dict[str, Any]:
+    """What goes into the cluster's status: small, whatever the report's size."""
+    saving = [t for t in report["topics"] if t["savedBytes"] > 0][:3]
+    return {
+        "result": "Succeeded",
+        "run": report["run"],
+        "report": None if out is None else f"{out.rstrip('/')}/reports/{report['run']}/report.html",
+        "asOf": report["asOf"],
+        "durationSeconds": report["durationSeconds"],
+        "scannedBytes": report["scan"]["scannedBytes"],
+        "logBytes": report["scan"]["logBytes"],
+        "records": report["totals"]["records"],
+        "savedBytes": report["totals"]["savedBytes"],
+        "topSavings": [
+            {"topic": t["topic"], "savedBytes": t["savedBytes"], "recommendation": t["recommendation"]} for t in saving
+        ],
+    }
+
+
+def plain(error: BaseException) -> str:
+    """The message for people in an error that may have come through Spark's workers."""
+    if isinstance(error, GantrySparkError | ValueError):
+        return str(error)
+    said = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
+    if said:
+        return str(said[-1]).strip()
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def leave(path: str | None, value: dict[str, Any]) -> None:
+    """Write the termination message, if asked for; a run does not fail for it."""
+    if path is None:
+        return
+    try:
+        Path(path).write_bytes(orjson.dumps(value)[:SUMMARY_LIMIT])
+    except OSError as error:
+        print(f"gantry: the summary cannot be written to {path}: {error}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the report; exits with 0, 1 (it failed, the message says why) or 2 (wrong arguments)."""
+    parser = arguments()
+    args = parser.parse_args(argv)
+    try:
+        job = job_of(args)
+        conf = dict(pair.split("=", 1) for pair in args.conf)
+    except ValueError as error:
+        parser.error(str(error))
+    started = time.monotonic()
+    try:
+        spark = session(f"gantry-report {job.source}", args.master, conf)
+        try:
+            done = run(spark, job)
+        finally:
+            spark.stop()
+    except Exception as error:
+        message = plain(error)
+        print(f"gantry: the report failed: {message}", file=sys.stderr)
+        if os.environ.get("GANTRY_TRACEBACK"):
+            raise
+        took = round(time.monotonic() - started, 1)
+        leave(args.termination_log, {"result": "Failed", "message": message[:1500], "durationSeconds": took})
+        raise SystemExit(1) from None
+    summary = summary_of(done.report, job.out)
+    leave(args.termination_log, summary)
+    print(orjson.dumps(summary).decode())

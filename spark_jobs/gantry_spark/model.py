@@ -1,0 +1,310 @@
+"""The report: its figures put together from the collected rows. Plain data in, plain data out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
+
+from gantry_spark.advice import recommend
+from gantry_spark.figures import HOUR_MS, SUMS
+from gantry_spark.forecast import Disk, forecast
+from gantry_spark.summary import GroupOffset, Row, Summary
+
+WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
+"""Hours back from the newest record for which the saving is given, besides the whole log."""
+AGES_H: Final = (1, 6, 24, 72, 168, 720)
+RETRY: Final = "%RETRY%"
+DEAD: Final = "%DLQ%"
+DAMAGE_LISTED: Final = 100
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the report is about, besides what was counted. Times are Unix milliseconds."""
+
+    source: str
+    now_ms: int
+    since_ms: int | None = None
+    tombstone_ms: int = 86_400_000
+    reserved_hours: int = 72
+    disks: Sequence[Disk] = ()
+    offsets: Sequence[GroupOffset] = ()
+    log_bytes: int = 0
+    new_bytes: int = 0
+    segments: int = 0
+    notes: Sequence[str] = ()
+    topics: Sequence[str] = field(default_factory=tuple)
+
+
+def kind_of(topic: str) -> str:
+    """user, retry, dead letters or system: only the first kind may be compacted."""
+    if topic.startswith(RETRY):
+        return "retry"
+    if topic.startswith(DEAD):
+        return "dead letters"
+    system = topic in SYSTEM_TOPICS or topic == CONTROL_TOPIC or topic.startswith("rmq_sys_")
+    return "system" if system or topic.endswith("_REPLY_TOPIC") else "user"
+
+
+def iso(ms: int | None) -> str | None:
+    """Milliseconds as a time in UTC, None for none."""
+    if ms is None or ms < 0 or ms > 253_402_300_799_999:
+        return None
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def build(summary: Summary, context: Context) -> dict[str, Any]:
+    """The whole report, as it is written to report.json."""
+    by_topic = _ByTopic(summary)
+    newest_ms = max((r["max_ms"] for r in summary.queues), default=context.now_ms)
+    groups = _groups(summary, context)
+    topics = [_topic(name, by_topic, context, newest_ms) for name in sorted(by_topic.queues)]
+    topics.sort(key=lambda t: (t["kind"] != "user", -t["savedBytes"], -t["bytes"], t["topic"]))
+    total_hours = _per_hour(summary.hours)
+    growth = forecast(total_hours, newest_ms, context.now_ms, context.disks, context.reserved_hours)
+    for topic in topics:
+        hurt = [g for g in groups if g["topic"] == topic["topic"]]
+        topic["groups"] = hurt
+        topic["recommendation"], topic["reason"] = recommend(topic, hurt, growth, context)
+    return {
+        "version": 1,
+        "source": context.source,
+        "asOf": iso(context.now_ms),
+        "asOfMs": context.now_ms,
+        "since": iso(context.since_ms),
+        "tombstoneHours": context.tombstone_ms / HOUR_MS,
+        "scan": {
+            "logBytes": context.log_bytes,
+            "scannedBytes": context.new_bytes,
+            "segments": context.segments,
+            "incremental": context.new_bytes < context.log_bytes,
+        },
+        "totals": _totals(topics),
+        "topics": topics,
+        "groups": groups,
+        "retries": _retries(topics),
+        "growth": growth,
+        "damage": {
+            "places": len(summary.damage),
+            "bytes": sum(d["bytes"] for d in summary.damage),
+            "list": [
+                {"log": d["log"], "offset": d["phys"], "bytes": d["bytes"], "reason": d["reason"]}
+                for d in summary.damage[:DAMAGE_LISTED]
+            ],
+        },
+        "notes": list(context.notes),
+    }
+
+
+class _ByTopic:
+    """The rows of a summary by topic."""
+
+    def __init__(self, summary: Summary) -> None:
+        self.queues = _grouped(summary.queues)
+        self.hours = _grouped(summary.hours)
+        self.sizes = _grouped(summary.sizes)
+        self.topic_keys = _grouped(summary.topic_keys)
+        self.queue_keys = _grouped(summary.queue_keys)
+        self.kept_queues = _grouped(summary.kept_queues)
+        self.kept_hours = _grouped(summary.kept_hours)
+        self.versions = _grouped(summary.versions)
+        self.hot = _grouped(summary.hot)
+
+
+def _grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    result: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        result[row["topic"]].append(row)
+    return result
+
+
+def _topic(name: str, summary: _ByTopic, context: Context, newest_ms: int) -> dict[str, Any]:
+    rows = summary.queues[name]
+    total = {column: sum(r[column] for r in rows) for column in SUMS}
+    keys = next(iter(summary.topic_keys[name]), None)
+    distinct = keys["keys"] if keys else 0
+    superseded = total["keyed"] - distinct
+    superseded_bytes = total["keyed_bytes"] - (keys["newest_bytes"] if keys else 0)
+    kind = kind_of(name)
+    compactable = kind == "user" and total["keyed"] > 0
+    hours = sorted(summary.hours[name], key=lambda h: int(h["hour"]))
+    kept = {h["hour"]: h for h in summary.kept_hours[name]}
+    return {
+        "topic": name,
+        "kind": kind,
+        "records": total["n"],
+        "bytes": total["bytes"],
+        "bodyBytes": total["body_bytes"],
+        "keyedRecords": total["keyed"],
+        "keyedBytes": total["keyed_bytes"],
+        "distinctKeys": distinct,
+        "supersededRecords": superseded,
+        "supersededBytes": superseded_bytes,
+        "tombstones": total["tombstones"],
+        "liveTombstones": keys["tombstones"] if keys else 0,
+        "expiredTombstones": keys["keys"] - keys["kept"] if keys else 0,
+        "compactable": compactable,
+        "savedRecords": total["keyed"] - keys["kept"] if compactable and keys else 0,
+        "savedBytes": total["keyed_bytes"] - keys["kept_bytes"] if compactable and keys else 0,
+        "savingByWindow": _windows(hours, kept, newest_ms) if compactable else [],
+        "versions": _versions(summary.versions[name]),
+        "hotKeys": [
+            {"key": h["key"], "records": h["n"], "bytes": h["bytes"], "share": _ratio(h["n"], total["n"])}
+            for h in summary.hot[name]
+        ],
+        "sizes": _sizes(summary.sizes[name]),
+        "ages": _ages(hours, context.now_ms),
+        "hours": [
+            {"hour": iso(h["hour"] * HOUR_MS), "records": h["n"], "bytes": h["bytes"]}
+            for h in hours
+        ],
+        "firstStoreTime": iso(min(r["min_ms"] for r in rows)),
+        "lastStoreTime": iso(max(r["max_ms"] for r in rows)),
+        "resent": total["resent"],
+        "delayed": total["delayed"],
+        "transactions": {
+            "prepared": total["prepared"],
+            "committed": total["committed"],
+            "rolledBack": total["rolled_back"],
+        },
+        "queues": _queues(name, rows, summary, compactable),
+    }  # fmt: skip
+
+
+def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) -> list[dict[str, Any]]:
+    """Per queue: superseded are its records with a key that are not the newest of that key in the topic."""
+    newest = {(k["log"], k["queue_id"]): k for k in summary.kept_queues[name]}
+    distinct = {(k["place_log"], k["place_queue"]): k["places"] for k in summary.queue_keys[name]}
+    result = []
+    for row in sorted(rows, key=lambda r: (r["log"], r["queue_id"])):
+        place = (row["log"], row["queue_id"])
+        stays = newest.get(place, {"keys": 0, "newest_bytes": 0, "kept": 0, "kept_bytes": 0})
+        result.append(
+            {
+                "log": row["log"],
+                "queueId": row["queue_id"],
+                "records": row["n"],
+                "bytes": row["bytes"],
+                "distinctKeys": distinct.get(place, 0),
+                "supersededRecords": row["keyed"] - stays["keys"],
+                "supersededBytes": row["keyed_bytes"] - stays["newest_bytes"],
+                "savedRecords": row["keyed"] - stays["kept"] if compactable else 0,
+                "savedBytes": row["keyed_bytes"] - stays["kept_bytes"] if compactable else 0,
+                "tombstones": row["tombstones"],
+                "minOffset": row["min_qo"],
+                "maxOffset": row["max_qo"],
+            }
+        )
+    return result
+
+
+def _windows(hours: list[Row], kept: Mapping[int, Row], newest_ms: int) -> list[dict[str, Any]]:
+    """What compacting only the records of the last hours would save: a newer version is always in the same window."""
+    newest_hour = newest_ms // HOUR_MS
+    oldest = hours[0]["hour"] if hours else newest_hour
+    result = []
+    for window in (*[w for w in WINDOWS_H if newest_hour - w + 1 > oldest], None):
+        first = oldest if window is None else newest_hour - window + 1
+        inside = [h for h in hours if h["hour"] >= first]
+        total = sum(h["bytes"] for h in inside)
+        saved = sum(h["keyed_bytes"] - kept.get(h["hour"], {"kept_bytes": 0})["kept_bytes"] for h in inside)
+        result.append({"hours": window, "bytes": total, "savedBytes": saved, "savedRatio": _ratio(saved, total)})
+    return result
+
+
+def _versions(rows: list[Row]) -> list[dict[str, Any]]:
+    mine = sorted(rows, key=lambda r: int(r["bucket"]))
+    return [
+        {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "keys": r["keys"], "records": r["n"]} for r in mine
+    ]
+
+
+def _sizes(rows: list[Row]) -> list[dict[str, Any]]:
+    mine = sorted(rows, key=lambda r: int(r["bucket"]))
+    return [
+        {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "records": r["n"], "bytes": r["bytes"]}
+        for r in mine
+    ]
+
+
+def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
+    """Records and bytes by age in whole hours; what is from the future is in the first class."""
+    now = now_ms // HOUR_MS
+    edges = [0, *AGES_H]
+    sums = [[0, 0] for _ in edges]
+    for row in hours:
+        age = now - row["hour"]
+        index = max((i for i, edge in enumerate(edges) if age >= edge), default=0)
+        sums[index][0] += row["n"]
+        sums[index][1] += row["bytes"]
+    ends = [*AGES_H, None]
+    return [
+        {"fromHours": edge, "toHours": end, "records": n, "bytes": size}
+        for edge, end, (n, size) in zip(edges, ends, sums, strict=True)
+        if n
+    ]
+
+
+def _groups(summary: Summary, context: Context) -> list[dict[str, Any]]:
+    """Consumer groups by topic: how far behind, what compaction would take from them, what retention already took."""
+    ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.queues}
+    hurt = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
+    oldest: dict[tuple[str, str], int] = {}
+    for g in summary.groups:
+        if g["oldest"] is not None:
+            place = (g["group"], g["topic"])
+            oldest[place] = min(oldest.get(place, g["oldest"]), g["oldest"])
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for o in context.offsets:
+        end = ends.get((o.log, o.topic, o.queue_id))
+        if end is None or kind_of(o.topic) == "system":
+            continue
+        entry = found.setdefault(
+            (o.group, o.topic),
+            {"group": o.group, "topic": o.topic, "behindRecords": 0, "wouldLoseRecords": 0, "alreadyLostRecords": 0},
+        )
+        entry["behindRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
+        entry["alreadyLostRecords"] += max(0, end["min_qo"] - o.offset)
+        if kind_of(o.topic) == "user":
+            entry["wouldLoseRecords"] += hurt.get((o.group, o.log, o.topic, o.queue_id), 0)
+    for (group, topic), entry in found.items():
+        unread = oldest.get((group, topic))
+        entry["behindHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
+    return sorted(found.values(), key=lambda g: (-g["wouldLoseRecords"], -g["behindRecords"], g["group"], g["topic"]))
+
+
+def _retries(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Retries and dead letters by consumer group."""
+    found: dict[str, dict[str, Any]] = {}
+    for topic in topics:
+        for prefix, column in ((RETRY, "retries"), (DEAD, "deadLetters")):
+            if topic["topic"].startswith(prefix):
+                group = topic["topic"][len(prefix) :]
+                entry = found.setdefault(
+                    group, {"group": group, "retries": 0, "retryBytes": 0, "deadLetters": 0, "deadLetterBytes": 0}
+                )
+                entry[column] += topic["records"]
+                entry["retryBytes" if column == "retries" else "deadLetterBytes"] += topic["bytes"]
+    return sorted(found.values(), key=lambda g: (-g["deadLetters"], -g["retries"], g["group"]))
+
+
+def _totals(topics: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    names = ("records", "bytes", "distinctKeys", "supersededRecords", "supersededBytes", "savedBytes", "tombstones")
+    return {name: sum(t[name] for t in topics) for name in names} | {"topics": len(topics)}
+
+
+def _per_hour(hours: Iterable[Row]) -> dict[int, int]:
+    total: dict[int, int] = defaultdict(int)
+    for row in hours:
+        total[row["hour"]] += row["bytes"]
+    return dict(total)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole and math.isfinite(part) else 0.0

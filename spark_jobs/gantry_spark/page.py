@@ -1,0 +1,5 @@
+from typing import Any
+
+
+def render(report: dict[str, Any]) -> str:
+    return ""

@@ -1,0 +1,340 @@
+"""The compaction report: `python -m gantry_spark.report --out DIR (--path DIR | --brokers URLS | --cluster NAMESRV)`.
+
+A run counts what is new in the logs (`figures`), adds what earlier runs have counted (`state`), asks Spark for the
+figures (`summary`), and writes under the output directory, in this order:
+
+- `reports/<run>/report.json`, `report.html`, `keys/`, `hours.parquet`, `queues.parquet`;
+- `report.json` and `report.html`: the last good report.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+from pyarrow import parquet
+
+from gantry_spark import state as states
+from gantry_spark.errors import SourceError
+from gantry_spark.figures import SCHEMA, SUMS
+from gantry_spark.model import Context, build
+from gantry_spark.page import render
+from gantry_spark.places import Place, alone_in, place_of
+from gantry_spark.scan import Range, store_time_at
+from gantry_spark.source import Options
+from gantry_spark.summary import counted_segments, newest_by_key, summarize
+from gantry_spark.surroundings import surroundings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS: Final = "state/rows"
+STATE: Final = "state/state.json"
+HOURLY: Final = ("n", "bytes", "keyed", "keyed_bytes")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to report on, and how. One of `paths`, `brokers` and `cluster`."""
+
+    paths: tuple[str, ...] = ()
+    brokers: tuple[str, ...] = ()
+    cluster: str = ""
+    name: str = ""
+    out: str | None = None
+    topics: tuple[str, ...] = ()
+    since_ms: int | None = None
+    window_hours: float | None = None
+    now_ms: int | None = None
+    tombstone_hours: float = 24.0
+    reserved_hours: int | None = None
+    top: int = 20
+    rate: int = 0
+    token_file: str | None = None
+    history: int = 10
+    read_options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """What people call it."""
+        return self.name or self.cluster or ", ".join(self.paths or self.brokers)
+
+    def options(self, cores: int) -> dict[str, str]:
+        """The options of the data source."""
+        options = {"parallelism": str(max(1, cores)), **self.read_options}
+        if self.paths:
+            options["paths"] = orjson.dumps(list(self.paths)).decode()
+        if self.brokers:
+            options["brokers"] = ",".join(self.brokers)
+        if self.cluster:
+            options["cluster"] = self.cluster
+        if self.rate:
+            options["rateLimit"] = str(max(1, self.rate // max(1, cores)))
+        if self.token_file:
+            options["tokenFile"] = self.token_file
+        return options
+
+
+@dataclass(frozen=True)
+class Done:
+    """A report, and where it lies (None: it was not kept)."""
+
+    report: dict[str, Any]
+    page: str
+    out: str | None
+
+
+def run(spark: SparkSession, job: Job) -> Done:
+    """Make the report. Raises GantrySparkError with a message for the user."""
+    started = time.monotonic()
+    with _output(job) as out, alone_in(out):
+        place = place_of(spark, out)
+        now_ms = int(time.time() * 1000) if job.now_ms is None else job.now_ms
+        since_ms = job.since_ms
+        if since_ms is None and job.window_hours is not None:
+            since_ms = now_ms - int(job.window_hours * 3_600_000)
+        name = _run_name(now_ms, place)
+        options = job.options(spark.sparkContext.defaultParallelism)
+        logs = Options(options).logs()
+        counting = _Counting(spark, place, options, logs, name)
+        rows = counting.rows(since_ms)
+        rows, topics = _chosen(rows, job.topics)
+        keys_at = f"reports/{name}/keys"
+        newest_by_key(rows).write.mode("overwrite").parquet(place.url(keys_at))
+        keys = spark.read.parquet(place.url(keys_at))
+        around = surroundings(logs, job.token_file)
+        context = Context(
+            source=job.source,
+            now_ms=now_ms,
+            since_ms=since_ms,
+            tombstone_ms=int(job.tombstone_hours * 3_600_000),
+            reserved_hours=job.reserved_hours or around.reserved_hours,
+            disks=around.disks,
+            offsets=[o for o in around.offsets if topics is None or o.topic in topics],
+            log_bytes=sum(s.limit - s.start for log in logs for s in log.segments),
+            new_bytes=counting.scanned,
+            segments=sum(len(log.segments) for log in logs),
+            notes=[*around.notes, *counting.notes],
+        )
+        found = summarize(spark, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
+        report = build(found, context)
+        report["run"] = name
+        report["durationSeconds"] = round(time.monotonic() - started, 1)
+        page = render(report)
+        data = orjson.dumps(report, option=orjson.OPT_INDENT_2)
+        for folder in (f"reports/{name}/", ""):
+            place.write(f"{folder}report.json", data)
+            place.write(f"{folder}report.html", page.encode())
+        place.write(f"reports/{name}/hours.parquet", _table(found.hours, ("topic", "hour", *HOURLY)))
+        place.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
+        _forget(place, job.history)
+        return Done(report, page, None if job.out is None else out)
+
+
+@contextmanager
+def _output(job: Job) -> Iterator[str]:
+    if job.out is not None:
+        yield job.out
+        return
+    folder = tempfile.mkdtemp(prefix="gantry-report-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_name(now_ms: int, place: Place) -> str:
+    base = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    taken = set(place.names("reports")) | {n.removeprefix("run=") for n in place.names(ROWS)}
+    number = 1
+    name = base
+    while name in taken:
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+class _Counting:
+    """Counts what is new, and gives the rows of everything that counts."""
+
+    def __init__(
+        self, spark: SparkSession, place: Place, options: dict[str, str], logs: Sequence[Any], run: str
+    ) -> None:
+        self.spark = spark
+        self.place = place
+        self.options = options
+        self.logs = logs
+        self.run = run
+        self.scanned = 0
+        self.notes: list[str] = []
+
+    def rows(self, since_ms: int | None) -> DataFrame:
+        """The rows of the records stored since then, counted now or by an earlier run."""
+        before = states.State.from_json(self.place.read(STATE))
+        self._clean(before.runs)
+        now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
+        todo = states.todo(before, now)
+        self.scanned = todo.bytes
+        counted: dict[tuple[str, int], states.Counted] = {}
+        if todo.ranges:
+            self._count(todo.ranges, None, f"{ROWS}/run={self.run}")
+            fresh = self._read([self.run])
+            counted = {
+                (r["log"], r["segment"]): states.Counted(r["end"], r["min_ms"], r["max_ms"])
+                for r in counted_segments(fresh)
+            }
+        state = states.after(todo, now, self.run, counted)
+        if len(state.runs) > states.MERGE_AT:
+            state = self._merge(state)
+        self.place.write(STATE, state.to_json())
+        self._clean(state.runs)
+        chosen = states.window(state, since_ms)
+        rows = self._live(chosen.live)
+        if chosen.partly and since_ms is not None:
+            ranges: dict[str, list[tuple[int, int]]] = {}
+            for known in chosen.partly:
+                ranges.setdefault(known.log, []).append((known.segment, known.end))
+            self.scanned += sum(b - a for spans in ranges.values() for a, b in spans)
+            at = f"reports/{self.run}/partly/run={self.run}"
+            self._count(ranges, since_ms, at)
+            rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partly").select(rows.columns))
+        return rows
+
+    def _count(self, ranges: dict[str, list[tuple[int, int]]], since_ms: int | None, at: str) -> None:
+        options = self.options | {"ranges": orjson.dumps(ranges).decode()}
+        if since_ms is not None:
+            options["sinceMs"] = str(since_ms)
+        frame = self.spark.read.format("commitlog-figures").options(**options).load()
+        frame.write.mode("overwrite").partitionBy("kind").parquet(self.place.url(at))
+
+    def _parquet(self, names: Sequence[str], base: str) -> DataFrame:
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        schema = StructType([*SCHEMA.fields, StructField("run", StringType())])
+        reader = self.spark.read.schema(schema).option("basePath", self.place.url(base))
+        return reader.parquet(*(self.place.url(name) for name in names))
+
+    def _read(self, runs: Sequence[str]) -> DataFrame:
+        return self._parquet([f"{ROWS}/run={run}" for run in runs], ROWS)
+
+    def _live(self, segments: Sequence[states.Known]) -> DataFrame:
+        """The rows that count of these segments.
+
+        A torn tail is read again by the next run, so damage beyond the end that a run came to counts only as long as
+        no later run has read there.
+        """
+        from pyspark.sql import functions as f
+
+        table = [
+            (run, k.log, k.segment, end, run == k.runs[-1][0]) for k in segments for run, end in k.runs
+        ]  # fmt: skip
+        live = self.spark.createDataFrame(table, "run string, log string, segment long, upto long, latest boolean")
+        runs = sorted({row[0] for row in table})
+        if not runs:
+            return self.spark.createDataFrame([], SCHEMA)
+        rows = self._read(runs).join(f.broadcast(live), ["run", "log", "segment"])
+        rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("upto")) | f.col("latest"))
+        return rows.select(*SCHEMA.fieldNames())
+
+    def _merge(self, state: states.State) -> states.State:
+        """Write the rows of all runs as those of one: the sums of each segment."""
+        from pyspark.sql import functions as f
+
+        name = f"{self.run}-merged"
+        rows = self._live(state.segments)
+        columns = SCHEMA.fieldNames()
+
+        def padded(frame: DataFrame) -> DataFrame:
+            types = {field.name: field.dataType for field in SCHEMA.fields}
+            return frame.select(
+                *(f.col(c) if c in frame.columns else f.lit(None).cast(types[c]).alias(c) for c in columns)
+            )
+
+        sums = [f.sum(s).alias(s) for s in SUMS]
+        spans = [f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo"), f.min("min_ms").alias("min_ms"),
+                 f.max("max_ms").alias("max_ms"), f.max("end").alias("end")]  # fmt: skip
+        place = ["kind", "log", "segment", "topic"]
+        counts = rows.filter("kind = 'count'").groupBy(*place, "queue_id", "hour").agg(*sums, *spans)
+        newest = f.max(f.struct("phys", "size", "ms", "qo", "tombstone")).alias("v")
+        keys = (
+            rows.filter("kind = 'key'")
+            .groupBy(*place, "queue_id", "key")
+            .agg(f.sum("n").alias("n"), f.sum("bytes").alias("bytes"), newest)
+            .select(*place, "queue_id", "key", "n", "bytes", "v.*")
+        )
+        sizes = rows.filter("kind = 'size'").groupBy(*place, "bucket")
+        summed = sizes.agg(f.sum("n").alias("n"), f.sum("bytes").alias("bytes"))
+        rest = rows.filter("kind in ('mark', 'damage')")
+        whole = padded(counts).unionByName(padded(keys)).unionByName(padded(summed)).unionByName(rest)
+        whole.write.mode("overwrite").partitionBy("kind").parquet(self.place.url(f"{ROWS}/run={name}"))
+        return states.merged(state, name)
+
+    def _clean(self, wanted: set[str]) -> None:
+        """Remove rows that do not count: of runs that failed, were merged, or whose segments have all expired."""
+        for name in self.place.names(ROWS):
+            if name.startswith("run=") and name.removeprefix("run=") not in wanted:
+                self.place.delete(f"{ROWS}/{name}")
+
+
+def _first_times(log: Any) -> list[int]:
+    times = []
+    for index, segment in enumerate(log.segments):
+        with log.open(index) as source:
+            whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
+            found = store_time_at(source, segment.start, whole)
+        times.append(-1 if found is None else found)
+    return times
+
+
+def _chosen(rows: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
+    """The rows of the topics that match, and these topics (None: all). Damage belongs to none and stays."""
+    if not patterns:
+        return rows, None
+    from pyspark.sql import functions as f
+
+    names = [r["topic"] for r in rows.filter(f.col("kind") == "count").select("topic").distinct().collect()]
+    topics = {n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)}
+    if not topics:
+        raise SourceError(
+            f"no topic matches {', '.join(patterns)}; there are {', '.join(sorted(names)[:20]) or 'none'}"
+        )
+    return rows.filter(f.col("topic").isin(sorted(topics)) | (f.col("kind") == "damage")), topics
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> bytes:
+    """Rows as a Parquet file."""
+    table = pa.table({c: [row[c] for row in rows] for c in columns})
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return bytes(sink.getvalue())
+
+
+def _forget(place: Place, history: int) -> None:
+    """Keep the last `history` reports; those that were not finished go at once."""
+    names = place.names("reports")
+    whole = [n for n in names if place.read(f"reports/{n}/report.json") is not None]
+    for name in names:
+        if name not in whole[-history:]:
+            place.delete(f"reports/{name}")
+        else:
+            place.delete(f"reports/{name}/partly")
+
+
+def with_window(job: Job, hours: float | None) -> Job:
+    """The same job over the last `hours` only."""
+    return replace(job, window_hours=hours)
+
+
+if __name__ == "__main__":
+    from gantry_spark.main import main
+
+    main()

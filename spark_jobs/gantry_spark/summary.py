@@ -1,0 +1,221 @@
+"""From the partial figures to those of the report: the Spark queries, and their small results as plain rows.
+
+What is collected is small whatever the log's size: rows by topic and queue, by topic and hour, by topic and bucket, and
+the top keys. Everything that has a row a key stays in Spark.
+
+The newest version of a key: within one log the one furthest on; among the logs of a cluster the one stored last. All
+other versions of that key in the topic are superseded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window as SqlWindow
+from pyspark.sql import functions as f
+
+from gantry_spark.figures import HOUR_MS, MARK_BITS, SUMS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GroupOffset:
+    """How far a consumer group has read a queue of one log."""
+
+    group: str
+    log: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+@dataclass
+class Summary:
+    """All collected rows. Column names are those of the queries below."""
+
+    queues: list[Row] = field(default_factory=list)
+    hours: list[Row] = field(default_factory=list)
+    sizes: list[Row] = field(default_factory=list)
+    topic_keys: list[Row] = field(default_factory=list)
+    queue_keys: list[Row] = field(default_factory=list)
+    kept_queues: list[Row] = field(default_factory=list)
+    kept_hours: list[Row] = field(default_factory=list)
+    versions: list[Row] = field(default_factory=list)
+    hot: list[Row] = field(default_factory=list)
+    groups: list[Row] = field(default_factory=list)
+    damage: list[Row] = field(default_factory=list)
+
+
+def _rows(frame: DataFrame) -> list[Row]:
+    return [row.asDict() for row in frame.collect()]
+
+
+def counted_segments(rows: DataFrame) -> list[Row]:
+    """Per log and segment of these rows: end of the last record, least and greatest store time."""
+    counts = rows.filter(f.col("kind") == "count").groupBy("log", "segment")
+    return _rows(
+        counts.agg(f.max("end").alias("end"), f.min("min_ms").alias("min_ms"), f.max("max_ms").alias("max_ms"))
+    )
+
+
+def newest_by_key(rows: DataFrame) -> DataFrame:
+    """One row a key and topic: versions, bytes, where and how large the newest version is, and all queues it is in."""
+    version = f.struct("phys", "size", "ms", "qo", "tombstone", "queue_id")
+    by_log = (
+        rows.filter(f.col("kind") == "key")
+        .groupBy("log", "topic", "key")
+        .agg(
+            f.sum("n").alias("n"),
+            f.sum("bytes").alias("bytes"),
+            f.max(version).alias("v"),
+            f.collect_set("queue_id").alias("queues"),
+        )
+    )
+    ordered = f.struct("v.ms", "log", "v.phys", "v.size", "v.qo", "v.tombstone", "v.queue_id")
+    by_topic = by_log.groupBy("topic", "key").agg(
+        f.sum("n").alias("n"),
+        f.sum("bytes").alias("bytes"),
+        f.max(ordered).alias("v"),
+        f.collect_list(f.struct("log", "queues")).alias("places"),
+    )
+    return by_topic.select("topic", "key", "n", "bytes", "v.*", "places")
+
+
+def summarize(
+    spark: SparkSession,
+    rows: DataFrame,
+    keys: DataFrame,
+    gone_before_ms: int,
+    top: int,
+    offsets: Sequence[GroupOffset],
+) -> Summary:
+    """Run the queries. `keys` is `newest_by_key(rows)`, as stored.
+
+    `gone_before_ms`: a key whose newest version is a tombstone stored before this is dropped as a whole.
+    """
+    result = Summary()
+    _summarize_counts(result, rows)
+    _summarize_keys(result, keys, gone_before_ms, top)
+    if offsets:
+        _summarize_groups(spark, result, rows, keys, gone_before_ms, offsets)
+    return result
+
+
+def _summarize_counts(result: Summary, rows: DataFrame) -> None:
+    """Everything that has no key, in one pass: by queue, by hour, by size, and the damaged places."""
+    sums = ", ".join(f"sum({name}) as {name}" for name in SUMS)
+    small = rows.filter(f.col("kind").isin("count", "size", "damage"))
+    small.createOrReplaceTempView("gantry_small")
+    session = rows.sparkSession
+    found = session.sql(
+        f"""select kind, log, topic, queue_id, hour, bucket, segment, phys, reason, {sums}, min(min_qo) as min_qo,
+              max(max_qo) as max_qo, min(min_ms) as min_ms, max(max_ms) as max_ms,
+              grouping_id(kind, log, topic, queue_id, hour, bucket, segment, phys, reason) as grouped
+            from gantry_small
+            group by grouping sets ((kind, log, topic, queue_id), (kind, topic, hour), (kind, topic, bucket),
+                                    (kind, log, segment, phys, reason))"""
+    )
+    by_queue, by_hour, by_size, by_place = 0b000011111, 0b010101111, 0b010110111, 0b001111000
+    wanted = (
+        ((f.col("kind") == "count") & f.col("grouped").isin(by_queue, by_hour))
+        | ((f.col("kind") == "size") & (f.col("grouped") == by_size))
+        | ((f.col("kind") == "damage") & (f.col("grouped") == by_place))
+    )
+    lists = {by_queue: result.queues, by_hour: result.hours, by_size: result.sizes, by_place: result.damage}
+    for row in _rows(found.filter(wanted)):
+        lists[row["grouped"]].append(row)
+    result.damage.sort(key=lambda d: (d["log"], d["phys"]))
+
+
+def _kept(gone_before_ms: int) -> Any:
+    """Whether compaction keeps the newest version of a key."""
+    return ~(f.col("tombstone") & (f.col("ms") < gone_before_ms))
+
+
+def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: int) -> None:
+    """Everything that has a key, in one pass; a key is laid out over the queues that it is in, the first row counts."""
+    laid = keys.select(
+        "*", f.posexplode(f.flatten(f.transform("places", lambda p: f.transform(
+            p["queues"], lambda q: f.struct(p["log"].alias("place_log"), q.alias("place_queue")),
+        )))).alias("position", "place"),
+    )  # fmt: skip
+    first = f.col("position") == 0
+    laid = laid.select(
+        "topic", "log", "queue_id", "place.place_log", "place.place_queue",
+        f.floor(f.col("ms") / HOUR_MS).cast("long").alias("hour"),
+        (f.length(f.bin("n")) - 1).alias("bucket"),
+        f.when(first, 1).otherwise(0).alias("one"),
+        f.when(first & _kept(gone_before_ms), 1).otherwise(0).alias("stays"),
+        f.when(first & f.col("tombstone"), 1).otherwise(0).alias("dead"),
+        f.col("n").alias("versions"), "size",
+    )  # fmt: skip
+    laid.createOrReplaceTempView("gantry_keys")
+    found = keys.sparkSession.sql(
+        """select topic, log, queue_id, place_log, place_queue, hour, bucket,
+             sum(one) as keys, sum(one * versions) as n, sum(one * size) as newest_bytes, sum(dead) as tombstones,
+             sum(stays) as kept, sum(stays * size) as kept_bytes, count(*) as places,
+             grouping_id(topic, log, queue_id, place_log, place_queue, hour, bucket) as grouped
+           from gantry_keys
+           group by grouping sets ((topic), (topic, log, queue_id), (topic, place_log, place_queue), (topic, hour),
+                                   (topic, bucket))"""
+    )
+    lists = {
+        0b0111111: result.topic_keys,
+        0b0001111: result.kept_queues,
+        0b0110011: result.queue_keys,
+        0b0111101: result.kept_hours,
+        0b0111110: result.versions,
+    }
+    for row in _rows(found):
+        lists[row["grouped"]].append(row)
+    # Spark keeps just the first `top` of each task before the shuffle, so one topic with all the keys is no problem.
+    place = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
+    ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(place).alias("place"))
+    result.hot = _rows(ranked.filter(f.col("place") <= top))
+    result.hot.sort(key=lambda h: (h["topic"], h["place"]))
+
+
+def _summarize_groups(
+    spark: SparkSession,
+    result: Summary,
+    rows: DataFrame,
+    keys: DataFrame,
+    gone_before_ms: int,
+    offsets: Sequence[GroupOffset],
+) -> None:
+    """What each group has not read yet and compaction would remove: its keyed records ahead, less those that stay."""
+    table = f.broadcast(
+        spark.createDataFrame(
+            [(o.group, o.log, o.topic, o.queue_id, o.offset) for o in offsets],
+            "group string, log string, topic string, queue_id int, offset long",
+        )
+    )
+    on = ["log", "topic", "queue_id"]
+    first = f.col("bucket") * MARK_BITS
+    skip = (f.col("offset") - first).cast("int")
+    ahead_bits = f.when(skip <= 0, f.col("bits")).otherwise(f.call_function("shiftrightunsigned", f.col("bits"), skip))
+    none = f.lit(None).cast("long")
+    marks = rows.filter(f.col("kind") == "mark").select(*on, "bucket", "bits").join(table, on)
+    ahead = marks.filter((first + MARK_BITS) > f.col("offset")).select(
+        "group", *on, f.bit_count(ahead_bits).cast("long").alias("keyed"), none.alias("kept"), none.alias("oldest")
+    )
+    newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
+    stays = newest.select("group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest"))
+    spans = rows.filter(f.col("kind") == "count").select(*on, "max_qo", "min_ms").join(table, on)
+    unread = spans.filter(f.col("max_qo") >= f.col("offset")).select(
+        "group", *on, none.alias("keyed"), none.alias("kept"), f.col("min_ms").alias("oldest")
+    )
+    whole = ahead.unionByName(stays).unionByName(unread).groupBy("group", *on)
+    result.groups = _rows(
+        whole.agg(
+            f.coalesce(f.sum("keyed"), f.lit(0)).alias("keyed"),
+            f.coalesce(f.sum("kept"), f.lit(0)).alias("kept"),
+            f.min("oldest").alias("oldest"),
+        )
+    )

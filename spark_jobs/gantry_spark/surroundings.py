@@ -1,0 +1,72 @@
+"""What the report wants to know besides the log: consumer offsets, disks, retention."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.settings import BrokerSettings
+
+from gantry_spark import wire
+from gantry_spark.directory import DirectoryLog
+from gantry_spark.errors import SourceError
+from gantry_spark.forecast import Disk
+from gantry_spark.remote import RemoteLog, status
+from gantry_spark.summary import GroupOffset
+
+
+@dataclass
+class Surroundings:
+    """What was found; what could not be had is in `notes`."""
+
+    offsets: list[GroupOffset] = field(default_factory=list)
+    disks: list[Disk] = field(default_factory=list)
+    reserved_hours: int = BrokerSettings.model_fields["fileReservedTime"].default
+    notes: list[str] = field(default_factory=list)
+
+
+def surroundings(logs: Sequence[Any], token_file: str | None) -> Surroundings:
+    """Ask the brokers, or look beside the log in its directory."""
+    found = Surroundings()
+    for log in logs:
+        if isinstance(log, DirectoryLog):
+            _of_directory(found, log)
+        elif isinstance(log, RemoteLog):
+            _of_cluster(found, log, token_file)
+    return found
+
+
+def _add(found: Surroundings, log: str, table: dict[tuple[str, str, int], int]) -> None:
+    found.offsets += [GroupOffset(group, log, topic, queue, offset) for (group, topic, queue), offset in table.items()]
+
+
+def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
+    root: Path = log.files.root
+    if log.files.foreign:
+        listed = ", ".join(log.files.foreign[:5]) + (" and more" if len(log.files.foreign) > 5 else "")
+        found.notes.append(f"{log.name}: not part of the log, left out: {listed}")
+    usage = shutil.disk_usage(root)
+    found.disks.append(Disk(log.name, usage.total, usage.free))
+    path = root / "config" / "consumerOffset.json"
+    if not path.exists():
+        found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")
+        return
+    try:
+        _add(found, log.name, wire.parse_offsets(path.read_bytes(), str(path)))
+    except (OSError, SourceError) as error:
+        found.notes.append(f"{log.name}: {error}")
+
+
+def _of_cluster(found: Surroundings, log: RemoteLog, token_file: str | None) -> None:
+    try:
+        master = status(log.master, token_file)
+        if master.disk is not None:
+            found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes))
+        if master.address:
+            _add(found, log.name, wire.consumer_offsets(master.address))
+            found.reserved_hours = wire.reserved_hours(master.address) or found.reserved_hours
+    except SourceError as error:
+        found.notes.append(f"{log.name}: {error}")
