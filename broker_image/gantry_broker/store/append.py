@@ -5,6 +5,7 @@ All or nothing in both cases: what an append that failed had written is zeros ag
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -130,6 +131,8 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
             queue.next -= 1
         if isinstance(error, OSError):
             store.failed = error
+        if isinstance(error, struct.error):
+            raise ValueError(f"a number does not fit its field of the record: {error}") from error
         raise
     made.end = phys
     made.keys = keys if indexed or store.index is None else None

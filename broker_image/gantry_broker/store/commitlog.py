@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gantry_broker.protocol.message import MAGIC_BLANK
+from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from gantry_broker.store.errors import OffsetGone, StoreFull
 from gantry_broker.store.files import NO_ROOM, FdCache, fsync_dir, is_zero, read_all, sync_file, write_all
-from gantry_broker.store.records import SIZE_AND_MAGIC
+from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
 
 NAME_DIGITS: Final = 20
 MAX_OPEN_SEGMENTS: Final = 32
+_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2, MAGIC_BLANK})
 
 
 def segment_bases(directory: Path) -> list[int]:
@@ -178,26 +179,24 @@ class CommitLog:
             if offset > limit:
                 raise OffsetGone(offset, self.start, limit)
             return b""
-        data = self.read(offset, min(max_bytes, limit - offset))
-        if offset + len(data) == limit:
-            return data
-        at = 0
+        data = self.read(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
+        size, magic = SIZE_AND_MAGIC.unpack_from(data) if len(data) >= FILLER_MIN else (0, 0)
+        if magic not in _MAGICS or not FILLER_MIN <= size <= min(limit - offset, self.room(offset)):
+            raise ValueError(f"offset {offset} is not the border of a record")
         have = len(data)
-        while at + 8 <= have:
+        if offset + have == limit:
+            return data
+        if size > have:
+            return self.read(offset, size)
+        at = size
+        while at + FILLER_MIN <= have:
             size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
-            if size < 8:
-                raise ValueError(f"offset {offset} is not the border of a record")
+            if magic not in _MAGICS or size < FILLER_MIN:
+                raise ValueError(f"offset {offset + at} is not the border of a record")
             if at + size > have:
                 break
             at += size
-        if at:
-            return data[:at] if at < have else data
-        size, magic = SIZE_AND_MAGIC.unpack(data[:8] if have >= 8 else self.read(offset, 8))
-        if size < 8 or offset + size > limit:
-            raise ValueError(f"offset {offset} is not the border of a record")
-        if magic == MAGIC_BLANK and size != self.room(offset):
-            raise ValueError(f"offset {offset} is not the border of a record")
-        return self.read(offset, size)
+        return data[:at] if at < have else data
 
     def chunks(self, offset: int, limit: int, chunk: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
         """[offset, limit) in pieces of whole records: (offset, bytes)."""

@@ -94,6 +94,8 @@ class QueueTable:
         return found
 
     def _make(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
+        if not 0 <= queue_id < 1 << 31:
+            raise ValueError(f"queue {queue_id} of topic {topic.name}: a queue's number is 0 to 2147483647")
         made = topic.queues[queue_id] = ConsumeQueue(
             f"{self.directory}{os.sep}{topic.name}{os.sep}{queue_id}", topic.name, queue_id, self.file_size, self._fds
         )

@@ -29,7 +29,7 @@ from gantry_broker.store.records import (
     tags_code,
 )
 
-MAX_WAITING: Final = 200_000
+MAX_WAITING: Final = 50_000
 """Records that are remembered at most."""
 _EPOCH: Final = EPOCH_PROPERTY.encode()
 _UNCOMMON: Final = SysFlag.TRANSACTION_MASK | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -81,7 +81,7 @@ class Tail:
     def push(self, batch: Batch) -> None:
         if self.waiting < MAX_WAITING:
             self.batches.append(batch)
-            self.waiting += len(batch.entries)
+            self.waiting += 1 + len(batch.entries)
 
     def pop(self, start: int, limit: int) -> Batch | None:
         """The batch that begins at `start`, no more of it than up to `limit`; None when it is not remembered.
@@ -96,12 +96,12 @@ class Tail:
         if batch.end > limit:
             batch, rest = batch.split(limit)
             self.batches.appendleft(rest)
-            self.waiting += len(rest.entries)
+            self.waiting += 1 + len(rest.entries)
         return batch
 
     def _drop_first(self) -> Batch:
         batch = self.batches.popleft()
-        self.waiting -= len(batch.entries)
+        self.waiting -= 1 + len(batch.entries)
         return batch
 
     def first_start(self, default: int) -> int:

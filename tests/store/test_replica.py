@@ -1,0 +1,282 @@
+"""Two stores: what a follower takes, refuses, cuts and starts anew; the rules of replication that bind the store."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+HOST = pack_host("10.1.2.3", 50_000)
+
+
+def message(n: int, topic: str = "Orders", size: int = 50) -> Put:
+    return Put(
+        topic=topic,
+        queue_id=n % 3,
+        flag=0,
+        sys_flag=0,
+        born_ms=n,
+        born_host=HOST,
+        body=n.to_bytes(4, "big") * (size // 4),
+        properties=f"TAGS\x01tag{n % 5}\x02KEYS\x01k{n}\x02".encode(),
+        keys=(f"k{n}",),
+    )
+
+
+def fill(store: MessageStore, first: int, count: int, size: int = 50) -> None:
+    for n in range(first, first + count, 4):
+        store.put([message(m, size=size) for m in range(n, min(n + 4, first + count))], 1_000 + n)
+
+
+def copy(leader: MessageStore, follower: MessageStore, stop: int | None = None, chunk: int = 5_000) -> None:
+    stop = leader.end if stop is None else stop
+    while follower.end < stop:
+        data = leader.read_raw(follower.end, chunk, stop)
+        assert follower.append_raw(follower.end, data) == follower.end
+    assert follower.end == stop
+
+
+def content(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
+    """Everything that a reader can see."""
+    seen = {}
+    for topic, queues in store.topics_queues().items():
+        for queue_id in queues:
+            low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+            seen[topic, queue_id] = [store.get(topic, queue_id, n, 1, 1).data for n in range(low, high)]
+    return seen
+
+
+@pytest.fixture
+def leader(quick_dir: Path, small: BrokerSettings) -> Iterator[MessageStore]:
+    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    yield store
+    store.close(clean=False)
+
+
+@pytest.fixture
+def follower(quick_dir: Path, small: BrokerSettings) -> Iterator[MessageStore]:
+    store = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    yield store
+    store.close(clean=False)
+
+
+def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
+    leader: MessageStore, follower: MessageStore, quick_dir: Path
+) -> None:
+    leader.begin_epoch(1, b"one", 1)
+    fill(leader, 0, 400, size=1_000)
+    leader.begin_epoch(2, b"two", 2)
+    fill(leader, 400, 40)
+    copy(leader, follower)
+    leader.confirm(leader.end)
+    done = follower.confirm(leader.end)
+    assert [body for _, body in done.control] == [b"one", b"two"]
+    assert follower.history == leader.history
+    assert content(follower) == content(leader)
+    for n in (0, 399, 439):
+        (mine,) = follower.query("Orders", f"k{n}", 9, 0, 10**9)
+        assert mine.phys_offset == leader.query("Orders", f"k{n}", 9, 0, 10**9)[0].phys_offset
+    for segment in sorted(os.listdir(quick_dir / "leader" / "commitlog")):
+        ours = (quick_dir / "follower" / "commitlog" / segment).read_bytes()
+        assert ours == (quick_dir / "leader" / "commitlog" / segment).read_bytes()
+    queue = leader.queues.find("Orders", 1)
+    other = follower.queues.find("Orders", 1)
+    assert queue is not None
+    assert other is not None
+    # The tag codes as well, which the leader is told and the follower reads from the record.
+    assert [other.entry(n)[:2] for n in range(other.max)] == [queue.entry(n)[:2] for n in range(queue.max)]
+
+
+def test_rule_6_answers_end_on_record_borders(leader: MessageStore, follower: MessageStore) -> None:
+    fill(leader, 0, 300, size=900)
+    rng = random.Random(7)
+    while follower.end < leader.end:
+        data = leader.read_raw(follower.end, rng.choice((1, 100, 3_000, 200_000)))
+        assert data
+        follower.append_raw(follower.end, data)
+    assert leader.read_raw(leader.end, 1_000) == b""
+    with pytest.raises(OffsetGone):
+        leader.read_raw(leader.end + 1, 1_000)
+    with pytest.raises(ValueError, match="border"):
+        leader.read_raw(1, 1_000)
+
+
+@pytest.mark.parametrize("damage", ["body", "size", "place", "cut", "magic", "topic", "order"])
+def test_damaged_bytes_are_refused_and_nothing_is_appended(
+    leader: MessageStore, follower: MessageStore, damage: str
+) -> None:
+    fill(leader, 0, 8)
+    copy(leader, follower)
+    end = follower.end
+    fill(leader, 8, 8)
+    data = bytearray(leader.read_raw(end, 10**6))
+    second = int.from_bytes(data[:4], "big")
+    if damage == "body":
+        data[second + 90] ^= 1
+    elif damage == "size":
+        data[second + 3] ^= 1
+    elif damage == "place":
+        data[second + 35] ^= 1
+    elif damage == "cut":
+        del data[-1]
+    elif damage == "magic":
+        data[second + 4] ^= 1
+    elif damage == "topic":
+        data[second + 88 + 48] = 0
+    else:
+        data = data[second:]
+    with pytest.raises(BadRecords):
+        follower.append_raw(end, bytes(data))
+    assert follower.end == end
+    assert follower.next_offset("Orders", 0) == 3
+    with pytest.raises(ValueError, match="log ends at"):
+        follower.append_raw(end + 1, bytes(data))
+    copy(leader, follower)
+    follower.confirm(leader.end)
+    leader.confirm(leader.end)
+    assert content(follower) == content(leader)
+
+
+def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
+    leader: MessageStore, follower: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    leader.begin_epoch(1, b"one", 1)
+    fill(leader, 0, 100, size=900)
+    copy(leader, follower)
+    middle = leader.end
+    follower.confirm(middle)
+    before = content(follower)
+    # The follower was master once, without anybody else: its epoch 2 is not the leader's.
+    follower.begin_epoch(2, b"mine", 2)
+    fill(follower, 1_000, 100, size=900)
+    follower.mark_flushed(follower.flush())
+    end = follower.end
+    follower.cut(middle)
+    assert (follower.end, follower.flushed, follower.confirmed) == (middle, middle, middle)
+    assert follower.history == ((1, 0),)
+    assert follower.next_offset("Orders", 0) == follower.max_offset("Orders", 0)
+    # What lies beyond is zeros, so that no crash makes the stale tail valid again.
+    files = sorted((quick_dir / "follower" / "commitlog").iterdir())
+    assert [int(f.name) for f in files if int(f.name) > middle] == []
+    assert not any(files[-1].read_bytes()[middle % 65_536 :])
+    follower.close(clean=False)
+    again = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    assert again.end == middle < end
+    assert again.damage is None
+    leader.begin_epoch(3, b"three", 3)
+    fill(leader, 100, 100, size=900)
+    copy(leader, again)
+    leader.confirm(leader.end)
+    again.confirm(leader.end)
+    seen = content(again)
+    assert seen == content(leader)
+    assert all(seen[key][: len(records)] == records for key, records in before.items())
+    assert again.query("Orders", "k1000", 9, 0, 10**9) == []
+    again.close(clean=False)
+
+
+def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: MessageStore) -> None:
+    fill(leader, 0, 60)
+    border = leader.end
+    fill(leader, 60, 60)
+    leader.confirm(leader.end)
+    leader.upkeep(10**12)
+    leader.cut(border)
+    assert leader.confirmed == border
+    assert sum(leader.max_offset("Orders", q) for q in range(3)) == 60
+    assert leader.query("Orders", "k60", 9, 0, 10**9) == []
+    assert len(leader.query("Orders", "k59", 9, 0, 10**9)) == 1
+    stored = leader.put([message(0)], 9)[0]
+    assert stored.queue_offset == 20
+
+
+@pytest.mark.parametrize("where", [-1, 5, 10**9])
+def test_a_cut_that_is_no_border_or_outside_of_the_log_is_refused(leader: MessageStore, where: int) -> None:
+    fill(leader, 0, 8)
+    end = leader.end
+    with pytest.raises((ValueError, OffsetGone)):
+        leader.cut(where)
+    assert leader.end == end
+
+
+def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
+    leader: MessageStore, follower: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    leader.begin_epoch(1, b"one", 1)
+    leader.put([message(5, topic="Seldom")], 1)
+    fill(leader, 0, 300, size=900)
+    leader.confirm(leader.end)
+    fill(follower, 0, 8)
+    from gantry_broker.store.retention import remove_before
+
+    remove_before(leader, 131_072)
+    assert leader.start == 131_072
+    follower.reset(leader.start, leader.history, leader.queue_starts())
+    assert (follower.start, follower.end, follower.confirmed, follower.flushed) == (131_072,) * 4
+    for again in (False, True):
+        if again:
+            follower.close(clean=False)
+            follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+        assert follower.history == leader.history
+        # No record of this topic is left, but its numbers go on.
+        assert follower.next_offset("Seldom", 2) == follower.min_offset("Seldom", 2) == 1
+    copy(leader, follower)
+    follower.confirm(leader.end)
+    assert content(follower) == content(leader)
+    for queue_id in range(3):
+        assert follower.min_offset("Orders", queue_id) == leader.min_offset("Orders", queue_id) > 0
+        assert follower.max_offset("Orders", queue_id) == 100
+    assert follower.put([message(5, topic="Seldom")], 1)[0].queue_offset == 1
+    follower.close()
+
+
+def test_queue_ends_may_come_from_a_control_record_instead(leader: MessageStore) -> None:
+    leader.reset(131_072)
+    leader.ensure_next("Orders", 0, 70)
+    leader.ensure_next("Orders", 0, 60)
+    assert leader.put([message(0)], 1)[0].queue_offset == 70
+    leader.ensure_next("Orders", 0, 500)
+    leader.confirm(leader.end)
+    assert (leader.min_offset("Orders", 0), leader.max_offset("Orders", 0)) == (70, 71)
+
+
+def test_issue_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tail(
+    leader: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    fill(leader, 0, 30)
+    leader.confirm(leader.end)
+    fill(leader, 30, 30)
+    leader.upkeep(10**12)
+    leader.close(clean=False)
+    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    assert [store.max_offset("Orders", q) for q in range(3)] == [10, 10, 10]
+    assert [s.queue_offset for s in store.put([message(0), message(1), message(2)], 1)] == [20, 20, 20]
+    store.confirm(store.end)
+    assert [store.max_offset("Orders", q) for q in range(3)] == [21, 21, 21]
+    store.close(clean=False)
+
+
+def test_issue_467_what_was_not_indexed_when_the_process_died_is_indexed_later(
+    leader: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    fill(leader, 0, 100)
+    leader.confirm(leader.end)
+    leader.upkeep(10**12)
+    fill(leader, 100, 100)
+    leader.confirm(leader.end)
+    assert leader.index is not None
+    assert leader.index.pending
+    leader.close(clean=False)
+    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    store.confirm(store.end)
+    for n in range(0, 200, 13):
+        assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
+    store.close(clean=False)
