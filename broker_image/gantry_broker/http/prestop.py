@@ -41,11 +41,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.http.prestop", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the broker's own config file")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds to wait at most (default: 30)")
+    parser.add_argument(
+        "--linger", type=float, default=2.0, help="seconds that clients' route needs to move (default: 2)"
+    )
     options = parser.parse_args(arguments)
     config = json.loads(options.config.read_bytes())
     deadline = time.monotonic() + options.timeout
+    handed_over = False
     while must_wait(config) and time.monotonic() < deadline:
+        handed_over = True
         time.sleep(0.1)
+    if handed_over:
+        # What still comes in by the old route is forwarded to the new master meanwhile.
+        time.sleep(options.linger)
     return 0
 
 
