@@ -60,7 +60,7 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
         write = answer_ask(obs, cell, leader) or shrink(obs, cell, leader, view.age_ms)
         if write is not None:
             return [write]
-        if leader.parked and not view.pending:
+        if leader.parked and not view.pending and leader.order == cell.order:
             return [EndHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")]
     decisions = _tells(obs, cell, view)
     if state.state == "leading" and not decisions:

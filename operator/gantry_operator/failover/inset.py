@@ -38,7 +38,10 @@ def answer_ask(obs: Observation, cell: Cell, leader: Report) -> AcceptAsk | Refu
             why_not = f"the disk of {view.name} is not the one proposed"
     if why_not:
         return RefuseAsk(cell.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
-    return AcceptAsk(cell.with_set(ask.in_sync), added, f"{names(obs, added) or 'nobody new'} has everything promised")
+    who = names(obs, added) or "nobody new"
+    return AcceptAsk(
+        cell.with_set(ask.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
+    )
 
 
 def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkSet | None:

@@ -44,6 +44,8 @@ IDLE_S = 1.0
 """A pass at least this often."""
 BUSY_S = 0.1
 """The same while something is not as it should be."""
+TELL_WAIT_S = 3.0
+"""What is waited for becomes an event after this long; a moment's doubt is none."""
 HANDOVER_MS = 2_000
 READY_S = 2.0
 """A hand-over that is ready is swapped within this time or ended; the master parks for longer."""
@@ -88,6 +90,8 @@ class GroupLoop:
         self._handover_not_before = 0.0
         self._handover_problem = ""
         self._noticed_at: float | None = None
+        self._waits_since = 0.0
+        self._waits_told = False
         self._pending_change: tuple[Promote, float] | None = None
         self._announced = 0
         self._announcing = False
@@ -379,7 +383,11 @@ class GroupLoop:
                 self._noticed_at = time.monotonic()
         elif wait is None and self._pending_change is None:
             self._noticed_at = None
-        if wait is not None and (self.waits is None or self.waits.code != wait.code):
+        now = self._clock.now()
+        if wait is None or self.waits is None or self.waits.code != wait.code:
+            self._waits_since, self._waits_told = now, False
+        elif not self._waits_told and now - self._waits_since >= TELL_WAIT_S:
+            self._waits_told = True
             reason = "".join(part.capitalize() for part in wait.code.split("-"))
             self._event("Normal" if wait.available else "Warning", reason, wait.reason)
         self.waits = wait

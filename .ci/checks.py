@@ -1,0 +1,85 @@
+"""All checks of this project, one after the other: what ran, how long it took, what was skipped and why.
+
+`make test` runs it with the environment's Python. With --lint: style and types only. The exit code is 0 when
+everything that ran is right.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+JAVA = 17
+
+LINT = {
+    "style": [[BIN / "ruff", "check", "."], [BIN / "ruff", "format", "--check", "."]],
+    "types": [[BIN / "mypy"]],
+    "lock files": [[sys.executable, "requirements/lock.py", "--check"]],
+    "CRD": [[sys.executable, "-m", "gantry_operator.api.crd", "--check"]],
+}
+
+
+def run(command: list[str | Path]) -> int:
+    print(f"$ {' '.join(Path(c).name if Path(c).is_absolute() else str(c) for c in command)}", flush=True)
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def java_version() -> int:
+    """Major version of the Java on the path; 0: none."""
+    if shutil.which("java") is None:
+        return 0
+    said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
+    return int(found[1]) if found else 0
+
+
+def bring_java() -> str:
+    """Spark and the official RocketMQ client need Java. Empty: it is there; else why not."""
+    if java_version() >= JAVA:
+        return ""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        return f"Java {JAVA} is not installed, and only root can install it with apt"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    print(f"installing Java {JAVA} for Spark and for RocketMQ's own client", flush=True)
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update"], ["apt-get", "install", "-y", f"openjdk-{JAVA}-jdk-headless", "maven"]):
+        if subprocess.run(command, env=environment, check=False, **quiet).returncode != 0:  # type: ignore[call-overload]
+            return f"Java {JAVA} is not installed, and `{' '.join(command)}` failed"
+    return "" if java_version() >= JAVA else f"Java {JAVA} is not on the path after its installation"
+
+
+def main() -> int:
+    done: list[tuple[str, str, float]] = []
+    failed = False
+
+    def step(name: str, commands: list[list[str | Path]]) -> None:
+        nonlocal failed
+        started = time.monotonic()
+        wrong = any([run(c) != 0 for c in commands])
+        failed = failed or wrong
+        done.append((name, "FAILED" if wrong else "ok", time.monotonic() - started))
+
+    for name, commands in LINT.items():
+        step(name, commands)
+    if "--lint" not in sys.argv:
+        why = bring_java()
+        if why:
+            done.append(("tests with Java", f"skipped: {why}", 0.0))
+        jobs = ["-n", os.environ.get("JOBS", "2"), "--dist", "loadfile"]
+        # -rs: every skipped test says why at the end of its run.
+        step("tests", [[sys.executable, "-m", "pytest", "-q", "-rs", *jobs]])
+    print()
+    for name, result, seconds in done:
+        print(f"  {name:<16} {seconds:6.0f} s   {result}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

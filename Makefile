@@ -1,0 +1,56 @@
+# make demo    see it work: a cluster, a killed master, nothing lost, in a minute or two
+# make test    everything that can be checked on this machine
+# make lint    style and types only
+# make bench   the figures that the documents quote
+# make lock    the lock files anew, after a change of dependencies (needs uv)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+JOBS ?= 2
+
+.PHONY: help demo test lint bench lock env clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo: $(VENV)/.base
+	@$(BIN)/python -m gantry_operator.local.demo
+
+test: $(VENV)/.dev
+	@JOBS=$(JOBS) $(BIN)/python .ci/checks.py
+
+lint: $(VENV)/.dev
+	@$(BIN)/python .ci/checks.py --lint
+
+bench: $(VENV)/.dev
+	@$(BIN)/python .ci/bench.py
+
+lock:
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(or $(PYTHON),python3) requirements/lock.py
+
+env: $(VENV)/.dev
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+# The environment: first what a plain install has, then what tests need. Every file is checked against its hash.
+
+$(VENV)/.base: requirements/base.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "error: Python 3.11 or newer is needed and was not found; install it, or say where: make PYTHON=/path/to/python3" >&2; \
+		exit 1; fi
+	@if [ ! -x $(BIN)/python ] && ! $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then \
+		echo "error: $(PYTHON) lacks the venv module; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; fi
+	@test -x $(BIN)/python || { echo "making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing requirements/base.txt"
+	@$(PIP) install --quiet --require-hashes -r requirements/base.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base requirements/dev.txt
+	@echo "installing requirements/dev.txt (PySpark is large: a minute or two)"
+	@$(PIP) install --quiet --require-hashes --no-build-isolation -r requirements/dev.txt
+	@touch $@
