@@ -357,7 +357,7 @@ class Consumer:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 1.0) if isinstance(error, BrokerError) else next_backoff(pause)
                 with contextlib.suppress(*_FAILURES):
-                    await self.session.route(queue.topic, fresh=True)
+                    await self.session.route_after_failure(queue.topic)
                 continue
             pause = BACKOFF_FIRST
             if result.status is PullStatus.ILLEGAL:

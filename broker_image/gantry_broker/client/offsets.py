@@ -48,7 +48,8 @@ class BrokerOffsets:
         self._committed: dict[MessageQueue, int] = {}
 
     async def read(self, queue: MessageQueue) -> int | None:
-        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id)
+        # Brokers say 0 for a group that is new to a young topic unless told not to (5.x and ours; 4.9 always does).
+        header = QueryOffsetHeader(self._group, queue.topic, queue.queue_id, setZeroIfNotFound=False)
         address = await self._session.master(queue.broker, queue.topic)
         answer = await self._session.call(address, Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=header.ext()))
         if answer.code == ResponseCode.QUERY_NOT_FOUND:

@@ -226,12 +226,14 @@ class Producer:
             turn = self._turns[topic] = RoundRobin()
         return turn
 
-    async def _queues(self, topic: str, *, fresh: bool = False) -> list[MessageQueue]:
-        route = await self.session.route(topic, fresh=fresh)
+    async def _queues(self, topic: str, *, failed: bool = False) -> list[MessageQueue]:
+        """The queues of a topic; `failed`: what is known did not work, ask again. Raises NoRoute, RemotingError."""
+        ask = self.session.route_after_failure if failed else self.session.route
+        route = await ask(topic)
         queues = writable_queues(topic, route) if route is not None else []
         if not queues and route is None:
             # The topic may be made when the first message comes: brokers that do so register this one.
-            route = await self.session.route(AUTO_CREATE_TOPIC, fresh=fresh)
+            route = await ask(AUTO_CREATE_TOPIC)
             queues = writable_queues(topic, route, as_default=_DEFAULT_QUEUES) if route is not None else []
         if not queues:
             raise NoRoute(
@@ -256,16 +258,14 @@ class Producer:
         failed: set[str] = set()
         attempts: list[str] = []
         pause = BACKOFF_FIRST
-        fresh = False
+        again = False
         while True:
             queue: MessageQueue | None = fixed
             try:
                 if queue is None:
-                    queues = await self._queues(message.topic, fresh=fresh)
-                    if selector is not None:
-                        queue = selector(queues, message, key)
-                    else:
-                        queue = self._turn(message.topic).choose(queues, failed)
+                    queues = await self._queues(message.topic, failed=again)
+                    turn = self._turn(message.topic)
+                    queue = turn.choose(queues, failed) if selector is None else selector(queues, message, key)
                 self._aim(frame, queue)
                 address = self.session.address(queue.broker)
                 if address is None:
@@ -276,8 +276,8 @@ class Producer:
                 answer = await self.session.remoting.request(address, frame, left)
             except (RemotingError, NoRoute) as error:
                 attempts.append(str(error))
-                if isinstance(error, NoRoute) and not failed:
-                    # Nothing was tried: a route that is not there yet may appear, but a wrong topic must not wait long.
+                if isinstance(error, NoRoute) and message.topic not in self._turns:
+                    # Nothing was ever sent there: the route may be about to appear, a wrong name must not wait long.
                     refused += 1
                     if refused > self.retries:
                         raise
@@ -295,7 +295,7 @@ class Producer:
                     refused += 1
                     if answer.code not in _ELSEWHERE or refused > self.retries:
                         raise BrokerError(f"send to {queue}", answer.code, answer.remark)
-            fresh = True
+            again = True
             known = self.session.known_route(message.topic)
             others = {data.broker for data in known.queues} - failed if known is not None else ()
             if others and fixed is None and selector is None:

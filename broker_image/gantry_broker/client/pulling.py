@@ -128,7 +128,7 @@ class Puller:
         if address is not None:
             return broker_id, address
         if not self._session.addresses(queue.broker):
-            await self._session.route(queue.topic, fresh=True)
+            await self._session.route_after_failure(queue.topic)
         for broker_id, address in sorted(self._session.addresses(queue.broker).items()):
             return broker_id, address
         raise NoRoute(f"no broker of group {queue.broker} is known")

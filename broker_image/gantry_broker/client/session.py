@@ -140,15 +140,13 @@ class Session:
                 self._current += 1
         raise error
 
-    async def route(self, topic: str, *, fresh: bool = False) -> TopicRoute | None:
-        """The route of a topic; None: no broker has it. `fresh` asks again even when it is known.
+    async def route(self, topic: str, *, fresh: bool = False, max_age: float = 0.0) -> TopicRoute | None:
+        """The route of a topic; None: no broker has it. `fresh` asks again unless it was asked `max_age` seconds ago.
 
         Raises RemotingError when no NameServer answers and nothing is known, BrokerError, BodyError.
         """
         known = self._routes.get(topic)
-        if known is not None and not fresh:
-            return known
-        if known is not None and time.monotonic() - self._asked.get(topic, -1e9) < FORCED_POLL_SECONDS:
+        if known is not None and (not fresh or time.monotonic() - self._asked.get(topic, -1e9) < max_age):
             return known
         asking = self._asking.get(topic)
         if asking is None:
@@ -161,7 +159,12 @@ class Session:
                 raise
             return known  # an unreachable NameServer is no reason to stop
 
+    async def route_after_failure(self, topic: str) -> TopicRoute | None:
+        """A new route when something failed; the old one when nobody has a new one, for brokers come back."""
+        return await self.route(topic, fresh=True, max_age=FORCED_POLL_SECONDS) or self._routes.get(topic)
+
     def known_route(self, topic: str) -> TopicRoute | None:
+        """The last route that there was."""
         return self._routes.get(topic)
 
     def address(self, broker: str, broker_id: int = MASTER_ID) -> str | None:
@@ -174,8 +177,8 @@ class Session:
     async def _ask_route(self, topic: str) -> TopicRoute | None:
         header = RouteHeader(topic, acceptStandardJsonOnly=True)
         answer = await self.ask_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext()))
+        self._asked[topic] = time.monotonic()
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._routes.pop(topic, None)
             return None
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(f"route of {topic}", answer.code, answer.remark)
@@ -184,7 +187,6 @@ class Session:
         except fastjson.JsonError as error:
             raise BodyError(f"route of {topic}: {error}") from None
         self._routes[topic] = route
-        self._asked[topic] = time.monotonic()
         for broker in route.brokers:
             self._brokers[broker.name] = broker.addresses
         return route
@@ -220,7 +222,7 @@ class Session:
         """The address of a group's master. Raises NoRoute."""
         address = self.address(broker)
         if address is None and topic is not None:
-            await self.route(topic, fresh=True)
+            await self.route_after_failure(topic)
             address = self.address(broker)
         if address is None:
             raise NoRoute(f"broker group {broker} has no master in the routes that are known")
