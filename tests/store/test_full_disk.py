@@ -1,0 +1,224 @@
+"""A disk without room: writes are refused whole, reads go on, and when there is room it goes on as if nothing was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import snapshot
+from gantry_broker.store.errors import StoreFull
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+HOST = pack_host("10.1.2.3", 50_000)
+SETTINGS = BrokerSettings(
+    mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=20_000, maxHashSlotNum=20_000, maxIndexNum=80_000
+)
+
+
+class SmallDisk:
+    """A tmpfs of 2 MiB where that may be mounted, otherwise a limit on the size of files (a segment ends early)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(root)], check=False, capture_output=True
+        )
+        self.mounted = mounted.returncode == 0
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(self) -> None:
+        if not self.mounted:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, self._limits[1]))
+            return
+        with open(self.root / "ballast", "ab", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+
+    def free(self) -> None:
+        if self.mounted:
+            (self.root / "ballast").unlink(missing_ok=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+
+    def close(self) -> None:
+        self.free()
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.root)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    made = SmallDisk(tmp_path / "disk")
+    yield made
+    made.close()
+
+
+def messages(first: int, count: int, size: int = 1_000) -> list[Put]:
+    return [
+        Put(
+            topic="Orders",
+            queue_id=n % 2,
+            flag=0,
+            sys_flag=0,
+            born_ms=n,
+            born_host=HOST,
+            body=os.urandom(size),
+            properties=b"KEYS\x01k%d\x02" % n,
+            keys=(f"k{n}",),
+        )
+        for n in range(first, first + count)
+    ]
+
+
+def put_until_full(store: MessageStore, first: int) -> int:
+    """Numbers up to which messages were stored."""
+    for n in range(first, first + 5_000, 16):
+        end = store.end
+        numbers = [store.next_offset("Orders", q) for q in range(2)]
+        try:
+            store.put(messages(n, 16), 1_000 + n)
+        except StoreFull:
+            assert store.end == end
+            assert [store.next_offset("Orders", q) for q in range(2)] == numbers
+            return n
+    raise AssertionError("the disk never filled")
+
+
+def readable(store: MessageStore) -> int:
+    count = 0
+    for queue_id in range(2):
+        for offset in range(store.max_offset("Orders", queue_id)):
+            count += store.get("Orders", queue_id, offset, 1, 1).count
+    return count
+
+
+def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -> None:
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store.put(messages(0, 64), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12)
+    disk.fill()
+    last = put_until_full(store, 64)
+    store.confirm(store.end)
+    for now in range(5):
+        store.upkeep(10**12 + now * 1_000)
+    assert readable(store) == last
+    with pytest.raises(StoreFull):
+        store.put(messages(last, 16), 1)
+    # What the refused batch had written is zeros again: nothing of it appears after a crash.
+    segment = disk.root / "store" / "commitlog" / f"{store.end - store.end % (1 << 20):020d}"
+    with segment.open("rb") as file:
+        file.seek(store.end % (1 << 20))
+        assert not any(file.read())
+    disk.free()
+    store.put(messages(last, 16), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12 + 100_000)
+    assert readable(store) == last + 16
+    for n in (0, 63, last - 1, last + 15):
+        assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
+    end = store.end
+    store.close(clean=False)
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    assert store.end == end
+    store.confirm(end)
+    assert readable(store) == last + 16
+    store.close()
+
+
+def test_the_index_stops_on_a_full_disk_and_goes_on_from_where_it_is(disk: SmallDisk) -> None:
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store.put(messages(0, 16), 1)
+    disk.fill()
+    store.confirm(store.end)
+    store.upkeep(10**12)
+    assert store.index is not None
+    # No room for an index file, and yet every message is shown.
+    assert store.index.behind
+    assert readable(store) == 16
+    last = put_until_full(store, 16)
+    store.confirm(store.end)
+    assert store.query("Orders", "k1", 9, 0, 10**9) == []
+    disk.free()
+    now = 10**12
+    while store.index.behind:
+        now += 1_000
+        store.upkeep(now)
+        assert now < 10**12 + 60_000
+    for n in (0, 1, 15, last - 1):
+        assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
+    store.close()
+
+
+def test_a_store_opens_reads_is_cut_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store.put(messages(0, 32), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12)
+    border = store.end
+    store.put(messages(32, 32), 1)
+    store.close(clean=False)
+    disk.fill()
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    assert not store.was_clean
+    assert readable(store) == 32
+    store.cut(border)
+    assert (store.end, store.confirmed) == (border, border)
+    store.close(clean=False)
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    assert store.end == border
+    assert store.damage is None
+    disk.free()
+    store.confirm(store.end)
+    assert readable(store) == 32
+    store.put(messages(32, 4), 1)
+    store.confirm(store.end)
+    assert readable(store) == 36
+    store.close()
+
+
+def test_a_follower_takes_nothing_of_what_it_has_no_room_for(disk: SmallDisk, tmp_path: Path) -> None:
+    leader = MessageStore.open(StoreConfig(tmp_path / "leader", SETTINGS))
+    leader.begin_epoch(1, b"", 1)
+    for n in range(0, 1_600, 16):
+        leader.put(messages(n, 16), 1)
+    leader.begin_epoch(2, b"", 1)
+    follower = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    disk.fill()
+    refused = False
+    while not refused:
+        end = follower.end
+        try:
+            follower.append_raw(end, leader.read_raw(end, 50_000))
+        except StoreFull:
+            refused = True
+    assert follower.end == end < leader.end
+    assert follower.history in ((), ((1, 0),))
+    disk.free()
+    while follower.end < leader.end:
+        try:
+            follower.append_raw(follower.end, leader.read_raw(follower.end, 50_000))
+        except StoreFull:
+            assert disk.mounted  # Two megabytes are two megabytes.
+            break
+    follower.confirm(follower.end)
+    assert readable(follower) >= 900
+    follower.close(clean=False)
+    leader.close(clean=False)
+
+
+def test_a_snapshot_that_has_no_room_leaves_the_old_one(disk: SmallDisk) -> None:
+    path = disk.root / "config" / "topics.json"
+    assert snapshot.save_snapshot(path, {"old": 1})
+    disk.fill()
+    with pytest.raises(OSError, match=r"space|large"):
+        snapshot.save_snapshot(path, {"new": "x" * 200_000})
+    assert snapshot.load_snapshot(path) == {"old": 1}

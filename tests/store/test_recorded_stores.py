@@ -1,0 +1,180 @@
+"""Stores that real brokers wrote: opened (a copy), every message read back by queue offset, by key and by id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.codes import GetStatus
+from gantry_broker.protocol.message import decode_record, pack_host, parse_message_id
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import snapshot
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+DATA = Path(__file__).parent.parent / "data" / "stores"
+NAMES = ["49-clean", "49-running", "5x-clean", "5x-running"]
+FOREVER = 10**15
+
+
+def unpack(name: str, target: Path) -> Path:
+    with tarfile.open(DATA / f"{name}.tar.gz") as archive:
+        archive.extractall(target, filter="data")
+    return target / name.partition("-")[2]
+
+
+def manifest(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((DATA / f"{name[:2]}-manifest.json").read_bytes())
+    return loaded
+
+
+def check_all(store: MessageStore, name: str) -> None:
+    told = manifest(name)
+    records = told["stores"][name.partition("-")[2]]["records"]
+    assert records
+    for expected in records:
+        phys, topic = expected["physicOffset"], expected["topic"]
+        record = store.record(phys)
+        assert (record.topic, record.queue_id, record.queue_offset, record.size) == (
+            topic,
+            expected["queueId"],
+            expected["queueOffset"],
+            expected["size"],
+        )
+        assert record.props == expected["properties"]
+        assert hashlib.sha256(record.payload()).hexdigest() == expected["bodySha256"]
+        got = store.get(topic, record.queue_id, record.queue_offset, 1, 1)
+        assert got.status == GetStatus.FOUND
+        assert got.data == record.encode()
+        assert store.store_time(topic, record.queue_id, record.queue_offset) == expected["storeTimestamp"]
+        if expected["uniqKey"]:
+            found = store.query(topic, expected["uniqKey"], 64, 0, FOREVER, unique=True)
+            assert phys in [r.phys_offset for r in found]
+        for key in (expected["keys"] or "").split():
+            assert phys in [r.phys_offset for r in store.query(topic, key, 64, 0, FOREVER)]
+    assert [r.phys_offset for r in store.walk(0)] == [r["physicOffset"] for r in records]
+    assert store.end == records[-1]["physicOffset"] + records[-1]["size"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_dir: Path) -> None:
+    root = unpack(name, quick_dir)
+    store = MessageStore.open(StoreConfig(root))
+    assert store.was_clean == name.endswith("clean")
+    assert store.damage is None
+    assert store.confirmed == store.end
+    assert store.history == ((0, 0),)
+    check_all(store, name)
+    sent = [one for one in manifest(name)["sent"] if one["offsetMsgId"] and one["status"] == "SEND_OK"]
+    assert len(sent) > 50
+    for one in sent:
+        # A batch is told the ids of all its messages.
+        for message_id in one["offsetMsgId"].split(","):
+            _, port, phys = parse_message_id(message_id)
+            assert port == 10911
+            record = store.record(phys)
+            # A transaction's id is that of its half message.
+            assert record.topic in (one["topic"], "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX")
+            if "," not in one["offsetMsgId"] and record.topic == one["topic"]:
+                assert hashlib.sha256(record.payload()).hexdigest() == one["bodySha256"]
+                assert (record.queue_id, record.queue_offset) == (one["queueId"], one["queueOffset"])
+    store.close()
+    again = MessageStore.open(StoreConfig(root))
+    assert again.was_clean
+    assert again.history == ((0, 0),)
+    check_all(again, name)
+    again.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("lost", ["consumequeue", "index", "both", "config"])
+def test_queues_and_index_are_made_again_from_the_log(name: str, lost: str, quick_dir: Path) -> None:
+    root = unpack(name, quick_dir)
+    for part in ("consumequeue", "index") if lost == "both" else (lost,):
+        shutil.rmtree(root / part)
+    store = MessageStore.open(StoreConfig(root))
+    check_all(store, name)
+    store.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_store_goes_on_as_ours(name: str, quick_dir: Path) -> None:
+    root = unpack(name, quick_dir)
+    before = {path: path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()}
+    store = MessageStore.open(StoreConfig(root))
+    assert store.log.segment_size == 1 << 20
+    number = store.max_offset("LabTopic", 0)
+    epoch = store.begin_epoch(1, b"", 10**13)
+    puts = [
+        Put("LabTopic", 0, 0, 0, 1, pack_host("1.2.3.4", 5), b"new", b"KEYS\x01ours\x02", keys=("ours",)),
+        Put("LabTopic", 0, 0, 0, 1, pack_host("1.2.3.4", 5), b"x" * 400_000, b""),
+    ]
+    stored = store.put(puts * 3, 10**13)
+    assert [s.queue_offset for s in stored] == list(range(number, number + 6))
+    assert store.end > 1 << 20
+    store.confirm(store.end)
+    store.close(clean=False)
+    store = MessageStore.open(StoreConfig(root))
+    assert store.history == ((0, 0), (1, epoch.phys_offset))
+    store.confirm(store.end)
+    assert len(store.query("LabTopic", "ours", 9, 0, FOREVER)) == 3
+    assert decode_record(store.get("LabTopic", 0, number, 1, 1).data).body == b"new"
+    # The files keep the sizes that they had, and what was in them.
+    for path, data in before.items():
+        now = path.read_bytes()
+        assert len(now) == len(data)
+        entries = data.rstrip(b"\0")
+        assert now.startswith(entries)
+    assert {p.stat().st_size for p in (root / "commitlog").iterdir()} == {1 << 20}
+    store.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_store_is_cut_at_the_first_damaged_record(name: str, quick_dir: Path) -> None:
+    root = unpack(name, quick_dir)
+    (root / "abort").touch()
+    records = manifest(name)["stores"][name.partition("-")[2]]["records"]
+    victim = records[80]
+    with (root / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(victim["physicOffset"] + 88)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes((byte[0] ^ 1,)))
+    store = MessageStore.open(StoreConfig(root))
+    assert store.end == store.confirmed == victim["physicOffset"]
+    assert [r.phys_offset for r in store.walk(0)] == [r["physicOffset"] for r in records[:80]]
+    for topic, queues in store.topics_queues().items():
+        for queue_id in queues:
+            kept = [r for r in records[:80] if (r["topic"], r["queueId"]) == (topic, queue_id)]
+            assert store.max_offset(topic, queue_id) == len(kept)
+    if victim["uniqKey"]:
+        found = store.query(victim["topic"], victim["uniqKey"], 9, 0, FOREVER)
+        assert victim["physicOffset"] not in [r.phys_offset for r in found]
+    store.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tables_of_recorded_stores_are_read(name: str, quick_dir: Path) -> None:
+    config = unpack(name, quick_dir) / "config"
+    topics = snapshot.load_snapshot(config / "topics.json")
+    assert topics is not None
+    assert topics["topicConfigTable"]["LabTopic"]["writeQueueNums"] == 4
+    offsets = snapshot.load_snapshot(config / "consumerOffset.json")
+    assert offsets is not None
+    assert all(key.isdecimal() for table in offsets["offsetTable"].values() for key in table)
+    (config / "consumerOffset.json").write_text("{ torn")
+    assert snapshot.load_snapshot(config / "consumerOffset.json") is not None
+    assert snapshot.load_snapshot(config / "nothing.json") is None
+
+
+def test_settings_of_another_size_do_not_matter_for_an_existing_store(quick_dir: Path) -> None:
+    root = unpack("49-clean", quick_dir)
+    settings = BrokerSettings(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=4_242)
+    store = MessageStore.open(StoreConfig(root, settings))
+    check_all(store, "49-clean")
+    store.close()
