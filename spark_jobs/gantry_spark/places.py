@@ -116,7 +116,7 @@ class HadoopPlace:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.root = root.rstrip("/")
         self._jvm: Any = spark.sparkContext._jvm
-        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()
         with self._speaking(""):
             self._fs = self._path("").getFileSystem(configuration)
             self._fs.mkdirs(self._path(""))

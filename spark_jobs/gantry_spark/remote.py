@@ -25,7 +25,7 @@ ATTEMPTS: Final = 6
 """Rounds over all members before a read is given up: about 16 s of pauses."""
 _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
-_GONE: Final = frozenset({404, 410, 416})
+_GONE: Final = 410
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class RemoteLog:
         self.cluster = best.cluster
         self.confirmed = best.confirmed
         ordered = sorted(infos, key=lambda one: (one[1].role == "Master", one[1].member.member))
-        self.urls = tuple(url for url, _ in ordered)
-        self.master = next((url for url, info in ordered if info.role == "Master"), self.urls[-1])
+        self.sources = tuple((url, info.confirmed) for url, info in ordered)
+        self.master = next((url for url, info in ordered if info.role == "Master"), ordered[-1][0])
         self.token_file = token_file
         self.rate = rate
         size = best.segment_bytes
@@ -98,7 +98,7 @@ class RemoteLog:
 
     def open(self, index: int) -> HttpBytes:
         """The bytes of a segment; nothing is asked for yet."""
-        return HttpBytes(self.urls, self.segments[index].limit, self.token_file, self.rate)
+        return HttpBytes(self.sources, self.segments[index].limit, self.token_file, self.rate)
 
 
 def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
@@ -122,8 +122,9 @@ def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteL
 class HttpBytes:
     """Bytes of a log from the members that have them. Keeps the last answer for small reads around it."""
 
-    def __init__(self, urls: Sequence[str], limit: int, token_file: str | None, rate: int) -> None:
-        self._urls = list(urls)
+    def __init__(self, sources: Sequence[tuple[str, int]], limit: int, token_file: str | None, rate: int) -> None:
+        """`sources`: base URL and confirmed offset of the members, in the order in which they are asked."""
+        self._sources = list(sources)
         self._limit = limit
         self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT)
         self._rate = rate
@@ -155,36 +156,33 @@ class HttpBytes:
         problems: dict[str, str] = {}
         pause = _FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
-            gone = 0
-            for url in list(self._urls):
+            asked = gone = 0
+            for source in list(self._sources):
+                url, confirmed = source
+                if start >= confirmed:
+                    continue
+                asked += 1
                 try:
-                    answer = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": stop})
+                    upto = min(stop, confirmed)
+                    answer = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": upto})
                 except httpx.HTTPError as error:
                     problems[url] = str(error) or type(error).__name__
                     continue
                 if answer.status_code == 200 and answer.content:
-                    self._prefer(url)
+                    # Stay with it, instead of trying those that did not answer again at every read.
+                    self._sources.remove(source)
+                    self._sources.insert(0, source)
                     self._slow_down(len(answer.content))
                     return answer.content
-                if answer.status_code in _GONE:
-                    gone += 1
-                    problems[url] = "expired"
-                else:
-                    text = answer.text[:120] if answer.status_code != 200 else "not there yet"
-                    problems[url] = f"{answer.status_code} {text}"
-            if gone == len(self._urls):
+                gone += answer.status_code == _GONE
+                problems[url] = f"{answer.status_code} {answer.text[:120]}"
+            if asked and gone == asked:
                 raise Expired(f"offset {start} is below the start of the log of every member")
             if attempt < ATTEMPTS - 1:
                 time.sleep(pause)
                 pause = min(pause * 2, 8.0)
         said = "; ".join(f"{url}: {why}" for url, why in problems.items())
         raise SourceError(f"bytes {start} to {stop} of the log cannot be had: {said}")
-
-    def _prefer(self, url: str) -> None:
-        """Stay with a member that answered instead of trying the ones that did not again at every read."""
-        if self._urls[0] != url:
-            self._urls.remove(url)
-            self._urls.insert(0, url)
 
     def _slow_down(self, count: int) -> None:
         self._taken += count

@@ -1,0 +1,278 @@
+"""`gantry analyze`, `gantry compact` and `gantry report`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.output import console, note, print_json, size
+
+if TYPE_CHECKING:
+    from gantry_spark.report import Job
+
+NEED = "Spark, numpy, pyarrow and plotly are needed for this: pip install 'gantry-mq[spark]'"
+SourceArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CLUSTER|DIR]",
+        help="A local cluster's name, a store directory, brokers' HTTP addresses (http://...), or a NameServer "
+        "(host:port). Left out: the cluster that you started.",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[str, typer.Option("--output", "-o", help="json: for programs.")]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a command is about. One of the last three."""
+
+    name: str
+    paths: tuple[str, ...] = ()
+    brokers: tuple[str, ...] = ()
+    cluster: str = ""
+    folder: Path | None = None
+
+    @property
+    def out(self) -> str:
+        """Where its reports lie when nobody says where."""
+        from gantry_operator.local.folder import state_home
+
+        if self.folder is not None:
+            return str(self.folder / "analytics")
+        identity = ";".join((*self.paths, *self.brokers, self.cluster))
+        mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
+        return str(state_home() / "analytics" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.name)}-{mark}")
+
+
+def resolve(text: str | None) -> Source:
+    """Raises CliError: there is no such cluster or directory."""
+    if text is not None:
+        if text.startswith(("http://", "https://")):
+            return Source(text, brokers=tuple(text.split(",")))
+        if Path(text).exists():
+            path = str(Path(text).absolute())
+            return Source(path, paths=(path,))
+        if re.fullmatch(r"[^/;,\s]+:\d+(;[^/;,\s]+:\d+)*", text):
+            return Source(text, cluster=text)
+        if "/" in text:
+            raise CliError(f"{text} does not exist; give a store directory, the one that holds commitlog/", Exit.USAGE)
+    from gantry_operator.local.folder import ClusterNotFound, find_folder
+    from gantry_operator.local.status import http_urls
+
+    try:
+        folder = find_folder(None, text)
+    except ClusterNotFound as error:
+        raise CliError(str(error), Exit.NO_CLUSTER) from None
+    return Source(text or folder.root.name, brokers=tuple(http_urls(folder)), folder=folder.root)
+
+
+def _spark(memory: str) -> Any:
+    """A local session. Raises CliError: what to install."""
+    try:
+        from gantry_spark.session import NoJava, session
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is missing. {NEED}") from None
+    try:
+        spark = session("gantry", conf={"spark.driver.memory": memory})
+    except NoJava as error:
+        raise CliError(str(error)) from None
+    return spark
+
+
+def _job(source: Source, **more: Any) -> Job:
+    try:
+        from gantry_spark.report import Job
+    except ModuleNotFoundError as error:
+        raise CliError(f"{error.name} is missing. {NEED}") from None
+    return Job(paths=source.paths, brokers=source.brokers, cluster=source.cluster, name=source.name, **more)
+
+
+def _hours(text: str, option: str) -> float:
+    from gantry_spark.main import hours_of
+
+    try:
+        return hours_of(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}", Exit.USAGE) from None
+
+
+def _wants_json(output: str) -> bool:
+    if output not in ("text", "json"):
+        raise CliError(f"--output: {output!r}; write text or json", Exit.USAGE)
+    return output == "json"
+
+
+def analyze(
+    source: SourceArgument = None,
+    topics: Annotated[
+        list[str] | None, typer.Option(help="Only these, * and ? allowed; again or with commas for more.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only records of the last 12h, 7d, ...")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Where reports and state are kept; any path that Hadoop knows.")
+    ] = None,
+    tombstones: Annotated[str, typer.Option(help="How long compaction would keep tombstones.")] = "24h",
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Hot keys of each topic.")] = 20,
+    rate: Annotated[int, typer.Option(min=0, help="Bytes a second read from brokers; 0: no limit.")] = 0,
+    token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
+    output: OutputOption = "text",
+) -> None:
+    """Say for each topic what log compaction would save, and more: hot keys, growth, ages, who would be hurt.
+
+    A second run reads only what is new.
+    """
+    as_json = _wants_json(output)
+    found = resolve(source)
+    chosen = tuple(t.strip() for text in topics or [] for t in text.split(",") if t.strip())
+    job = _job(
+        found,
+        out=out or found.out,
+        topics=chosen,
+        window_hours=_hours(since, "--since") if since else None,
+        tombstone_hours=_hours(tombstones, "--tombstones"),
+        top=top,
+        rate=rate,
+        token_file=None if token_file is None else str(token_file),
+    )
+    from gantry_spark.main import plain
+    from gantry_spark.report import run
+
+    spark = _spark(memory)
+    try:
+        done = run(spark, job)
+    except Exception as error:
+        if os.environ.get("GANTRY_TRACEBACK"):
+            raise
+        raise CliError(plain(error)) from None
+    finally:
+        spark.stop()
+    if as_json:
+        print_json(done.report)
+    else:
+        _show(done.report)
+    note(f"report: {done.out}/report.html (gantry report {source or ''})".replace(" )", ")"))
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("TOPIC", "RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES", "WHAT TO DO"):
+        table.add_column(name, justify="left" if name in ("TOPIC", "WHAT TO DO") else "right", overflow="fold")
+    for t in report["topics"]:
+        if t["kind"] != "user":
+            continue
+        saved = f"{size(t['savedBytes'])} ({t['savedBytes'] / t['bytes']:.0%})" if t["savedBytes"] else "-"
+        table.add_row(
+            t["topic"], f"{t['records']:,}", size(t["bytes"]), f"{t['distinctKeys']:,}", f"{t['supersededRecords']:,}",
+            saved, f"{t['recommendation']}. {t['reason']}",
+        )  # fmt: skip
+    console().print(table)
+    growth = report["growth"]
+    full = f"; the disk is full at {growth['fullAt']}" if growth["fullAt"] else ""
+    note(f"growth: {size(growth['bytesPerHour'])} an hour{full}")
+    if report["damage"]["places"]:
+        note(f"damage: {report['damage']['places']} places, {size(report['damage']['bytes'])}; see the report")
+    for text in report["notes"]:
+        note(f"note: {text}")
+
+
+def compact(
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    source: SourceArgument = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would save.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the compacted log there, as a new store directory.")] = None,
+    tombstones: Annotated[str, typer.Option(help="How long tombstones are kept.")] = "24h",
+    as_of: Annotated[
+        str | None,
+        typer.Option(help="The time from which tombstones' age is counted, as a report's asOf. Default: now."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
+    output: OutputOption = "text",
+) -> None:
+    """Keep only the newest record of each key of a topic: say what that saves, or write the compacted log.
+
+    The live cluster is not changed. OUT is a store directory for each broker group, which a broker opens.
+    """
+    as_json = _wants_json(output)
+    if dry_run == (out is not None):
+        raise CliError("say what to do: --dry-run, or --out DIR", Exit.USAGE)
+    found = resolve(source)
+    job = _job(
+        found,
+        tombstone_hours=_hours(tombstones, "--tombstones"),
+        now_ms=None if as_of is None else _as_of(as_of),
+        token_file=None if token_file is None else str(token_file),
+    )
+    from gantry_spark.compact import compact as run_compact
+    from gantry_spark.main import plain
+
+    spark = _spark(memory)
+    try:
+        done = run_compact(spark, job, topic, out)
+    except Exception as error:
+        if os.environ.get("GANTRY_TRACEBACK"):
+            raise
+        raise CliError(plain(error)) from None
+    finally:
+        spark.stop()
+    if as_json:
+        print_json(done)
+        return
+    verb = "would go" if dry_run else "are gone"
+    typer.echo(
+        f"{topic}: {done['savedRecords']:,} of {done['records']:,} records {verb}, {size(done['savedBytes'])} of "
+        f"{size(done['bytes'])}; {done['keptRecords']:,} stay"
+    )
+    for store in done["stores"]:
+        note(f"written: {store['path']} ({store['log']}: {store['records']:,} records, {size(store['bytes'])})")
+
+
+def _as_of(text: str) -> int:
+    from datetime import UTC, datetime
+
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise CliError(f"--as-of: {text!r}; write a time such as 2026-01-31T12:00:00Z", Exit.USAGE) from None
+    return round((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def report(
+    source: SourceArgument = None,
+    out: Annotated[str | None, typer.Option(help="Where `analyze --out` put it.")] = None,
+    copy: Annotated[Path | None, typer.Option("--save", help="Copy the page there.")] = None,
+    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+) -> None:
+    """Open the page of the last report."""
+    folder = Path(out or resolve(source).out)
+    page = folder / "report.html"
+    if not page.exists():
+        raise CliError(f"there is no report in {folder} yet: run gantry analyze {source or ''}".rstrip())
+    if copy is not None:
+        try:
+            copy.write_bytes(page.read_bytes())
+        except OSError as error:
+            raise CliError(f"{copy} cannot be written: {error.strerror}") from None
+        page = copy
+    typer.echo(str(page))
+    if browser and copy is None and os.isatty(1):
+        webbrowser.open(page.absolute().as_uri())
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to an application."""
+    app.command()(analyze)
+    app.command()(compact)
+    app.command()(report)
