@@ -47,7 +47,8 @@ class GroupCommit:
                 raise FlushFailed(f"the disk failed: {store.failed}") from store.failed
             if self._closed:
                 raise FlushFailed("the store is closed")
-            if self._flushing is None:
+            # A finished task whose callback has not run yet would be awaited without ever giving up the loop.
+            if self._flushing is None or self._flushing.done():
                 self._flushing = asyncio.get_running_loop().create_task(self._flush())
                 self._flushing.add_done_callback(self._flushed)
             # Shielded: that one waiter gives up must not end the flush of the others.
