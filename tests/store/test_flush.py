@@ -1,0 +1,183 @@
+"""Group commit: one fsync answers many, nothing blocks the loop, and a disk that fails is believed no more."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import files
+from gantry_broker.store.errors import FlushFailed
+from gantry_broker.store.flush import GroupCommit
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+from gantry_broker.store.upkeep import Checkpoint
+
+HOST = pack_host("10.1.2.3", 50_000)
+
+
+def messages(count: int) -> list[Put]:
+    return [Put("Orders", n % 3, 0, 0, 1, HOST, b"x" * 200, b"") for n in range(count)]
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path, small: BrokerSettings) -> AsyncIterator[MessageStore]:
+    made = MessageStore.open(StoreConfig(tmp_path / "store", small, sync_flush=True))
+    yield made
+    made.close(clean=False)
+
+
+@pytest_asyncio.fixture
+async def commit(store: MessageStore) -> AsyncIterator[GroupCommit]:
+    made = GroupCommit(store)
+    yield made
+    await made.close()
+
+
+class SlowDisk:
+    """fdatasync that waits until it is let go; counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.started = threading.Event()
+        self.calls = 0
+        self.error: OSError | None = None
+        real = os.fdatasync
+
+        def fdatasync(fd: int) -> None:
+            self.calls += 1
+            self.started.set()
+            assert self.go.wait(30)
+            if self.error is not None:
+                raise self.error
+            real(fd)
+
+        monkeypatch.setattr(files.os, "fdatasync", fdatasync)
+
+    async def entered(self) -> None:
+        """Until the first fsync has begun."""
+        assert await asyncio.to_thread(self.started.wait, 30)
+
+
+async def test_one_fsync_answers_all_who_wait_and_the_loop_goes_on(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    waits = []
+    for _ in range(50):
+        store.put(messages(2), 1)
+        waits.append(asyncio.create_task(commit.wait(store.end)))
+    await disk.entered()
+    # While the disk works, others come; nobody is answered, nothing is blocked.
+    started = time.monotonic()
+    for _ in range(50):
+        store.put(messages(2), 1)
+        waits.append(asyncio.create_task(commit.wait(store.end)))
+        await asyncio.sleep(0)
+    assert time.monotonic() - started < 5
+    assert not any(wait.done() for wait in waits)
+    assert store.flushed == 0
+    disk.go.set()
+    flushed = await asyncio.gather(*waits)
+    assert min(flushed) > 0
+    assert store.flushed == store.end
+    assert disk.calls == 2
+
+
+async def test_rule_11_flushed_is_what_the_disk_has_and_not_what_was_asked_for(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    store.put(messages(2), 1)
+    end = store.end
+    waiting = asyncio.create_task(commit.wait(end))
+    await disk.entered()
+    store.put(messages(2), 1)
+    disk.go.set()
+    assert await waiting == end < store.end
+
+
+async def test_a_cut_during_a_flush_is_not_taken_for_flushed(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(messages(2), 1)
+    border = store.end
+    await commit.flush()
+    store.put(messages(20), 1)
+    point = store.flush()
+    store.cut(border)
+    store.put(messages(30), 2)
+    assert store.mark_flushed(point) == border
+    assert await commit.flush() == store.end
+
+
+async def test_after_a_failed_fsync_nothing_is_promised_any_more(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    disk.go.set()
+    disk.error = OSError(errno.EIO, "the disk is gone")
+    store.put(messages(2), 1)
+    store.confirm(store.end)
+    with pytest.raises(FlushFailed):
+        await commit.wait(store.end)
+    assert store.flushed == 0
+    disk.error = None
+    # A second fsync would answer well, and lie.
+    with pytest.raises(FlushFailed):
+        await commit.wait(store.end)
+    with pytest.raises(FlushFailed):
+        store.put(messages(1), 1)
+    assert store.get("Orders", 0, 0, 1, 1).count == 1
+
+
+async def test_a_waiter_that_gives_up_does_not_end_the_flush_of_others(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk(monkeypatch)
+    store.put(messages(2), 1)
+    impatient = asyncio.create_task(commit.wait(store.end))
+    patient = asyncio.create_task(commit.wait(store.end))
+    await disk.entered()
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    disk.go.set()
+    assert await patient == store.end
+
+
+async def test_a_checkpoint_moves_the_point_from_which_a_power_loss_is_recovered(
+    store: MessageStore, commit: GroupCommit
+) -> None:
+    store.put(messages(200), 1)
+    store.confirm(store.end)
+    assert store.points.durable == 0
+    await commit.checkpoint()
+    assert store.points.durable == store.points.durable_index == store.end == store.flushed
+
+
+async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantry_broker.store.upkeep.CHECKPOINT_BYTES", 1_000)
+    store.put(messages(50), 1)
+    store.confirm(store.end)
+    done = asyncio.Event()
+    real = store.checkpointed
+
+    def checkpointed(checkpoint: Checkpoint) -> None:
+        real(checkpoint)
+        done.set()
+
+    monkeypatch.setattr(store, "checkpointed", checkpointed)
+    await commit.flush()
+    await asyncio.wait_for(done.wait(), 20)
+    assert store.points.durable == store.end

@@ -1,0 +1,163 @@
+"""What is removed, when, and what stays readable around it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.codes import GetStatus
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import retention
+from gantry_broker.store.errors import OffsetGone
+from gantry_broker.store.retention import segments_to_remove
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import DiskUsage, Put, StoreConfig
+
+HOST = pack_host("10.1.2.3", 50_000)
+HOUR = 3_600_000
+SEGMENT = 65_536
+
+
+def at_hour(hour: int) -> int:
+    """A time (ms) at which the local clock shows that hour."""
+    now = time.localtime(1_700_000_000)
+    return int(time.mktime((now.tm_year, now.tm_mon, now.tm_mday, hour, 30, 0, 0, 0, -1)) * 1000)
+
+
+def settings(**more: object) -> BrokerSettings:
+    return BrokerSettings(
+        mappedFileSizeCommitLog=SEGMENT,
+        mappedFileSizeConsumeQueue=2_000,
+        maxHashSlotNum=100,
+        maxIndexNum=400,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("hour", "ages", "used", "keep", "removed"),
+    [
+        (4, [100, 80, 73, 71], 0.1, 10**9, 3),
+        (5, [100, 80, 73, 71], 0.1, 10**9, 0),
+        (5, [100, 80, 73, 71], 0.76, 10**9, 3),
+        (5, [3, 2, 1], 0.76, 10**9, 0),
+        # A tenth of the disk each: below 85 % it is enough.
+        (5, [3, 2, 1], 0.97, 10**9, 2),
+        (5, [3, 2, 1], 0.97, SEGMENT, 1),
+        (4, [100, 80, 73, 71], 0.1, 2 * SEGMENT, 2),
+        (4, [100, 80, 73, 71], 0.1, 0, 0),
+        (4, [100] * 30, 0.1, 10**9, 10),
+    ],
+)
+def test_which_segments_go(hour: int, ages: list[int], used: float, keep: int, removed: int) -> None:
+    now = at_hour(hour)
+    ends = [((n + 1) * SEGMENT, now - age * HOUR) for n, age in enumerate(ages)]
+    assert segments_to_remove(ends, now, settings(), used, 0.1, keep) == removed
+
+
+def test_several_hours_may_be_named() -> None:
+    named = settings(deleteWhen="04;16")
+    assert [hour for hour in range(24) if retention.is_time(named, at_hour(hour))] == [4, 16]
+
+
+@pytest.fixture
+def store(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
+    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(100 << 30, 90 << 30, 0.1))
+    made = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+    yield made
+    made.close(clean=False)
+
+
+def put(store: MessageStore, first: int, count: int, now_ms: int) -> None:
+    for n in range(first, first + count):
+        topic = "Seldom" if n % 100 == 5 else "Orders"
+        properties = b"KEYS\x01k%d\x02" % n
+        store.put([Put(topic, 0, 0, 0, 1, HOST, b"x" * 900, properties, keys=(f"k{n}",))], now_ms)
+    store.confirm(store.end)
+
+
+def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore, quick_dir: Path) -> None:
+    now = at_hour(4)
+    put(store, 0, 150, now - 80 * HOUR)
+    put(store, 150, 400, now - 10 * HOUR)
+    store.upkeep(now)
+    old = store.get("Orders", 0, 0, 4, 10**6)
+    assert store.expire(now) == store.start
+    # The segment in which the younger ones begin stays.
+    assert 0 < store.start <= 150 * 1_000
+    assert sorted(os.listdir(quick_dir / "store" / "commitlog"))[0] == f"{store.start:020d}"
+    low = store.min_offset("Orders", 0)
+    assert store.get("Orders", 0, 0, 32, 10**6).status == GetStatus.OFFSET_TOO_SMALL
+    assert store.get("Orders", 0, 0, 32, 10**6).next_offset == low
+    assert store.get("Orders", 0, low, 32, 10**6).status == GetStatus.FOUND
+    assert old.count == 4
+    with pytest.raises(OffsetGone):
+        store.read_raw(0, 1_000)
+    with pytest.raises(OffsetGone):
+        store.record(0)
+    assert store.query("Orders", "k1", 9, 0, now) == []
+    assert len(store.query("Orders", "k549", 9, 0, now)) == 1
+    assert len(os.listdir(quick_dir / "store" / "consumequeue" / "Orders" / "0")) < 6
+    # It is the same after a restart, also one after a crash.
+    for clean in (True, False):
+        bounds = (store.start, store.end, low, store.max_offset("Orders", 0), store.max_offset("Seldom", 0))
+        store.close(clean=clean)
+        store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        store.confirm(store.end)
+        assert bounds == (
+            store.start,
+            store.end,
+            store.min_offset("Orders", 0),
+            store.max_offset("Orders", 0),
+            store.max_offset("Seldom", 0),
+        )
+    store.close(clean=False)
+
+
+def test_what_a_follower_needs_and_what_is_not_confirmed_stays(store: MessageStore) -> None:
+    now = at_hour(4)
+    put(store, 0, 300, now - 100 * HOUR)
+    assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
+    assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
+    assert store.expire(now) > SEGMENT
+
+
+def test_a_queue_all_of_whose_records_are_gone_keeps_its_numbers(store: MessageStore, quick_dir: Path) -> None:
+    now = at_hour(4)
+    put(store, 0, 10, now - 100 * HOUR)
+    for _ in range(10, 400):
+        store.put([Put("Other", 0, 0, 0, 1, HOST, b"x" * 900, b"")], now - 100 * HOUR)
+    store.confirm(store.end)
+    store.upkeep(now)
+    store.expire(now)
+    assert store.start > 10_000
+    for _ in range(2):
+        assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == store.next_offset("Orders", 0) == 9
+        assert store.get("Orders", 0, 9, 1, 1).status == GetStatus.OFFSET_OVERFLOW_ONE
+        assert store.queue_starts()["Orders", 0] == 9
+        store.close()
+        store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+    assert store.put([Put("Orders", 0, 0, 0, 1, HOST, b"", b"")], now)[0].queue_offset == 9
+    store.close(clean=False)
+
+
+def test_a_dropped_topic_shows_nothing_of_before_and_goes_on_counting(store: MessageStore, quick_dir: Path) -> None:
+    put(store, 0, 250, 1)
+    below = store.end
+    put(store, 250, 10, 1)
+    store.drop_topic("Orders", below)
+    for again in (False, True):
+        if again:
+            store.upkeep(10**12)
+            store.close(clean=False)
+            store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        assert store.min_offset("Orders", 0) == 247
+        assert store.max_offset("Orders", 0) == 257
+        assert store.get("Orders", 0, 0, 1, 1).status == GetStatus.OFFSET_TOO_SMALL
+        assert store.get("Orders", 0, 247, 99, 10**6).count == 10
+    assert store.min_offset("Seldom", 0) == 0
+    store.close(clean=False)
