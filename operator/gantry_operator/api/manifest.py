@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -45,6 +44,8 @@ def load_manifest(path: Path | str) -> BrokerCluster:
 
     Raises ManifestError for what is wrong in it, OSError when the file cannot be read.
     """
+    import yaml  # Only here: programs that read JSON do without its memory.
+
     path = Path(path)
     try:
         documents = [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d is not None]

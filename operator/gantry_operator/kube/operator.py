@@ -22,6 +22,7 @@ import uvloop
 from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
+from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.kube import logs, metrics, names
 from gantry_operator.kube.client import KINDS, KubeApi, Object, load_config
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
@@ -51,7 +52,7 @@ class Operator:
             for k in MIRRORED
         }
         self._remoting = RemotingClient()
-        self.shared = Shared(api, settings, self.mirrors, self._remoting, identity)
+        self.shared = Shared(api, settings, self.mirrors, self._remoting, AttentiveClock(), identity)
 
     def _listener(self, kind: str) -> Any:
         def heard(event: str, obj: Object) -> None:

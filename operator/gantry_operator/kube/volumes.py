@@ -16,9 +16,14 @@ from gantry_operator.kube.client import KINDS, VOLUME_CLAIM, ApiError, KubeApi, 
 from gantry_operator.kube.mirror import Mirror
 
 
+def owner(cluster: BrokerCluster) -> dict[str, Any]:
+    """The reference by which a volume claim or a Lease goes with its cluster."""
+    return names.owner(cluster) | {"controller": False, "blockOwnerDeletion": False}
+
+
 def owners_wanted(cluster: BrokerCluster, present: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The owner references that a kept object should have: ours or not, and whatever others put there."""
-    ours = names.owner(cluster) | {"controller": False, "blockOwnerDeletion": False}
+    ours = owner(cluster)
     others = [dict(o) for o in present if o.get("kind") != ours["kind"] or o.get("name") != ours["name"]]
     return [*others, ours] if cluster.spec.reclaim == "Delete" else others
 

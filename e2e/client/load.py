@@ -1,0 +1,122 @@
+"""Sends without pause, then reads everything back and accounts for every SEND_OK. Runs in a pod or anywhere.
+
+    python load.py NAMESERVERS TOPIC SECONDS [--senders N]
+
+Prints one JSON object as its last line: how many sends were acknowledged with which status, which failed, the largest
+gap between two successes, and how many acknowledged messages are missing in the log afterwards or are there twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import json
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from gantry_broker.client import FromWhere, MessageQueue, Producer, PullConsumer, SendStatus
+
+LONG_GAP_S = 0.2
+READ_PATIENCE_S = 60.0
+
+
+@dataclass
+class Record:
+    """What the sender saw."""
+
+    acknowledged: set[str] = field(default_factory=set)
+    statuses: collections.Counter[str] = field(default_factory=collections.Counter)
+    errors: list[str] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Wall-clock time and length in seconds of the gaps between successes that are worth a line."""
+    max_gap: float = 0.0
+    slowest: float = 0.0
+    last_ok: float = field(default_factory=time.monotonic)
+
+    def succeeded(self, id: str, status: SendStatus, took: float) -> None:
+        self.statuses[status.name] += 1
+        if status is not SendStatus.SEND_OK:
+            return
+        now = time.monotonic()
+        gap, self.last_ok = now - self.last_ok, now
+        self.max_gap, self.slowest = max(self.max_gap, gap), max(self.slowest, took)
+        if gap > LONG_GAP_S:
+            self.gaps.append((time.time(), round(gap, 3)))
+        self.acknowledged.add(id)
+
+
+async def send_until(producer: Producer, topic: str, end: float, record: Record) -> None:
+    while time.monotonic() < end:
+        id = uuid.uuid4().hex
+        begun = time.monotonic()
+        try:
+            result = await producer.send(topic, id.encode() + b"." * 96, keys=id)
+            record.succeeded(id, result.status, time.monotonic() - begun)
+        except Exception as error:
+            record.errors.append(f"{type(error).__name__}: {error}"[:200])
+            await asyncio.sleep(0.01)
+
+
+async def read_all(name_servers: str, topic: str) -> collections.Counter[str]:
+    """Every message of the topic by its id, read from each queue's first to its last offset."""
+    found: collections.Counter[str] = collections.Counter()
+    async with PullConsumer(name_servers, "e2e-check", from_where=FromWhere.FIRST, auto_commit=False) as consumer:
+        queues = await consumer.queues(topic)
+        await consumer.assign(queues)
+        left: dict[MessageQueue, int] = {}
+        for queue in queues:
+            last = await consumer.puller.max_offset(queue)
+            if last > await consumer.puller.min_offset(queue):
+                left[queue] = last - 1
+        deadline = time.monotonic() + READ_PATIENCE_S
+        while left and time.monotonic() < deadline:
+            for message in await consumer.poll(1.0, 256):
+                found[message.body[:32].decode()] += 1
+                queue = MessageQueue(topic, message.broker, message.queue_id)
+                if message.queue_offset >= left.get(queue, sys.maxsize):
+                    del left[queue]
+        if left:
+            raise TimeoutError(f"queues could not be read to their ends: {left}")
+    return found
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    record = Record()
+    async with Producer(options.name_servers, "e2e-load") as producer:
+        await producer.send(options.topic, uuid.uuid4().hex.encode(), timeout=30)
+        print("sending", flush=True)
+        record.last_ok = time.monotonic()
+        end = time.monotonic() + options.seconds
+        senders = (send_until(producer, options.topic, end, record) for _ in range(options.senders))
+        await asyncio.gather(*senders)
+    found = await read_all(options.name_servers, options.topic)
+    return {
+        "sendOk": len(record.acknowledged),
+        "statuses": dict(record.statuses),
+        "errors": len(record.errors),
+        "errorSamples": record.errors[:5],
+        "maxGapMs": round(record.max_gap * 1000),
+        "slowestMs": round(record.slowest * 1000),
+        "gaps": record.gaps,
+        "lost": len(record.acknowledged - set(found)),
+        "twice": sum(1 for id in record.acknowledged if found[id] > 1),
+        "inLog": sum(found.values()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name_servers")
+    parser.add_argument("topic")
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--senders", type=int, default=4)
+    print(json.dumps(asyncio.run(run(parser.parse_args()))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""One operator for the whole run, a namespace for each module."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import BROKER_IMAGE, OPERATOR_IMAGE, ROOT, SYSTEM, Cluster, Figure, Host, apply, example, kubectl, run, until
+
+FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
+
+
+@pytest.fixture(scope="session")
+def operator() -> Iterator[None]:
+    """The chart, installed as a user would."""
+    run(
+        "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
+        "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
+        "--wait", "--timeout", "3m", timeout=240,
+    )  # fmt: skip
+    until("the definition is served", lambda: kubectl("get", "bc", "-A") is not None)
+    yield
+    print(kubectl("-n", SYSTEM, "get", "pods", "-o", "wide", check=False))
+
+
+@pytest.fixture(scope="session")
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture(scope="module")
+def namespace(request: pytest.FixtureRequest, operator: None) -> Iterator[str]:
+    """Gone with all that is in it afterwards."""
+    name = "e2e-" + request.module.__name__.removeprefix("test_").replace("_", "-")
+    kubectl("delete", "namespace", name, "--ignore-not-found", timeout=180)
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def demo(namespace: str) -> Cluster:
+    """examples/quickstart.yaml, ready."""
+    apply(namespace, example("quickstart.yaml"))
+    cluster = Cluster(namespace)
+    cluster.wait_running()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def figure() -> Iterator[Figure]:
+    """Records a figure of this run: printed at the end and written to a file."""
+    found: dict[str, Any] = {"begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+    def record(name: str, value: Any) -> None:
+        found[name] = value
+        print(f"FIGURE {name}: {value}")
+
+    yield record
+    FIGURES.parent.mkdir(parents=True, exist_ok=True)
+    FIGURES.write_text(json.dumps(found, indent=1))

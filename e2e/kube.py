@@ -1,0 +1,206 @@
+"""kubectl, helm and the nodes' insides, as the tests use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+BROKER_IMAGE = os.environ.get("E2E_BROKER_IMAGE", "gantry-broker:e2e")
+OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", "gantry-operator:e2e")
+SYSTEM = "gantry-system"
+
+T = TypeVar("T")
+Figure = Callable[[str, Any], None]
+"""Records a figure under a name."""
+
+
+class CommandFailed(AssertionError):
+    """A command's exit code was not 0; the text is what it wrote to standard error."""
+
+
+def run(*command: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+    if check and done.returncode != 0:
+        raise CommandFailed(f"{' '.join(command[:6])}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def kubectl(*arguments: str, stdin: str | None = None, check: bool = True, timeout: float = 120) -> str:
+    return run("kubectl", *arguments, stdin=stdin, check=check, timeout=timeout)
+
+
+def get(namespace: str, kind: str, name: str = "", selector: str = "") -> Any:
+    """One object, or the items of a list."""
+    arguments = ["-n", namespace, "get", kind, *([name] if name else []), *(["-l", selector] if selector else [])]
+    found = json.loads(kubectl(*arguments, "-o", "json"))
+    return found if name else found["items"]
+
+
+def apply(namespace: str, text: str) -> str:
+    return kubectl("-n", namespace, "apply", "-f", "-", stdin=text)
+
+
+def example(name: str) -> str:
+    return (EXAMPLES / name).read_text()
+
+
+def until(what: str, condition: Callable[[], T | None], timeout: float = 90, every: float = 0.3) -> T:
+    """The first true value of `condition`. Its failures count as not yet."""
+    deadline = time.monotonic() + timeout
+    problem: object = None
+    while time.monotonic() < deadline:
+        try:
+            value = condition()
+            if value:
+                return value
+            problem = value
+        except (CommandFailed, KeyError, IndexError, TypeError) as error:
+            problem = error
+        time.sleep(every)
+    raise AssertionError(f"{what}: not within {timeout:.0f} s ({problem})")
+
+
+class Cluster:
+    """A BrokerCluster in a namespace of its own."""
+
+    def __init__(self, namespace: str, name: str = "demo") -> None:
+        self.namespace = namespace
+        self.name = name
+
+    def object(self) -> Any:
+        return get(self.namespace, "bc", self.name)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.object().get("status") or {}
+        return found
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        return next(c for c in self.status()["conditions"] if c["type"] == kind)
+
+    def wait_running(self, timeout: float = 180, members: int | None = None) -> dict[str, Any]:
+        def running() -> dict[str, Any] | None:
+            obj = self.object()
+            status: dict[str, Any] = obj.get("status") or {}
+            good = status.get("phase") == "Running" and status["observedGeneration"] == obj["metadata"]["generation"]
+            return status if good and members in (None, len(status["members"])) else None
+
+        try:
+            return until(f"{self.name} runs", running, timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{kubectl('-n', self.namespace, 'describe', 'bc', self.name)}") from None
+
+    def pods(self, selector: str = "app.kubernetes.io/component=broker") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = get(self.namespace, "pods", selector=f"gantry.dev/cluster={self.name},{selector}")
+        return found
+
+    def uids(self) -> dict[str, str]:
+        """Of every broker's pod, with the number of its container's restarts."""
+        return {
+            p["metadata"]["name"]: f"{p['metadata']['uid']} {p['status']['containerStatuses'][0]['restartCount']}"
+            for p in self.pods()
+        }
+
+    def master(self, group: str = "a") -> dict[str, Any]:
+        """The pod that the master's Service leads to."""
+        selector = f"gantry.dev/group={group},gantry.dev/role=master"
+        return until("a master", lambda: self.pods(selector)[0], 30)
+
+    def master_name(self, group: str = "a") -> str:
+        return str(self.master(group)["metadata"]["name"])
+
+    def patch(self, patch: dict[str, Any]) -> None:
+        kubectl("-n", self.namespace, "patch", "bc", self.name, "--type", "merge", "-p", json.dumps(patch))
+
+    def events(self) -> list[dict[str, Any]]:
+        found = get(self.namespace, "events")
+        return [e for e in found if e["involvedObject"]["kind"] == "BrokerCluster"]
+
+    @property
+    def name_servers(self) -> str:
+        return str(self.status()["addresses"]["nameServers"])
+
+
+class Load:
+    """`client/load.py` in a pod: sends for some seconds, then accounts for what was acknowledged."""
+
+    def __init__(self, cluster: Cluster, name: str, seconds: float, node: str | None = None) -> None:
+        self.cluster = cluster
+        self.name = name
+        source = (Path(__file__).parent / "client" / "load.py").read_text()
+        pod: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 0,
+                "containers": [
+                    {
+                        "name": "load",
+                        "image": BROKER_IMAGE,
+                        "imagePullPolicy": "IfNotPresent",
+                        "command": ["python", "-c", source, cluster.name_servers, f"T-{name}", str(seconds)],
+                    }
+                ],
+            },
+        }
+        if node is not None:
+            pod["spec"]["nodeName"] = node
+        apply(cluster.namespace, json.dumps(pod))
+        until("the load begins", lambda: "sending" in self._log(), 60, 0.2)
+
+    def _log(self) -> str:
+        return kubectl("-n", self.cluster.namespace, "logs", self.name)
+
+    def result(self, timeout: float = 180) -> dict[str, Any]:
+        """Raises AssertionError with the pod's log when it failed."""
+
+        def ended() -> str | None:
+            phase = get(self.cluster.namespace, "pod", self.name)["status"]["phase"]
+            return phase if phase in ("Succeeded", "Failed") else None
+
+        phase = until("the load ends", ended, timeout, 0.5)
+        assert phase == "Succeeded", self._log()
+        found: dict[str, Any] = json.loads(self._log().splitlines()[-1])
+        kubectl("-n", self.cluster.namespace, "delete", "pod", self.name, "--wait=false")
+        return found
+
+
+def brokers_process(member: str) -> str:
+    """A pattern for pgrep that finds the broker of a member."""
+    return f"gantry_broker.broker --config /etc/gantry/{member}.json"
+
+
+class Host:
+    """What can be done to processes and nodes from outside of Kubernetes. `available` says whether it can."""
+
+    def __init__(self) -> None:
+        self.kind = os.environ.get("E2E_HOST", "none")
+        self.available = self.kind in ("kind", "scripts")
+
+    def signal(self, signal: str, member: str, node: str) -> None:
+        """To the broker's process."""
+        command = ["pkill", f"-{signal}", "-f", brokers_process(member)]
+        if self.kind == "kind":
+            command = ["docker", "exec", node, *command]
+        run(*command)
+
+    def node(self, action: str, node: str) -> None:
+        """kill, start, cut or heal."""
+        if self.kind == "scripts":
+            run(f"{os.environ['E2E_KUBE_SCRIPTS']}/node", action, node, timeout=180)
+            return
+        commands = {
+            "kill": ["docker", "kill", node],
+            "start": ["docker", "start", node],
+            "cut": ["docker", "network", "disconnect", "kind", node],
+            "heal": ["docker", "network", "connect", "kind", node],
+        }
+        run(*commands[action])

@@ -1,0 +1,84 @@
+"""helm install, kubectl apply, Available; a client sends and reads, inside and from the developer's machine."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from gantry_broker.client import Producer
+from gantry_operator.kube.target import KubeTarget
+from kube import SYSTEM, Cluster, Figure, Load, apply, example, kubectl, run, until
+
+
+def test_from_apply_to_available(namespace: str, figure: Figure) -> None:
+    apply(namespace, example("quickstart.yaml"))
+    begun = time.monotonic()
+    cluster = Cluster(namespace)
+    until("available", lambda: cluster.condition("Available")["status"] == "True", 120, 0.2)
+    figure("quickstart: apply to Available, s", round(time.monotonic() - begun, 1))
+    status = cluster.wait_running()
+    assert status["readyMembers"] == "3/3"
+    assert [m["role"] for m in status["members"]].count("Master") == 1
+    assert all(m["inSync"] and m["epoch"] == 1 and m["node"] for m in status["members"])
+    assert len({m["node"] for m in status["members"]}) > 1, "members lie on different nodes"
+    line = kubectl("-n", namespace, "get", "bc", "demo", "--no-headers").split()
+    assert line[:5] == ["demo", "Running", "3/3", cluster.master_name(), "MasterSlave"]
+    described = kubectl("-n", namespace, "describe", "bc", "demo")
+    for words in ("a message was sent to every group and read back", "Bootstrap", "Max Offset", "Last Transition Time"):
+        assert words in described
+
+
+def test_a_client_in_a_pod_sends_and_reads(demo: Cluster, figure: Figure) -> None:
+    result = Load(demo, "calm", 5).result()
+    figure("quickstart: calm load in a pod", result)
+    assert result["lost"] == result["errors"] == result["twice"] == 0
+    assert result["sendOk"] > 500
+
+
+async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> None:
+    """As `gantry produce --context ...` does, without any Service of its own."""
+    async with KubeTarget(namespace=demo.namespace) as target:
+        assert target.name == "demo"
+        async with Producer(await target.name_servers()) as producer:
+            results = [await producer.send("Outside", f"message {i}".encode(), timeout=20) for i in range(20)]
+        assert {r.status.name for r in results} == {"SEND_OK"}
+        assert len(await target.members_http()) == 3
+        assert any(e["reason"] == "Bootstrap" for e in await target.events())
+
+
+def test_pods_keep_the_restricted_standard(demo: Cluster) -> None:
+    """The namespace takes them under the strictest Pod Security Standard, and they may not use the API."""
+    kubectl("label", "namespace", demo.namespace, "pod-security.kubernetes.io/enforce=restricted", "--overwrite")
+    victim = next(p for p in demo.pods() if p["metadata"]["labels"].get("gantry.dev/role") == "slave")
+    uid = victim["metadata"]["uid"]
+    kubectl("-n", demo.namespace, "delete", "pod", victim["metadata"]["name"], "--wait=false")
+    until("it is back", lambda: uid not in str(demo.uids()) and len(demo.pods()) == 3)
+    demo.wait_running()
+    kubectl("label", "namespace", demo.namespace, "pod-security.kubernetes.io/enforce-")
+    for pod in demo.pods():
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert not [v for v in pod["spec"]["volumes"] if "projected" in v]
+
+
+def test_explain_and_helm_test(operator: None) -> None:
+    explained = kubectl("explain", "bc.spec.failover")
+    assert "detectionTimeout" in explained
+    assert "How long a master may be silent" in explained
+    assert "Succeeded" in run("helm", "test", "gantry", "-n", SYSTEM, "--timeout", "2m", timeout=150)
+
+
+def test_metrics_of_operator_and_brokers(demo: Cluster) -> None:
+    pods = json.loads(
+        kubectl("-n", SYSTEM, "get", "pods", "-l", "app.kubernetes.io/name=gantry-operator", "-o", "json")
+    )
+    script = "import urllib.request,sys; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+    texts = []
+    for pod in pods["items"]:
+        url = "http://127.0.0.1:8080/metrics"
+        texts.append(kubectl("-n", SYSTEM, "exec", pod["metadata"]["name"], "--", "python", "-c", script, url))
+    assert sum("gantry_operator_leader 1.0" in t for t in texts) == 1, "exactly one leads"
+    leader = next(t for t in texts if "gantry_operator_leader 1.0" in t)
+    assert 'gantry_operator_reconciles_total{outcome="done"}' in leader
+    broker = demo.master_name()
+    text = kubectl("-n", demo.namespace, "exec", broker, "--", "python", "-c", script, "http://127.0.0.1:10921/metrics")
+    assert "gantry_" in text

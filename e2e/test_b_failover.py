@@ -1,0 +1,99 @@
+"""The master dies in every way while a producer sends: how long the client waits, and that nothing is lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kube import Cluster, Figure, Host, Load, kubectl, until
+
+KILLED_MS = 2_000
+SILENT_MS = 5_500
+
+
+def check(result: dict[str, object], limit_ms: int) -> None:
+    assert result["lost"] == 0, result
+    assert result["errors"] == 0, result
+    assert isinstance(result["maxGapMs"], int)
+    assert result["maxGapMs"] < limit_ms, result
+
+
+def wait_other_master(cluster: Cluster, old: str) -> None:
+    until("another master", lambda: cluster.master_name() != old, 30, 0.1)
+    cluster.wait_running()
+
+
+def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
+    load = Load(demo, "delete", 14)
+    for _ in range(2):
+        old = demo.master_name()
+        kubectl("-n", demo.namespace, "delete", "pod", old, "--wait=false")
+        wait_other_master(demo, old)
+    result = load.result()
+    figure("failover: master's pod deleted twice", result)
+    check(result, KILLED_MS)
+
+
+def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure) -> None:
+    if not host.available:
+        pytest.skip("needs access to the nodes' processes: kind or the local scripts")
+    load = Load(demo, "kill9", 20)
+    for _ in range(3):
+        master = demo.master()
+        old = master["metadata"]["name"]
+        host.signal("KILL", old, master["spec"]["nodeName"])
+        wait_other_master(demo, old)
+    result = load.result()
+    figure("failover: master's process killed three times", result)
+    check(result, KILLED_MS)
+
+
+def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure) -> None:
+    if not host.available:
+        pytest.skip("needs access to the nodes' processes: kind or the local scripts")
+    load = Load(demo, "frozen", 14)
+    master = demo.master()
+    old, node = master["metadata"]["name"], master["spec"]["nodeName"]
+    host.signal("STOP", old, node)
+    try:
+        until("another master", lambda: demo.master_name() != old, 30, 0.1)
+    finally:
+        time.sleep(2)
+        host.signal("CONT", old, node)
+    result = load.result()
+    figure("failover: master's process frozen", result)
+    check(result, SILENT_MS)
+    demo.wait_running()
+
+
+def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> None:
+    load = Load(demo, "switch", 12)
+    for _ in range(3):
+        old = demo.master_name()
+        kubectl(
+            "-n", demo.namespace, "annotate", "bc", "demo", f"gantry.dev/switchover=a #{time.time_ns()}", "--overwrite"
+        )
+        wait_other_master(demo, old)
+    result = load.result()
+    figure("switchover: three times by annotation", result)
+    check(result, 1_000)
+    assert demo.status()["lastFailover"]["planned"] is True
+
+
+def test_a_node_is_drained(demo: Cluster, figure: Figure) -> None:
+    master = demo.master()
+    node = master["spec"]["nodeName"]
+    nodes = [n for n in kubectl("get", "nodes", "-o", "name").split() if "control-plane" not in n]
+    if len(nodes) < 2:
+        pytest.skip("needs two nodes")
+    other = next(n.removeprefix("node/") for n in nodes if n != f"node/{node}")
+    load = Load(demo, "drain", 25, node=other)
+    kubectl(
+        "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s", "--pod-selector",
+        f"gantry.dev/cluster={demo.name}", timeout=150,
+    )  # fmt: skip
+    kubectl("uncordon", node)
+    result = load.result()
+    figure("drain of the master's node", result)
+    check(result, KILLED_MS)
+    demo.wait_running()

@@ -1,0 +1,78 @@
+"""Bad manifests are refused with a message that names the field, and nothing that runs changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from kube import Cluster, CommandFailed, apply, example, kubectl, until
+
+
+def changed(**spec: Any) -> str:
+    document = yaml.safe_load(example("quickstart.yaml"))
+    document["spec"].update(spec)
+    return yaml.safe_dump(document)
+
+
+GROUP_A = {"name": "a", "members": 3}
+BAD = {
+    "unknown field": (changed(replicaton="Sync"), "replicaton"),
+    "unknown field within": (changed(broker={"deletewhen": "04"}), "deletewhen"),
+    "not one of": (changed(replication="sync"), "spec.replication"),
+    "Raft": (changed(mode="Raft"), "write MasterSlave"),
+    "no group": (changed(brokerGroups=[]), "spec.brokerGroups"),
+    "group name": (changed(brokerGroups=[GROUP_A, {"name": "B"}]), "spec.brokerGroups[1].name"),
+    "reserved group name": (changed(brokerGroups=[GROUP_A, {"name": "master"}]), "name is reserved"),
+    "same group twice": (changed(brokerGroups=[GROUP_A, GROUP_A]), "spec.brokerGroups[1]"),
+    "no members": (changed(brokerGroups=[{"name": "a", "members": 0}]), "spec.brokerGroups[0].members"),
+    "too many in sync": (changed(minInSyncReplicas=4), "at most the smallest brokerGroups[].members"),
+    "removed group": (changed(brokerGroups=[{"name": "b", "members": 3}]), "would lose its messages"),
+    "size": (changed(storage={"size": "10 GB"}), "spec.storage.size"),
+    "shrunk volume": (changed(storage={"size": "1Gi"}), "size cannot shrink"),
+    "another class": (changed(storage={"className": "other"}), "className cannot be changed"),
+    "segment size": (changed(broker={"mappedFileSizeCommitLog": 65536}), "cannot be changed"),
+    "quantity": (changed(resources={"limits": {"memory": "1 G"}}), "spec.resources.limits.memory"),
+    "requests above limits": (
+        changed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),
+        "lower requests or raise limits",
+    ),
+    "too short a detection": (changed(failover={"detectionTimeout": "1ms"}), "from 500ms to 5m"),
+    "number out of range": (changed(broker={"maxMessageSize": 1}), "spec.broker.maxMessageSize"),
+    "wrong type": (changed(nameServers={"replicas": "two"}), "spec.nameServers.replicas"),
+    "NodePort without host": (changed(external={"type": "NodePort"}), "host is missing"),
+    "unknown braces": (changed(external={"type": "LoadBalancer", "host": "{pod}.x"}), "unknown field in braces"),
+    "schedule": (changed(analytics={"schedule": "tomorrow"}), "spec.analytics.schedule"),
+    "Spark setting": (changed(analytics={"sparkConf": {"shuffle": "8"}}), "spark."),
+    "cluster name": (example("quickstart.yaml").replace("name: demo", "name: " + "d" * 33), "metadata.name"),
+}
+
+
+def refusal(cluster: Cluster, text: str) -> str:
+    try:
+        apply(cluster.namespace, text)
+    except CommandFailed as refused:
+        return str(refused)
+    return "(accepted)"
+
+
+def test_bad_manifests_change_nothing(demo: Cluster) -> None:
+    before, generation = demo.uids(), demo.object()["metadata"]["generation"]
+    wrong = [f"{kind}: {said}" for kind, (text, words) in BAD.items() if words not in (said := refusal(demo, text))]
+    assert not wrong, "\n".join(wrong)
+    assert demo.object()["metadata"]["generation"] == generation
+    assert demo.uids() == before
+    assert demo.status()["phase"] == "Running"
+
+
+def test_what_only_the_operator_sees_becomes_a_condition(demo: Cluster) -> None:
+    """A volume of this class cannot grow: the status names the field, and the brokers go on."""
+    classes = kubectl("get", "storageclass", "-o", "jsonpath={.items[*].allowVolumeExpansion}")
+    if "true" in classes:
+        pytest.skip("the storage class can expand volumes")
+    before = demo.uids()
+    demo.patch({"spec": {"storage": {"size": "20Gi"}}})
+    said = until("the condition", lambda: (c := demo.condition("Degraded"))["status"] == "True" and c["message"], 30)
+    assert "spec.storage.size" in str(said)
+    assert demo.condition("Available")["status"] == "True"
+    assert demo.uids() == before

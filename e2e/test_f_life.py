@@ -1,0 +1,106 @@
+"""The life of a cluster: grow, shrink, change, pause, delete, come back over the volumes that were kept."""
+
+from __future__ import annotations
+
+import time
+
+from kube import Cluster, CommandFailed, Figure, Load, apply, example, get, kubectl, until
+
+
+def ids(cluster: Cluster) -> set[str]:
+    return {p["metadata"]["name"] for p in cluster.pods()}
+
+
+def test_members_and_groups_are_added(demo: Cluster) -> None:
+    before = demo.uids()
+    demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 4}, {"name": "b", "members": 1}]}})
+    status = demo.wait_running(members=5)
+    assert {m["name"] for m in status["members"]} == {f"demo-a-{i}" for i in range(4)} | {"demo-b-0"}
+    assert before.items() <= demo.uids().items(), "nobody was restarted for it"
+    result = Load(demo, "two", 4).result()
+    assert result["errors"] == result["lost"] == 0
+
+
+def test_members_are_removed_and_never_the_master(demo: Cluster, figure: Figure) -> None:
+    """The master is made to be the one with the highest number first."""
+    kubectl("-n", demo.namespace, "annotate", "bc", "demo", "gantry.dev/switchover=a=demo-a-3", "--overwrite")
+    until("demo-a-3 leads", lambda: demo.master_name() == "demo-a-3", 30)
+    demo.wait_running()
+    load = Load(demo, "shrink", 20)
+    demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}, {"name": "b", "members": 1}]}})
+    demo.wait_running(members=4)
+    until("its pod is gone", lambda: ids(demo) == {"demo-a-0", "demo-a-1", "demo-a-2", "demo-b-0"}, 60)
+    result = load.result()
+    figure("members: 4 to 3, the master leaves", result)
+    assert result["lost"] == result["errors"] == 0
+    assert get(demo.namespace, "pvc", "data-demo-a-3"), "its volume is kept"
+    assert demo.master_name() != "demo-a-3"
+
+
+def test_groups_cannot_be_removed(demo: Cluster) -> None:
+    try:
+        demo.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}]}})
+    except CommandFailed as refused:
+        said = str(refused)
+    assert "would lose its messages" in said
+
+
+def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure) -> None:
+    before = {n: u for n, u in demo.uids().items() if n.startswith("demo-a")}
+    load = Load(demo, "roll", 75)
+    begun = time.monotonic()
+    demo.patch({"spec": {"broker": {"fileReservedTime": 48}}})
+
+    def rolled() -> bool:
+        now = demo.uids()
+        return all(now.get(n, u) != u for n, u in before.items()) and demo.status()["phase"] == "Running"
+
+    until("everybody is replaced", rolled, 120, 0.5)
+    figure("rolling a setting over 3+1 members, s", round(time.monotonic() - begun, 1))
+    result = load.result()
+    figure("load while a setting is rolled out", result)
+    assert result["lost"] == 0
+    said = [e["message"] for e in demo.events() if e["reason"] == "Rolling"]
+    assert any("is a slave, and everyone is in sync" in m for m in said)
+
+
+def test_paused_by_annotation(demo: Cluster) -> None:
+    kubectl("-n", demo.namespace, "annotate", "bc", "demo", "gantry.dev/paused=true")
+    until("paused", lambda: demo.status()["phase"] == "Paused", 20)
+    kubectl("-n", demo.namespace, "delete", "pdb", "demo-a")
+    time.sleep(2)
+    assert not [o for o in get(demo.namespace, "pdb") if o["metadata"]["name"] == "demo-a"]
+    kubectl("-n", demo.namespace, "annotate", "bc", "demo", "gantry.dev/paused-")
+    until("put right", lambda: get(demo.namespace, "pdb", "demo-a"), 15)
+    demo.wait_running()
+
+
+def test_deleted_and_made_again_over_its_volumes(demo: Cluster) -> None:
+    """The log goes on where it was: epochs rise, offsets do not begin again."""
+    result = Load(demo, "before", 3).result()
+    before = {m["name"]: m for m in demo.status()["members"]}
+    kubectl("-n", demo.namespace, "delete", "bc", "demo")
+    until("the pods are gone", lambda: not demo.pods(), 90)
+    assert get(demo.namespace, "pvc", "data-demo-a-0")
+    assert get(demo.namespace, "lease", "demo-a")
+    text = example("quickstart.yaml").replace(
+        "    - name: a\n      members: 3\n", "    - {name: a, members: 3}\n    - {name: b, members: 1}\n"
+    )
+    apply(demo.namespace, text)
+    after = {m["name"]: m for m in demo.wait_running(members=4)["members"]}
+    assert result["lost"] == 0
+    for name, row in after.items():
+        assert row["maxOffset"] >= before[name]["maxOffset"], name
+        assert row["epoch"] > before[name]["epoch"], name
+
+
+def test_reclaim_delete_takes_the_volumes_along(demo: Cluster) -> None:
+    demo.patch({"spec": {"reclaim": "Delete"}})
+    until(
+        "the claims have an owner",
+        lambda: all(p["metadata"].get("ownerReferences") for p in get(demo.namespace, "pvc") if "a-3" not in str(p)),
+        20,
+    )
+    kubectl("-n", demo.namespace, "delete", "bc", "demo")
+    until("the volumes are gone", lambda: not get(demo.namespace, "pvc"), 90)
+    until("the Leases are gone", lambda: not get(demo.namespace, "lease"), 30)

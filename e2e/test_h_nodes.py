@@ -1,0 +1,37 @@
+"""A node dies with the master on it, or is cut off: another member leads within seconds, not minutes."""
+
+from __future__ import annotations
+
+import pytest
+from kube import SYSTEM, Cluster, Figure, Host, Load, get, kubectl, until
+
+SILENT_MS = 12_000
+"""The node may hold the leading operator too, whose Lease has to run out first."""
+
+
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_the_masters_node_is_lost(demo: Cluster, host: Host, figure: Figure, how: str) -> None:
+    nodes = [
+        n["metadata"]["name"] for n in get("default", "nodes") if "control-plane" not in str(n["metadata"]["labels"])
+    ]
+    if not host.available or len(nodes) < 2:
+        pytest.skip("needs two nodes that can be stopped: kind or the local scripts")
+    both = {p["spec"]["nodeName"] for p in get(SYSTEM, "pods", selector="app.kubernetes.io/name=gantry-operator")}
+    assert len(both) == 2, "the operators lie on different nodes"
+    master = demo.master()
+    old, node = master["metadata"]["name"], master["spec"]["nodeName"]
+    other = next(n for n in nodes if n != node)
+    if len([p for p in demo.pods() if p["spec"]["nodeName"] == other]) == 0:
+        pytest.fail("nobody is on the other node")
+    load = Load(demo, f"node-{how}", 45, node=other)
+    host.node(how, node)
+    try:
+        until("another master", lambda: demo.master_name() != old, 40, 0.2)
+    finally:
+        result = load.result(240)
+        host.node("start" if how == "kill" else "heal", node)
+    figure(f"node {how}", result)
+    assert result["lost"] == 0, result
+    assert result["maxGapMs"] < SILENT_MS, result
+    until("the node is ready", lambda: "NotReady" not in kubectl("get", "nodes"), 120)
+    demo.wait_running(240)

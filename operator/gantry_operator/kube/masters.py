@@ -1,0 +1,116 @@
+"""The failover loops of one cluster: one for each group, over pods and Leases; and what is told of their doings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from gantry_operator.api import BrokerCluster, LastFailover
+from gantry_operator.api.base import parse_duration
+from gantry_operator.failover.attention import AttentiveClock
+from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.failover.surroundings import Change, Event
+from gantry_operator.kube import metrics
+from gantry_operator.kube.client import KubeApi
+from gantry_operator.kube.events import EventRecorder
+from gantry_operator.kube.leases import LeaseRegistry
+from gantry_operator.kube.members import member_client
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.surroundings import PodSurroundings
+
+
+class Masters:
+    """Runs from the first `keep` to `close`. `on_news` is called when the status may have changed."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        pods: Mirror,
+        cluster: tuple[str, str],
+        events: EventRecorder,
+        clock: AttentiveClock,
+        on_news: Callable[[], None],
+    ) -> None:
+        self.namespace, self.name = cluster
+        self.last: LastFailover | None = None
+        self.loops: dict[str, GroupLoop] = {}
+        self.registry = LeaseRegistry(api, self.name, self.namespace)
+        self.pods = PodSurroundings(api, pods, self.name, self.namespace, self._said, self._changed)
+        self._events = events
+        self._clock = clock
+        self._on_news = on_news
+        self._http = member_client(self.pods.token)
+        self._settings = FailoverSettings()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def keep(self, cluster: BrokerCluster) -> None:
+        """A loop for each group, with the settings of this spec."""
+        spec = cluster.spec
+        self._settings = FailoverSettings(
+            automatic=spec.failover.automatic,
+            detection_ms=int(parse_duration(spec.failover.detectionTimeout) * 1000),
+            unclean=spec.failover.unclean,
+            async_flush=spec.flush == "Async",
+            min_in_sync=spec.minInSyncReplicas,
+        )
+        for g in spec.brokerGroups:
+            task = self._tasks.get(g.name)
+            if task is None or task.done():
+                self.loops[g.name] = GroupLoop(
+                    g.name, self.registry, self.pods, self._http, lambda: self._settings, self._clock
+                )
+                self._tasks[g.name] = asyncio.create_task(self.loops[g.name].run())
+        self.wake()
+
+    def wake(self) -> None:
+        for loop in self.loops.values():
+            loop.wake()
+
+    def problems(self) -> Iterable[str]:
+        return (loop.problem for loop in self.loops.values() if loop.problem)
+
+    async def right_labels(self) -> None:
+        """Each master that leads says so by its label. Raises ApiError and ApiUnavailable."""
+        for group, loop in self.loops.items():
+            cell = loop.cell
+            if cell is None or cell.master is None:
+                continue
+            watch = loop.watches.get(cell.master.member)
+            report = None if watch is None else watch.report
+            if report is not None and report.role == "Master" and report.epoch == cell.epoch:
+                await self.pods.label(group, cell.master.member)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._http.aclose()
+
+    def _said(self, event: Event) -> None:
+        self._events.record(event.kind, event.reason, f"group {event.group}: {event.message}")
+        self._on_news()
+
+    def _changed(self, change: Change) -> None:
+        at = datetime.fromtimestamp(change.at_unix_ms / 1000, UTC)
+        self.last = LastFailover(
+            group=change.group,
+            from_=change.old,
+            to=change.new,
+            reason=change.reason,
+            epoch=change.epoch,
+            time=at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            durationMs=change.duration_ms,
+            planned=change.planned,
+        )
+        planned = str(change.planned).lower()
+        metrics.FAILOVERS.labels(self.namespace, self.name, planned).inc()
+        metrics.FAILOVER_SECONDS.labels(planned).observe(change.duration_ms / 1000)
+        self._events.record(
+            "Normal" if change.planned or change.old == change.new else "Warning",
+            "MasterChanged",
+            f"group {change.group}: from {change.old or 'none'} to {change.new} in {change.duration_ms} ms: "
+            f"{change.reason}",
+        )
+        self._on_news()

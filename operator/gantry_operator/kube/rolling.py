@@ -1,0 +1,104 @@
+"""Planned changes of one cluster: members are replaced or leave, one at a time, in the order of `plan.order`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from gantry_operator.failover.loop import GroupLoop, SwitchoverFailed
+from gantry_operator.kube import names
+from gantry_operator.kube.client import POD, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi
+from gantry_operator.kube.events import EventRecorder
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.observe import member_states
+from gantry_operator.kube.surroundings import PodSurroundings
+from gantry_operator.plan import Step, next_step
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two looks while a change is under way; twice that while there is none."""
+
+
+class Roller:
+    """Of one cluster. `enabled` says whether changes may be made now; `on_news` is called when progress changes."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        stateful_sets: Mirror,
+        pods: PodSurroundings,
+        loops: Mapping[str, GroupLoop],
+        events: EventRecorder,
+        cluster: tuple[str, str],
+        enabled: Callable[[], bool],
+        on_news: Callable[[], None],
+    ) -> None:
+        self.progress: dict[str, str] = {}
+        """By group: what is being done or waited for."""
+        self._api = api
+        self._sets = stateful_sets
+        self._pods = pods
+        self._loops = loops
+        self._events = events
+        self._namespace, self._name = cluster
+        self._enabled = enabled
+        self._on_news = on_news
+
+    async def run(self) -> None:
+        while True:
+            busy = False
+            if self._enabled():
+                for group in list(self._loops):
+                    busy = await self._step(group) or busy
+            await asyncio.sleep(LOOK_S if busy else 2 * LOOK_S)
+
+    async def _step(self, group: str) -> bool:
+        """The next step of a group's planned change. False: there is none."""
+        live = self._sets.get(self._namespace, names.group_set(self._name, group))
+        if live is None or (live.get("status") or {}).get("observedGeneration") != live["metadata"]["generation"]:
+            return False
+        loop = self._loops[group]
+        states = member_states(live, loop, self._pods, group, datetime.now(UTC))
+        step = next_step(states)
+        self._note(group, step)
+        if step.kind == "done":
+            return False
+        try:
+            if step.kind == "replace":
+                leaving = any(s.name == step.member and s.leaving for s in states)
+                await (self._shrink(group, step) if leaving else self._replace(group, step))
+            elif step.kind == "handover":
+                number = next(s.number for s in states if s.name == step.to)
+                await loop.switchover(number, step.reason, force=False)
+        except SwitchoverFailed as error:
+            self._events.record("Warning", "HandOverFailed", f"group {group}: {error}; it is tried again")
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("%s/%s: rolling %s: %s", self._namespace, self._name, group, error)
+        return True
+
+    async def _shrink(self, group: str, step: Step) -> None:
+        """A StatefulSet gives up the highest number, which is one that leaves; the next pass reads its new size."""
+        size = self._pods.sizes[group] - 1
+        self._events.record("Normal", "ScaleDown", f"group {group}: {step.member} leaves, its volume stays")
+        name = names.group_set(self._name, group)
+        self._sets.note(await self._api.merge(STATEFUL_SET, self._namespace, name, {"spec": {"replicas": size}}))
+        self._pods.sizes[group] = size
+
+    async def _replace(self, group: str, step: Step) -> None:
+        assert step.member is not None
+        pod = self._pods.pod(step.member)
+        if pod is None or pod["metadata"].get("deletionTimestamp") is not None:
+            return
+        self._events.record("Normal", "Rolling", f"group {group}: {step.member} is replaced: {step.reason}")
+        await self._api.delete(POD, self._namespace, step.member, uid=pod["metadata"]["uid"])
+
+    def _note(self, group: str, step: Step) -> None:
+        if step.kind == "done":
+            if self.progress.pop(group, None) is not None:
+                self._on_news()
+        elif self.progress.get(group) != step.reason:
+            self.progress[group] = step.reason
+            self._on_news()
