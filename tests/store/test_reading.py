@@ -1,0 +1,236 @@
+"""Reading as a pull does it, by time and by key; and what that costs in files and memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.codes import GetStatus
+from gantry_broker.protocol.message import decode_records, java_hash, pack_host, tags_hash
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.keyhash import KeyHasher
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+HOST = pack_host("10.1.2.3", 50_000)
+
+
+@pytest.fixture
+def store(quick_dir: Path, small: BrokerSettings) -> Iterator[MessageStore]:
+    made = MessageStore.open(StoreConfig(quick_dir / "store", small))
+    yield made
+    made.close(clean=False)
+
+
+def put(store: MessageStore, count: int, *, topic: str = "Orders", first: int = 0, size: int = 100) -> None:
+    batch = []
+    for n in range(first, first + count):
+        tags = f"tag{n % 4}"
+        batch.append(
+            Put(
+                topic,
+                0,
+                0,
+                0,
+                1,
+                HOST,
+                n.to_bytes(4, "big").ljust(size),
+                f"TAGS\x01{tags}\x02n\x01{n}\x02".encode(),
+                tags_hash=tags_hash(tags),
+            )
+        )
+    store.put(batch, 1_000 + first * 10)
+    store.confirm(store.end)
+
+
+def numbers(data: bytes) -> list[int]:
+    return [int.from_bytes(record.body[:4], "big") for record in decode_records(data)]
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_statuses_are_those_of_rocketmq(store: MessageStore, written_out: bool) -> None:
+    assert store.get("Orders", 0, 0, 32, 10**6).status == GetStatus.NO_MATCHED_LOGIC_QUEUE
+    put(store, 10)
+    if written_out:
+        store.upkeep(10**12)
+    got = store.get("Orders", 0, 3, 4, 10**6)
+    assert (got.status, got.count, got.next_offset, got.min_offset, got.max_offset) == (GetStatus.FOUND, 4, 7, 0, 10)
+    assert numbers(got.data) == [3, 4, 5, 6]
+    at_end = store.get("Orders", 0, 10, 4, 10**6)
+    assert (at_end.status, at_end.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 10)
+    beyond = store.get("Orders", 0, 11, 4, 10**6)
+    # RocketMQ sends such a reader back to the first message while that is number 0.
+    assert (beyond.status, beyond.next_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, 0)
+    assert store.get("Orders", 0, -1, 4, 10**6).status == GetStatus.OFFSET_TOO_SMALL
+    assert store.get("Orders", 7, 0, 4, 10**6).status == GetStatus.NO_MATCHED_LOGIC_QUEUE
+
+
+def test_an_answer_is_bounded_in_bytes_but_has_at_least_one_message(store: MessageStore) -> None:
+    put(store, 20, size=1_000)
+    size = store.record(0).size
+    assert store.get("Orders", 0, 0, 32, 1).count == 1
+    assert store.get("Orders", 0, 0, 32, size * 3).count == 3
+    assert store.get("Orders", 0, 0, 32, size * 3 + 1).count == 3
+    assert store.get("Orders", 0, 0, 5, 10**9).count == 5
+
+
+def test_tags_are_filtered_by_their_hash_and_the_reader_goes_on_behind_what_was_passed_over(
+    store: MessageStore,
+) -> None:
+    for first in range(0, 200, 50):
+        put(store, 50, first=first)
+        put(store, 7, topic="Other")
+    wanted = frozenset({tags_hash("tag1"), tags_hash("tag3")})
+    offset, seen = 0, []
+    while offset < 200:
+        got = store.get("Orders", 0, offset, 9, 10**6, wanted)
+        seen += numbers(got.data)
+        assert got.next_offset > offset
+        offset = got.next_offset
+    assert seen == [n for n in range(200) if n % 4 in (1, 3)]
+    nothing = store.get("Orders", 0, 5, 9, 10**6, frozenset({1}))
+    assert (nothing.status, nothing.data, nothing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, b"", 200)
+
+
+def test_a_filter_may_look_at_the_whole_record(store: MessageStore) -> None:
+    put(store, 40)
+    got = store.get("Orders", 0, 0, 9, 10**6, None, lambda record: int(record.props["n"]) % 10 == 7)
+    assert numbers(got.data) == [7, 17, 27, 37]
+
+
+def test_one_read_looks_at_a_bounded_number_of_entries(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_broker.store.reading.MAX_SCAN", 64)
+    for first in range(0, 300, 50):
+        put(store, 50, first=first)
+    got = store.get("Orders", 0, 0, 9, 10**6, frozenset({1}))
+    assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 64)
+
+
+def test_the_offset_at_a_time_is_the_first_message_of_that_time_or_later(store: MessageStore) -> None:
+    for first in range(0, 300, 30):
+        put(store, 30, first=first)
+        put(store, 3, topic="Other", first=first)
+    times = [store.store_time("Orders", 0, n) for n in range(300)]
+    assert times == sorted(times)
+    rng = random.Random(3)
+    for _ in range(200):
+        ms = rng.choice(times) + rng.choice((-1, 0, 1))
+        assert store.offset_at_time("Orders", 0, ms) == sum(t < ms for t in times)
+    assert store.offset_at_time("Orders", 0, 0) == 0
+    assert store.offset_at_time("Orders", 0, 10**12) == 300
+    assert store.offset_at_time("Nothing", 0, 0) == 0
+    assert store.store_time("Orders", 0, 300) == -1
+
+
+@pytest.mark.parametrize("phys", [1, 50, 100, -1, 10**12])
+def test_an_id_that_names_no_record_is_refused(store: MessageStore, phys: int) -> None:
+    put(store, 3)
+    with pytest.raises((BadRecords, OffsetGone)):
+        store.record(phys)
+
+
+def test_bytes_are_given_from_any_offset_but_only_confirmed_ones(store: MessageStore) -> None:
+    put(store, 3)
+    end = store.end
+    store.put([Put("Orders", 0, 0, 0, 1, HOST, b"x", b"")], 1)
+    whole = store.read_raw(0, 10**6, end)
+    assert store.read_bytes(7, 10**6) == whole[7:]
+    assert store.read_bytes(7, 5) == whole[7:12]
+    assert store.read_bytes(end, 10) == b""
+    assert store.read_bytes(end + 10**9, 10) == b""
+    with pytest.raises(OffsetGone):
+        store.read_bytes(-1, 10)
+
+
+def test_the_hash_of_a_key_is_javas(store: MessageStore) -> None:
+    rng = random.Random(5)
+    alphabet = "0123456789ABCDEFabcxyz-_%größe😀"
+    for topic in ("T", "%RETRY%group", "Ünïcode"):
+        hasher = KeyHasher(topic)
+        for _ in range(2_000):
+            key = "".join(
+                rng.choices(alphabet[: rng.choice((16, 22, 30))], k=rng.choice((1, 19, 20, 21, 32, 84, 85, 300)))
+            )
+            value = abs(java_hash(f"{topic}#{key}"))
+            assert hasher.hash(key) == (0 if value == 1 << 31 else value)
+    # abs() of the smallest number is itself in Java; such a key counts as 0.
+    assert java_hash("polygenelubricants") == -(1 << 31)
+    assert KeyHasher("polygenelubr").hash("x") >= 0
+
+
+def test_keys_are_found_across_index_files_newest_first_and_by_time(store: MessageStore) -> None:
+    for n in range(900):
+        store.put([Put("Orders", 0, 0, 0, 1, HOST, b"", b"KEYS\x01all k%d\x02" % n, keys=("all", f"k{n}"))], n * 1_000)
+    store.confirm(store.end)
+    assert store.index is not None
+    assert len(os.listdir(store.index.directory)) > 3
+    assert [r.store_ms for r in store.query("Orders", "all", 5, 0, 10**9)] == [n * 1_000 for n in range(899, 894, -1)]
+    assert [r.store_ms for r in store.query("Orders", "all", 99, 250_000, 252_500)] == [252_000, 251_000, 250_000]
+    for n in (0, 133, 500, 899):
+        assert [r.store_ms for r in store.query("Orders", f"k{n}", 5, 0, 10**9)] == [n * 1_000]
+    assert store.query("Other", "all", 5, 0, 10**9) == []
+    assert store.query("Orders", "all", 5, 0, 10**9, unique=True) == []
+    assert store.query("Orders", "", 5, 0, 10**9) == []
+
+
+MANY_QUEUES = """
+import os, resource, sys
+from pathlib import Path
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+store = MessageStore.open(StoreConfig(Path(sys.argv[1]), BrokerSettings(messageIndexEnable=False)))
+before = rss()
+host = bytes((1, 2, 3, 4, 0, 0, 0, 9))
+for turn in range(2):
+    for topic in range(1000):
+        store.put([Put(f"topic-{topic}", q, 0, 0, 1, host, b"x" * 100, b"") for q in range(8)], 1)
+    store.confirm(store.end)
+    while store.queues.dirty:
+        store.upkeep(1)
+for topic in range(0, 1000, 7):
+    assert store.get(f"topic-{topic}", 3, 0, 32, 10**6).count == 2
+print((rss() - before) // 1024, len(os.listdir("/proc/self/fd")))
+store.close(clean=False)
+"""
+
+
+def test_a_thousand_topics_of_eight_queues_cost_little_memory_and_few_files(quick_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MANY_QUEUES, str(quick_dir / "many")], capture_output=True, text=True, check=True
+    )
+    kib, fds = map(int, done.stdout.split())
+    assert kib < 60 * 1024
+    assert fds < 400
+
+
+def test_a_deep_backlog_is_read_at_constant_memory(quick_dir: Path) -> None:
+    script = (
+        MANY_QUEUES.partition("before = rss()")[0]
+        + """
+host = bytes((1, 2, 3, 4, 0, 0, 0, 9))
+for n in range(1000):
+    store.put([Put("Deep", 0, 0, 0, 1, host, b"x" * 1000, b"") for _ in range(60)], n)
+    store.confirm(store.end)
+store.upkeep(1)
+offset, before = 0, rss()
+while offset < 60_000:
+    offset = store.get("Deep", 0, offset, 32, 262_144).next_offset
+print((rss() - before) // 1024)
+store.close(clean=False)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(quick_dir / "deep")], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 4 * 1024
