@@ -198,6 +198,7 @@ class FrameDecoder:
         position = 0
         end = len(data)
         max_frame = self._max_frame
+        languages = _LANGUAGE_CODES
         try:
             while end - position >= 8:
                 length, mark = _unpack_lengths(data, position)
@@ -222,16 +223,10 @@ class FrameDecoder:
                         code = head["code"]
                         opaque = head["opaque"]
                         flag = head["flag"]
-                        remark = head.get("remark")
                         version = head["version"]
-                        if (
-                            type(code) is int
-                            and type(version) is int
-                            and (remark is None or type(remark) is str)
-                            and type(flag) is int
-                            and type(opaque) is int
-                            and -0x80000000 <= opaque <= 0x7FFFFFFF
-                        ):
+                        remark = head.get("remark")
+                        code | flag | version  # texts, fractions and lists raise TypeError
+                        if -0x80000000 <= opaque | 0 <= 0x7FFFFFFF and (remark is None or type(remark) is str):
                             append(
                                 Frame(
                                     code,
@@ -241,7 +236,7 @@ class FrameDecoder:
                                     data[body_start:stop],
                                     remark,
                                     _JSON,
-                                    _LANGUAGE_CODES[head["language"]],
+                                    languages[head["language"]],
                                     version,
                                 )
                             )
