@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from gantry_operator.analytics.cli import register as register_analytics
 from gantry_operator.cli.errors import CliError, Exit
 
 EPILOG = (
@@ -222,6 +223,9 @@ def consume(
 
     options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
     run_consume(find_target(directory, name, context, namespace), options, output == Output.json)
+
+
+register_analytics(app)
 
 
 def run() -> None:

@@ -64,6 +64,43 @@ class LocalTarget:
         yield name_server_addresses(self.folder)
 
 
+class KubernetesTarget:
+    """A cluster on Kubernetes. Every call opens the API anew: a command makes one or two."""
+
+    def __init__(self, context: str | None, namespace: str | None, name: str | None) -> None:
+        self._wanted = (context, namespace, name)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Any]:
+        try:
+            target = importlib.import_module("gantry_operator.kube.target")
+        except ModuleNotFoundError as error:
+            raise CliError(
+                f"Kubernetes needs more than a plain install ({error.name} is missing): "
+                "pip install 'gantry-mq[operator]'"
+            ) from None
+        try:
+            async with target.KubeTarget(*self._wanted) as opened:
+                yield opened
+        except target.TargetError as error:
+            raise CliError(str(error)) from None
+
+    async def resource(self) -> dict[str, Any]:
+        async with self._open() as target:
+            resource: dict[str, Any] = await target.resource()
+            events = await target.events()
+        return resource | {"status": resource.get("status", {}) | {"events": events}}
+
+    async def switchover(self, group: str, to: str | None) -> str:
+        async with self._open() as target:
+            return str(await target.switchover(group, to))
+
+    @asynccontextmanager
+    async def name_servers(self) -> AsyncIterator[str]:
+        async with self._open() as target:
+            yield await target.name_servers()
+
+
 def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:
     """Local, unless a context or a namespace is given or the command runs as a plug-in of kubectl. Raises CliError."""
     if context is not None or namespace is not None or os.environ.get("GANTRY_KUBERNETES"):
@@ -71,7 +108,7 @@ def find_target(directory: Path | None, name: str | None, context: str | None, n
             raise CliError(
                 "--dir is for local clusters; leave it out with --context, --namespace or kubectl", Exit.USAGE
             )
-        return _kube_target(context, namespace, name)
+        return KubernetesTarget(context, namespace, name)
     return LocalTarget(find_local(directory, name))
 
 
@@ -81,17 +118,6 @@ def find_local(directory: Path | None, name: str | None) -> ClusterFolder:
         return find_folder(directory, name)
     except ClusterNotFound as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
-
-
-def _kube_target(context: str | None, namespace: str | None, name: str | None) -> Target:
-    try:
-        module = importlib.import_module("gantry_operator.kube.target")
-    except ModuleNotFoundError as error:
-        raise CliError(
-            f"Kubernetes needs more than a plain install ({error.name} is missing): pip install 'gantry-mq[operator]'"
-        ) from None
-    target: Target = module.KubeTarget(context, namespace, name)
-    return target
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -48,6 +48,7 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
     """Followers that hold senders up and are not there, or do not acknowledge, leave; the master never does."""
     fetched = {f.id: f.last_fetch_ms + leader_age_ms for f in leader.followers}
     removed: dict[MemberId, str] = {}
+    replaced: set[MemberId] = set()
     for id in cell.in_sync:
         if id == cell.master:
             continue
@@ -55,22 +56,26 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
         if view is None:
             removed[id] = f"member {id.member} is not part of the group"
             continue
-        why = _must_leave(view, id, fetched.get(id), obs.settings.detection_ms, obs.settings.stalled_ms)
+        if view.heard and view.report is not None and view.report.id != id:
+            removed[id] = f"{view.name} has another disk"
+            replaced.add(id)
+            continue
+        why = _must_leave(view, fetched.get(id), obs.settings.detection_ms, obs.settings.stalled_ms)
         if why:
             removed[id] = f"{view.name} {why}"
     # Below minInSyncReplicas nothing is confirmed anyway, and whoever stays recorded may still take over one day.
     room = len(cell.in_sync) - max(1, obs.settings.min_in_sync)
-    gone = frozenset(sorted(removed)[: max(0, room)])
+    # A former life of a disk never comes back: it keeps no copy, and its place is needed for the new one.
+    room = max(room, len(replaced))
+    gone = frozenset(sorted(removed, key=lambda id: (id not in replaced, id))[: max(0, room)])
     if not gone:
         return None
     return ShrinkSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
 
 
-def _must_leave(view: MemberView, id: MemberId, fetch_ms: int | None, detection_ms: int, stalled_ms: int) -> str:
+def _must_leave(view: MemberView, fetch_ms: int | None, detection_ms: int, stalled_ms: int) -> str:
     if view.gone:
         return "is gone"
-    if view.heard and view.report is not None and view.report.id != id:
-        return "has another disk"
     if view.reach == "refused" and (fetch_ms is None or fetch_ms >= REFUSED_AND_IDLE_MS):
         return "refuses connections"
     if fetch_ms is not None and fetch_ms >= detection_ms:

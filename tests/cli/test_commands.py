@@ -1,0 +1,150 @@
+"""What the commands say when something is wrong, and how they look up clusters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gantry_operator.api import API_VERSION, KIND, BrokerCluster
+from gantry_operator.cli.output import size
+from gantry_operator.cli.show import show_resource
+from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, find_folder, known_clusters
+from gantry_operator.local.supervisor import save_manifest
+
+
+def gantry(state: Path, *args: str, name: str = "gantry") -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv[0] = {name!r}; from gantry_operator.cli import main; main()"
+    environment = os.environ | {"XDG_STATE_HOME": str(state), "KUBECONFIG": "/nonexistent"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+
+
+def manifest(path: Path, **spec: object) -> Path:
+    wanted = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 1}]} | spec
+    path.write_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "t"}, "spec": wanted}))
+    return path
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    said = gantry(tmp_path, "--help").stdout
+    for command in ("up", "status", "switchover", "down", "topic", "produce", "consume"):
+        assert command in said
+    assert "examples/quickstart.yaml" in said
+    assert "Exit codes" in said
+
+
+def test_without_a_cluster_it_says_how_to_start_one(tmp_path: Path) -> None:
+    for args in (["status"], ["switchover", "a"], ["down"], ["topic", "list"], ["produce", "T", "--count", "1"]):
+        done = gantry(tmp_path, *args)
+        assert done.returncode == 3, args
+        assert done.stderr == "error: no local cluster is running; start one with: gantry up examples/quickstart.yaml\n"
+        assert done.stdout == ""
+
+
+def test_a_wrong_manifest_names_the_field_the_value_and_what_to_write(tmp_path: Path) -> None:
+    file = manifest(tmp_path / "bad.yaml", replication="sync", brokerGroups=[{"name": "a", "members": 0}])
+    done = gantry(tmp_path, "up", str(file))
+    assert done.returncode == 2
+    assert "spec.replication" in done.stderr
+    assert '"sync"' in done.stderr
+    assert "spec.brokerGroups[0].members" in done.stderr
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines())
+    assert not (tmp_path / "gantry").exists(), "nothing was made"
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = gantry(tmp_path, "up", str(tmp_path / "none.yaml"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "No such file" in done.stderr
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    done = gantry(tmp_path, "up", str(manifest(tmp_path / "c.yaml")), "--dir", str(tmp_path / "mine"))
+    assert done.returncode == 2
+    assert "is not empty and holds no cluster" in done.stderr
+
+
+def test_produce_wants_to_know_what(tmp_path: Path) -> None:
+    done = gantry(tmp_path, "produce", "T")
+    assert done.returncode == 2
+    assert "--count N" in done.stderr
+
+
+def test_kubernetes_without_a_kubeconfig_says_so(tmp_path: Path) -> None:
+    for done in (gantry(tmp_path, "status", "-n", "x"), gantry(tmp_path, "status", name="kubectl-gantry")):
+        assert done.returncode == 1
+        assert "kubeconfig" in done.stderr
+        assert "Traceback" not in done.stderr
+    both = gantry(tmp_path, "status", "-n", "x", "--dir", str(tmp_path))
+    assert both.returncode == 2
+
+
+def _remember(root: Path, name: str) -> ClusterFolder:
+    folder = ClusterFolder(root)
+    folder.make()
+    save_manifest(folder, BrokerCluster.make(name, brokerGroups=[{"name": "a", "members": 1}]))
+    folder.remember(name)
+    return folder
+
+
+def test_clusters_are_found_by_name_folder_or_because_there_is_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    one = _remember(tmp_path / "one", "one")
+    assert find_folder(None, None) == one
+    two = _remember(tmp_path / "two", "two")
+    with pytest.raises(ClusterNotFound, match="--cluster one or --cluster two"):
+        find_folder(None, None)
+    assert find_folder(None, "two") == two
+    assert find_folder(tmp_path / "one", None) == one
+    with pytest.raises(ClusterNotFound, match="no local cluster is called 'three'"):
+        find_folder(None, "three")
+    with pytest.raises(ClusterNotFound, match="holds no cluster"):
+        find_folder(tmp_path, None)
+    _remember(tmp_path / "again", "two")
+    with pytest.raises(ClusterNotFound, match="--dir"):
+        find_folder(None, "two")
+    two.forget()
+    assert [n for n, _ in known_clusters()] == ["one", "two"]
+
+
+def test_the_table_reads_the_resource_of_either_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "demo-a-0", "group": "a", "role": "Master", "brokerId": 0, "epoch": 3, "maxOffset": 2048, "lag": 0,
+           "inSync": True, "address": "10.0.0.1:10911", "node": "n1", "reason": "[disk] full"}  # fmt: skip
+    show_resource(
+        {
+            "metadata": {"name": "demo"},
+            "spec": {"replication": "Sync", "minInSyncReplicas": 2, "flush": "Async", "mode": "MasterSlave"},
+            "status": {
+                "phase": "Degraded",
+                "conditions": [
+                    {
+                        "type": "Available",
+                        "status": "True",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                        "message": "[x]",
+                    }
+                ],
+                "members": [row],
+                "events": [{"type": "Warning", "reason": "Failover", "time": None, "message": "m", "object": "a"}],
+            },
+        }
+    )
+    out = capsys.readouterr().out
+    assert "demo  Degraded" in out
+    assert "10.0.0.1:10911" in out
+    assert "NODE" in out
+    assert "[disk] full" in out, "square brackets of messages are no markup"
+
+
+def test_sizes_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 5_000_000, 2**41)] == ["0 B", "1023 B", "1.0 KiB", "4.8 MiB", "2.0 TiB"]
