@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,34 +23,27 @@ SETTINGS = BrokerSettings(
 
 
 class SmallDisk:
-    """A tmpfs of 2 MiB where that may be mounted, otherwise a limit on the size of files (a segment ends early)."""
+    """A tmpfs of 2 MiB, and something that fills it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(root)], check=False, capture_output=True
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(root)], check=False, capture_output=True, text=True
         )
-        self.mounted = mounted.returncode == 0
-        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if done.returncode:
+            pytest.skip(f"a full disk needs a small one, and this user may mount none: {done.stderr.strip()}")
 
     def fill(self) -> None:
-        if not self.mounted:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, self._limits[1]))
-            return
         with open(self.root / "ballast", "ab", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 ballast.write(bytes(4096))
 
     def free(self) -> None:
-        if self.mounted:
-            (self.root / "ballast").unlink(missing_ok=True)
-        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+        (self.root / "ballast").unlink(missing_ok=True)
 
     def close(self) -> None:
-        self.free()
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.root)], check=True)
+        subprocess.run(["umount", "-l", str(self.root)], check=True)
 
 
 @pytest.fixture
@@ -207,8 +199,7 @@ def test_a_follower_takes_nothing_of_what_it_has_no_room_for(disk: SmallDisk, tm
         try:
             follower.append_raw(follower.end, leader.read_raw(follower.end, 50_000))
         except StoreFull:
-            assert disk.mounted  # Two megabytes are two megabytes.
-            break
+            break  # Two megabytes are two megabytes.
     follower.confirm(follower.end)
     assert readable(follower) >= 900
     follower.close(clean=False)
