@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from group import Group, until
-
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.service import Role
+from group import Group, until
 
 
 async def test_a_send_is_ok_when_every_member_of_the_set_has_it(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from model_log import MESSAGE, ModelLog, Record
-
 from gantry_broker.replication.types import Cell
+from model_log import MESSAGE, ModelLog, Record
 
 if TYPE_CHECKING:
     from world import Member
@@ -38,6 +37,7 @@ class Checker:
         """How often an epoch was begun."""
         self._verified: dict[int, tuple[int, int]] = {}
         self.cell = Cell()
+        self.clean = True
         self.sends = 0
         self.oks = 0
 
@@ -86,11 +86,11 @@ class Checker:
         for record in source.oks:
             self._holds(target.log, record, f"(a) hand-over from m{source.number} to m{target.number}")
 
-    def rebase(self, log: ModelLog) -> None:
-        """Every member of the set lost its proof (ASYNC_FLUSH): only what the best of them has is promised still."""
-        held = {r.offset: r for r in log.records}
-        self.acked = {at: x for at, x in self.acked.items() if held.get(at) == x[0] or at < log.start}
-        self.shown = {at: r for at, r in self.shown.items() if held.get(at) == r[0] or at < log.start}
+    def unclean(self) -> None:
+        """From here on somebody gave records up on purpose: what was promised and shown before counts no more."""
+        self.clean = False
+        self.acked.clear()
+        self.shown.clear()
 
     # ---- after every step
 
@@ -108,6 +108,8 @@ class Checker:
         tag, verified = self._verified.get(member.number, (0, 0))
         if tag != member.life:
             verified = 0
+        if not self.clean:
+            return
         for index in range(len(log.records) - 1, -1, -1):
             record = log.records[index]
             if record.offset < verified:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from checker import Violation
-from operators import ModelOperator, Operator
-from world import Member, World, describe
-
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
+from operators import ModelOperator, Operator
+from world import Member, World, describe
 
 SETTLE_ROUNDS = 60
 
@@ -76,7 +75,7 @@ class Schedule:
         self,
         seed: int,
         *,
-        profile: Profile = Profile(),  # noqa: B008
+        profile: Profile = Profile(),
         rules: Rules = ALL,
         trace: Callable[[str], None] | None = None,
         make_operator: MakeOperator = ModelOperator,
@@ -98,6 +97,7 @@ class Schedule:
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = list(_accumulate(weights.values()))
         self.steps = 0
+        self._lost_cell = False
 
     def run(self) -> None:
         for member in self.world.members:
@@ -295,8 +295,13 @@ class Schedule:
 
     def _lose_cell(self) -> None:
         """The registry loses its content; an operator must not guess a new one (rule 22)."""
-        self._say("the registry is emptied")
-        self.world.registry.cell = None
+        if self.world.registry.cell is not None and not self._lost_cell:
+            self._say("the registry is emptied")
+            self._lost_cell = True
+            # What nobody was told of is as if it had never been.
+            told = [m.disk.saved.cell for m in self.world.members if m.disk.saved is not None]
+            self.world.checker.cell = max(told, key=lambda c: c.order)
+            self.world.registry.cell = None
 
     # ---- after the faults
 
@@ -331,7 +336,12 @@ class Schedule:
         """Every recorded disk has lost its proof: what then is done gives records up, and is not a clean failover."""
         cell, members = self.world.registry.cell, self.world.members
         lives = {m.core.me for m in members if m.core is not None}
-        return cell is not None and not cell.in_sync & lives and not self.world.options.sync_flush
+        if cell is None:
+            # Rule 22: the newest set that any disk knows must be there as a whole, or nobody may guess.
+            cells = [m.core.cell for m in members if m.core is not None]
+            newest = max(cells, key=lambda c: c.order)
+            return not newest.in_sync <= lives or any(c.epoch == 0 for c in cells)
+        return not cell.in_sync & lives and not self.world.options.sync_flush
 
     def _round(self) -> None:
         """Everybody gets a turn, and every message arrives."""
@@ -406,7 +416,7 @@ def _ignore(text: str) -> None:
 def run_seed(
     seed: int,
     *,
-    profile: Profile = Profile(),  # noqa: B008
+    profile: Profile = Profile(),
     rules: Rules = ALL,
     make_operator: MakeOperator = ModelOperator,
 ) -> Violation | None:
@@ -421,7 +431,7 @@ def run_seed(
 def draw(
     seed: int,
     *,
-    profile: Profile = Profile(),  # noqa: B008
+    profile: Profile = Profile(),
     rules: Rules = ALL,
     make_operator: MakeOperator = ModelOperator,
 ) -> list[str]:

@@ -10,11 +10,10 @@ import random
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from world import Message, Report, World, describe_cell
-
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import Rule, Rules
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+from world import Message, Report, World, describe_cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from checker import Violation
+from gantry_broker.replication.leader import Options
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.types import Assignment, Cell, MemberId
 from operators import ModelOperator
 from world import Member, Message, World, describe, describe_cell
-
-from gantry_broker.replication.leader import Options
-from gantry_broker.replication.rules import ALL, Rules
-from gantry_broker.replication.types import Assignment, Cell, MemberId
 
 
 @dataclass
@@ -126,10 +125,23 @@ class Player:
             member.start()
 
     def do_promote(self, words: list[str]) -> None:
-        """promote N set=0,1,2: the registry records the next epoch."""
+        """promote N set=0,1,2 [unclean]: the registry records the next epoch."""
         held = self.world.registry.cell
-        fields = dict(w.split("=") for w in words[1:])
-        self._swap((held or Cell()).promoted(self._id(words[0]), self._ids(fields["set"])))
+        fields = dict(w.split("=") for w in words[1:] if "=" in w)
+        master, in_sync = self._id(words[0]), self._ids(fields["set"])
+        if "unclean" in words:
+            self.world.checker.unclean()
+        elif held is not None and held.master is not None:
+            known = held.in_sync
+            if Rule.INCARNATIONS not in self.rules:
+                known |= {self._id(str(m.member)) for m in known}
+            if master not in known:
+                self._say(f"the operator refuses: {master} is not in the in-sync set")
+                return
+            if Rule.SUBSET_PROMOTION in self.rules and not in_sync <= known:
+                self._say("the operator refuses: a promotion adds nobody to the set")
+                return
+        self._swap((held or Cell()).promoted(master, in_sync))
 
     def do_record(self, words: list[str]) -> None:
         """record set=0,1 | record: the registry records another set, or the same under a new version."""
@@ -137,6 +149,27 @@ class Player:
         assert held is not None
         fields = dict(w.split("=") for w in words)
         self._swap(held.with_set(self._ids(fields["set"])) if fields else held.touched())
+
+    def do_add(self, words: list[str]) -> None:
+        """add 2: the operator sees that a follower has everything, and adds it by itself."""
+        held = self.world.registry.cell
+        assert held is not None
+        if Rule.MASTER_ADDS in self.rules:
+            self._say("the operator refuses: only the master proposes additions")
+            return
+        self._swap(held.with_set(held.in_sync | self._ids(words[0])))
+
+    def do_record_proposal(self, words: list[str]) -> None:
+        """record-proposal m0: the operator applies what a master proposes."""
+        core, held = self._member(words[0]).core, self.world.registry.cell
+        assert core is not None
+        assert held is not None
+        if core.ask is None:
+            self._say(f"{words[0]} proposes nothing")
+        elif core.ask.base_version != held.version:
+            self._say(f"refused: based on v{core.ask.base_version}, the cell is v{held.version}")
+        else:
+            self._swap(held.with_set(core.ask.in_sync))
 
     def do_swap(self, words: list[str]) -> None:
         """swap expected=-2 promote=1 set=0,1: an operator that read the cell some writes ago writes now."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checker import Checker, Violation
-from model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
-
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
@@ -21,6 +19,7 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+from model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
 
 SEND_TIMEOUT_MS = 3_000
 
@@ -40,6 +39,9 @@ class Report:
     ask: Any
     parked: bool
     in_sync: frozenset[MemberId]
+    confirmed: int = 0
+    followers: tuple[tuple[MemberId, int, int], ...] = ()
+    """As a master: follower, acknowledged offset, milliseconds since its last question."""
 
 
 @dataclass(slots=True)
@@ -178,6 +180,7 @@ class Member:
     def die(self) -> None:
         """The process is gone: what it had in memory too. Its connections break, with what was on them."""
         self.core = None
+        self.led = 0
         self.power.countdown = None
         self.parked, self.forwarding, self.forward_to, self.in_flight = [], [], None, None
         broken = [m for m in self.world.messages if m.source == self.name and isinstance(m.body, tuple)]
@@ -341,7 +344,7 @@ class World:
                 self.post(member.name, reply, self.report(member))
             case ("handover", target, cell):
                 reason = core.park(target, cell.epoch, cell.version)
-                self.trace(f"  {member.name} {'parks' if not reason else reason}")
+                self.trace(f"  {member.name} {reason or 'parks'}")
                 if not reason:
                     self.post(member.name, member.name, ("handed-over?", target, cell, reply))
             case ("handed-over?", target, cell, operator):
@@ -425,6 +428,10 @@ class World:
             core.ask,
             core.parked,
             core.cell.in_sync,
+            log.confirmed,
+            ()
+            if core.leader is None
+            else tuple((m, v.acked, max(0, member.now() - v.seen_ms)) for m, v in core.leader.followers.items()),
         )
 
     # ---- for humans

@@ -33,6 +33,10 @@ class Options:
     """A follower that has asked nothing for so long is not proposed, nor counted on for what is promised now."""
     ask_again_ms: int = 3_000
     """A proposal that was refused is not made again for so long."""
+    tick_ms: int = 100
+    """How often `Replica.tick` is called."""
+    late_ms: int = 200
+    """A tick that comes so much later shows that this process did not run."""
     join_bytes: int = 1 << 20
     """A follower this close to the end is waited for, so that it can catch up with a log that grows."""
     join_ms: int = 1_000
@@ -279,6 +283,13 @@ class Leader:
 
     def _silent(self, view: FollowerView | None, now_ms: int) -> bool:
         return view is None or (not view.waiting and now_ms - view.seen_ms > self._options.silent_ms)
+
+    def forgive(self, late_ms: int, now_ms: int) -> None:
+        """This process stood still for `late_ms`: nobody was silent in that time."""
+        for view in self.followers.values():
+            view.seen_ms = min(now_ms, view.seen_ms + late_ms)
+            if view.join_until_ms:
+                view.join_until_ms += late_ms
 
     # ---- hand-over
 

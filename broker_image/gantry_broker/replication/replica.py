@@ -77,6 +77,7 @@ class Replica:
         self._report = report
         self._rules = rules
         self._control_end = 0
+        self._ticked_ms = 0
         self._go_on(now_ms)
 
     def _go_on(self, now_ms: int) -> None:
@@ -319,7 +320,14 @@ class Replica:
         self._settle()
 
     def tick(self, now_ms: int) -> None:
-        """Deadlines and silent followers; every 100 ms or so while there is a role."""
+        """Deadlines and silent followers; every `tick_ms` while there is a role.
+
+        Time in which this process did not run says nothing about the others: it is not held against them.
+        """
+        late = now_ms - self._ticked_ms - self.options.tick_ms
+        if self.leader is not None and self._ticked_ms and late >= self.options.late_ms:
+            self.leader.forgive(late, now_ms)
+        self._ticked_ms = now_ms
         self.waiters.expire(now_ms, self._log.flushed, self.options.sync_flush)
         if self.leader is not None:
             self.leader.review(now_ms)

@@ -1,0 +1,293 @@
+"""The parts of the core one by one; that they keep the rules together is shown by tests/scenarios and simulation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.protocol.frame import FrameDecoder, encode_frame
+from gantry_broker.replication import epochs, wire
+from gantry_broker.replication.identity import ReplicaFile, StateError
+from gantry_broker.replication.leader import Options
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
+from gantry_broker.replication.replica import Replica, Role
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import Assignment, Cell, EpochStart, MemberId
+from gantry_broker.replication.waiters import Waiters
+from model_log import ModelDisk, ModelLog, Power
+
+A, B, C = MemberId(0, "a"), MemberId(1, "b"), MemberId(2, "c")
+
+
+# ---- histories
+
+
+def history(*entries: tuple[int, int]) -> tuple[EpochStart, ...]:
+    return tuple(EpochStart(*e) for e in entries)
+
+
+@pytest.mark.parametrize(
+    ("mine", "my_end", "theirs", "their_end", "agreed"),
+    [
+        ((), 0, (), 0, 0),
+        ([(1, 0)], 100, (), 0, 0),
+        ([(1, 0)], 100, [(1, 0)], 60, 60),
+        ([(1, 0)], 60, [(1, 0)], 100, 60),
+        ([(1, 0), (3, 50)], 100, [(1, 0)], 80, 50),
+        ([(1, 0), (3, 50)], 100, [(1, 0), (2, 50)], 90, 50),
+        ([(1, 0), (3, 50)], 100, [(1, 0), (2, 40), (3, 50)], 90, 40),
+        ([(1, 0), (2, 40)], 100, [(1, 0), (2, 40), (3, 70)], 90, 70),
+        ([(2, 0)], 100, [(1, 0)], 90, 0),
+        ([(0, 0), (4, 700)], 900, [(0, 0)], 700, 700),
+    ],
+)
+def test_where_two_logs_part(
+    mine: list[tuple[int, int]], my_end: int, theirs: list[tuple[int, int]], their_end: int, agreed: int
+) -> None:
+    assert epochs.divergence(history(*mine), my_end, history(*theirs), their_end) == agreed
+
+
+Log = list[int]
+"""The epoch of each record, records are one byte long."""
+
+
+def history_of(log: Log) -> tuple[EpochStart, ...]:
+    return tuple(EpochStart(e, log.index(e)) for e in sorted(set(log)))
+
+
+@given(
+    st.lists(st.integers(1, 6), max_size=12).map(sorted),
+    st.integers(0, 12),
+    st.lists(st.integers(7, 9), max_size=5).map(sorted),
+)
+def test_divergence_is_the_length_of_the_common_part(common: Log, kept: int, other: Log) -> None:
+    """One log goes on from a prefix of the other with epochs that only it has."""
+    kept = min(kept, len(common))
+    theirs = common[:kept] + other
+    agreed = epochs.divergence(history_of(common), len(common), history_of(theirs), len(theirs))
+    assert agreed == kept
+
+
+def test_a_cut_history_keeps_no_epoch_without_records() -> None:
+    assert epochs.cut(history((1, 0), (2, 50), (3, 90)), 90) == history((1, 0), (2, 50))
+    assert epochs.extended(history((0, 0)), 1, 0) == history((1, 0))
+    with pytest.raises(ValueError, match="epoch 2"):
+        epochs.extended(history((2, 0)), 2, 10)
+
+
+# ---- waiters
+
+
+def test_waiters_are_answered_in_order_and_once() -> None:
+    waiters, said = Waiters(), []
+    for end in (10, 20, 30, 40):
+        waiters.add(end, 100 * end, lambda status, end=end: said.append((end, status)))
+    waiters.reached(25)
+    waiters.expire(3_000, flushed=5, sync_flush=True)
+    waiters.fail(SendStatus.SLAVE_NOT_AVAILABLE)
+    waiters.reached(1_000)
+    assert said == [
+        (10, SendStatus.SEND_OK),
+        (20, SendStatus.SEND_OK),
+        (30, SendStatus.FLUSH_DISK_TIMEOUT),
+        (40, SendStatus.SLAVE_NOT_AVAILABLE),
+    ]
+
+
+# ---- who a member is after a start (rule 16)
+
+
+def start(path: Path, *, sync_flush: bool = False, empty: bool = False, damaged: bool = False) -> tuple[str, bool]:
+    file = ReplicaFile(path)
+    started = file.start(1, sync_flush=sync_flush, log_is_empty=empty, damaged=damaged)
+    return started.state.me.incarnation, started.proven
+
+
+def another_boot(path: Path) -> None:
+    text = path.read_text()
+    boot = text.split('"boot": "')[1].split('"')[0]
+    path.write_text(text.replace(boot, "another-boot"))
+
+
+def test_rule_16_a_killed_process_keeps_its_life(tmp_path: Path) -> None:
+    path = tmp_path / "replica.json"
+    first, proven = start(path, empty=True)
+    assert proven
+    assert start(path) == (first, True)
+
+
+def test_rule_16_another_boot_without_a_clean_stop_is_a_new_life(tmp_path: Path) -> None:
+    path = tmp_path / "replica.json"
+    first, _ = start(path, empty=True)
+    another_boot(path)
+    assert start(path, sync_flush=True) == (first, True), "SYNC_FLUSH proves it"
+    another_boot(path)
+    second, proven = start(path)
+    assert (second != first, proven) == (True, False)
+
+
+def test_rule_16_a_clean_stop_proves_the_log_once(tmp_path: Path) -> None:
+    path = tmp_path / "replica.json"
+    file = ReplicaFile(path)
+    first = file.start(1, sync_flush=False, log_is_empty=True).state.me.incarnation
+    file.holds_records()
+    file.mark_clean()
+    another_boot(path)
+    assert start(path) == (first, True)
+    another_boot(path)
+    assert start(path)[0] != first, "the mark is used up by a start"
+
+
+def test_rule_16_a_log_that_was_taken_away_or_damaged_is_a_new_life(tmp_path: Path) -> None:
+    path = tmp_path / "replica.json"
+    first, _ = start(path, sync_flush=True)
+    second, proven = start(path, sync_flush=True, empty=True)
+    assert (second != first, proven) == (True, False)
+    third, proven = start(path, sync_flush=True, damaged=True)
+    assert (third != second, proven) == (True, False)
+
+
+def test_a_state_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replica.json"
+    start(path, empty=True)
+    with pytest.raises(StateError, match="is of member 1"):
+        ReplicaFile(path).start(2, sync_flush=False, log_is_empty=True)
+    path.write_text("{")
+    with pytest.raises(StateError, match=r"replica\.json"):
+        start(path)
+
+
+# ---- frames
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        FetchAnswer(AnswerKind.RECORDS, 3, Position(10, 2), 7, 20, data=b"records"),
+        FetchAnswer(AnswerKind.CUT, 3, Position(10, 2), 7, 20, to=5, parted=5),
+        FetchAnswer(AnswerKind.RESET, 3, Position(10, 2), 7, 90, 50, 10, b"[]", history((1, 0), (2, 30))),
+        FetchAnswer(AnswerKind.REFUSED, 3, Position(10, 2), reason="not the master"),
+    ],
+)
+def test_fetches_and_answers_pass_the_wire(answer: FetchAnswer) -> None:
+    fetch = Fetch(3, B, 10, 8, history((1, 0), (2, 4)), 7, 4096)
+    sent = FrameDecoder().feed(encode_frame(wire.fetch_frame(fetch)))[0]
+    assert wire.parse_fetch(sent) == fetch
+    answered = FrameDecoder().feed(encode_frame(wire.answer_frame(sent, answer)))[0]
+    assert wire.parse_answer(answered) == answer
+
+
+@pytest.mark.parametrize("field", ["epoch", "member", "incarnation", "end", "flushed", "maxBytes"])
+def test_a_fetch_that_lacks_a_field_names_it(field: str) -> None:
+    frame = wire.fetch_frame(Fetch(3, B, 10, 8, history((1, 0))))
+    del frame.ext[field]
+    with pytest.raises(wire.WireError, match=field):
+        wire.parse_fetch(frame)
+
+
+# ---- the master
+
+
+def master(options: Options, *members: MemberId, now_ms: int = 0) -> tuple[Replica, ModelLog]:
+    power = Power()
+    log = ModelLog(power)
+    core = Replica(Durable(A), log, ModelDisk(power), options, now_ms=now_ms)
+    assert core.assign(Assignment(Cell(1, 1, A, frozenset(members)), "a:1"), now_ms).accepted
+    assert core.role is Role.MASTER
+    return core, log
+
+
+def ask(core: Replica, log: ModelLog, who: MemberId, now_ms: int) -> None:
+    assert core.fetched(Fetch(core.cell.epoch, who, log.end, log.end, log.history), now_ms) is None
+
+
+def test_time_in_which_the_master_did_not_run_is_no_silence_of_others() -> None:
+    core, log = master(Options(), A, B)
+    core.tick(100)
+    ask(core, log, B, 150)
+    said: list[SendStatus] = []
+    log.append(1, 1)
+    core.add_waiter(log.end, 9_000, said.append)
+    core.tick(200)
+    core.tick(3_000)
+    assert said == []
+    assert core.leader is not None
+    assert core.leader.followers[B].seen_ms > 2_500
+    for now in range(3_100, 5_000, 100):
+        core.tick(now)
+    assert said == [], "one member, the master itself, is enough for minInSyncReplicas: 1"
+
+
+def test_a_send_is_answered_at_once_when_too_few_are_alive() -> None:
+    core, log = master(Options(min_in_sync=2), A, B)
+    said: list[SendStatus] = []
+    for now in range(100, 1_500, 100):
+        core.tick(now)
+    log.append(1, 1)
+    core.add_waiter(log.end, 60_000, said.append)
+    for now in range(1_500, 1_900, 100):
+        core.tick(now)
+    assert said == [SendStatus.SLAVE_NOT_AVAILABLE]
+
+
+def test_rule_17_a_refused_proposal_is_not_repeated_at_once() -> None:
+    core, log = master(Options(), A)
+    ask(core, log, B, 100)
+    assert core.ask is not None
+    assert core.ask.in_sync == {A, B}
+    core.assign(Assignment(core.cell.touched(), "a:1"), 200)
+    ask(core, log, B, 300)
+    assert core.ask is None
+    ask(core, log, B, 3_300)
+    assert core.ask is not None
+
+
+def test_rule_16_two_lives_of_one_member_are_never_in_one_set() -> None:
+    core, log = master(Options(), A, B)
+    newer = MemberId(B.member, "newer")
+    ask(core, log, newer, 100)
+    assert core.ask is None
+    core.assign(Assignment(core.cell.with_set([A]), "a:1"), 200)
+    ask(core, log, newer, 300)
+    assert core.ask is not None
+    assert core.ask.in_sync == {A, newer}
+
+
+def test_rule_16_a_member_whose_former_life_is_named_refuses() -> None:
+    power = Power()
+    core = Replica(Durable(MemberId(0, "newer")), ModelLog(power), ModelDisk(power), Options())
+    done = core.assign(Assignment(Cell(1, 1, A, frozenset({A})), "a:1"), 0)
+    assert not done.accepted
+    assert "0/newer" in done.reason
+    assert core.role is Role.WAITING
+
+
+def test_rule_09_a_new_master_is_settled_once_its_control_record_is_confirmed() -> None:
+    core, log = master(Options(), A, B)
+    assert not core.settled
+    ask(core, log, B, 10)
+    assert core.settled
+
+
+def test_rule_14_the_same_version_with_other_content_is_refused() -> None:
+    core, _ = master(Options(), A, B)
+    done = core.assign(Assignment(Cell(1, 1, B, frozenset({A, B})), "b:1"), 10)
+    assert not done.accepted
+    assert "other content" in done.reason
+
+
+def test_rule_15_a_cell_below_the_log_is_an_old_registry() -> None:
+    power = Power()
+    log = ModelLog(power)
+    log.begin_epoch(7, 0)
+    core = Replica(Durable(A), log, ModelDisk(power), Options())
+    done = core.assign(Assignment(Cell(3, 9, B, frozenset({A, B})), "b:1"), 0)
+    assert not done.accepted
+    assert "old registry" in done.reason

@@ -1,0 +1,50 @@
+"""Stories with the expected trace beneath each step; those named `rule_NN_...` end badly without that rule.
+
+The language is that of tests/simulation/scenario.py. After a change that is meant to change a trace:
+`python tests/simulation/scenario.py tests/scenarios/*.txt`, then read the diff.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+
+from gantry_broker.replication.rules import Rule, without
+from scenario import run
+
+HERE = Path(__file__).parent
+STORIES = sorted(HERE.glob("*.txt"))
+PLAYED_WITHOUT_HARM = {
+    # What these rules keep up here is an answer or a reason, not an invariant.
+    "rule_03_a_follower_never_cuts_below_confirmed",
+    "rule_08_without_enough_members_nothing_is_confirmed",
+    "rule_14_a_higher_epoch_stops_a_master_at_once",
+    "rule_17_a_proposal_is_never_rebased",
+    "rule_23_a_hand_over_that_fails_ends_with_a_newer_cell",
+}
+BAD_ENDS = [story for story in STORIES if story.stem.startswith("rule_") and story.stem not in PLAYED_WITHOUT_HARM]
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda p: p.stem)
+def test_story(story: Path) -> None:
+    written, violation = run(story)
+    assert violation is None
+    assert written == story.read_text(), f"{story.name} goes another way; see the module for how to write it anew"
+
+
+@pytest.mark.parametrize("story", BAD_ENDS, ids=lambda p: p.stem)
+def test_without_its_rule_the_story_ends_badly(story: Path) -> None:
+    number = re.match(r"rule_(\d+)_", story.stem)
+    assert number is not None
+    _, violation = run(story, without(Rule(int(number[1]))))
+    assert violation is not None, f"nothing was found without {Rule(int(number[1])).name}"
+
+
+def test_every_rule_of_this_mode_has_a_story_that_ends_badly_without_it() -> None:
+    told = {int(story.stem.split("_")[1]) for story in BAD_ENDS}
+    assert told >= set(range(1, 24))

@@ -1,0 +1,195 @@
+"""The operator's real decisions (`gantry_operator.failover`) in the simulated world.
+
+What it sees is old, and now and then plainly wrong: a healthy member seems silent, a dead one seems to answer. Safety
+must not depend on that; when the faults stop it sees well, and must bring the group back.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gantry_broker.replication.replica import Role
+from gantry_broker.replication.rules import Rules
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.failover import (
+    AskHandover,
+    FailoverSettings,
+    Fence,
+    FollowerView,
+    HandoverReady,
+    MemberView,
+    Observation,
+    Promote,
+    Report,
+    Switchover,
+    Tell,
+    Wait,
+    decide,
+)
+from gantry_operator.failover.model import LinkState, Reach
+from operators import Plan
+from world import Message, World, describe_cell
+from world import Report as Seen
+
+DETECTION_MS = 2_000
+
+
+class DecidingOperator:
+    """An operator that decides with `decide`; see `operators.Operator` for the steps."""
+
+    def __init__(self, world: World, name: str, rules: Rules) -> None:
+        self.name = name
+        self.cell: Cell | None = None
+        self.plan: Plan | None = None
+        self._world = world
+        self._seen: dict[int, tuple[Seen, int]] = {}
+        self._refused: dict[int, tuple[Cell, str]] = {}
+        self._told_at: dict[int, int] = {}
+        self._ready: HandoverReady | None = None
+        self._asked_at = -10_000
+        self._wanted: Switchover | None = None
+
+    def read(self) -> None:
+        self.cell = self._world.registry.cell
+
+    def poll(self, number: int) -> None:
+        self._world.post(self.name, f"m{number}", ("report?",))
+
+    def receive(self, message: Message) -> None:
+        body: Any = message.body
+        if isinstance(body, Seen):
+            self._seen[body.member.member] = (body, self._world.now)
+        elif body[0] == "ready":
+            _, target, cell = body
+            self._ready = HandoverReady(cell.order, target)
+        elif body[0] == "assigned":
+            self._told_at[int(message.source[1:])] = self._world.now
+            if not body[1]:
+                self._refused[int(message.source[1:])] = (body[2], "it refused the assignment")
+
+    def hand_over(self, rng: random.Random) -> None:
+        """Somebody wants another master."""
+        self._wanted = Switchover()
+
+    def tell(self, number: int) -> None:
+        """`decide` says whom to tell; here only what is left to tell."""
+        for decision in self._decide(random.Random(0), well=True):
+            if isinstance(decision, Tell | Fence) and decision.member == number:
+                self._told_at[number] = self._world.now
+                self._world.post(self.name, f"m{number}", decision.assignment)
+
+    def think(self, rng: random.Random) -> None:
+        self._act(rng, well=rng.random() < 0.5)
+
+    def settle(self, rng: random.Random) -> None:
+        self._wanted = None
+        self._act(rng, well=True)
+
+    def swap(self) -> None:
+        plan, self.plan = self.plan, None
+        if plan is None:
+            return
+        if not self._world.registry.swap(plan.expected, plan.cell):
+            self._world.trace(f"  {self.name}: somebody else was first ({plan.why})")
+            return
+        self._world.trace(f"  {self.name}: {plan.why}: {describe_cell(plan.cell)}")
+        self.cell = plan.cell
+        if plan.handover is not None:
+            source, target = (self._world.members[n] for n in plan.handover)
+            if source.alive:
+                self._world.checker.handed_over(source, target)
+
+    # ---- inner parts
+
+    def _act(self, rng: random.Random, *, well: bool) -> None:
+        for decision in self._decide(rng, well=well):
+            if isinstance(decision, Tell | Fence):
+                self._told_at[decision.member] = self._world.now
+                self._world.post(self.name, f"m{decision.member}", decision.assignment)
+            elif isinstance(decision, AskHandover):
+                self._asked_at = self._world.now
+                self._world.post(self.name, f"m{decision.master}", ("handover", decision.target, decision.cell))
+            elif not isinstance(decision, Wait):
+                handover = None
+                if isinstance(decision, Promote):
+                    if decision.kind in ("unproven", "unclean"):
+                        self._world.checker.unclean()
+                    if decision.kind == "handover" and decision.old is not None:
+                        handover = (decision.old.member, decision.new.member)
+                        self._wanted = None
+                self._ready = None
+                self.plan = Plan(self.cell, decision.cell, decision.reason, handover)
+
+    def _decide(self, rng: random.Random, *, well: bool) -> list[Any]:
+        world = self._world
+        asked = 0 <= world.now - self._asked_at < 2_000 and self._ready is None
+        return decide(
+            Observation(
+                "g",
+                tuple(self._view(number, rng, well) for number in range(len(world.members))),
+                self.cell,
+                FailoverSettings(async_flush=not world.options.sync_flush, min_in_sync=world.options.min_in_sync),
+                self._wanted,
+                self._ready,
+                asked,
+            )
+        )
+
+    def _view(self, number: int, rng: random.Random, well: bool) -> MemberView:
+        world = self._world
+        alive = world.members[number].alive
+        report, age = self._report(number, rng, well)
+        reach: Reach = "ok" if alive else "refused"
+        if alive and age >= DETECTION_MS:
+            reach = "silent"
+        told_at = self._told_at.get(number)
+        pending = told_at is not None and world.now - age <= told_at and world.now - told_at < DETECTION_MS
+        if not well and rng.random() < 0.3:
+            reach = rng.choice(("ok", "refused", "silent"))
+        refused = self._refused.get(number)
+        return MemberView(
+            number,
+            f"m{number}",
+            str(number),
+            report,
+            age if reach == "ok" else 5_000,
+            reach,
+            5_000,
+            pending=pending,
+            gone=not well and rng.random() < 0.1,
+            refused=refused[1] if refused is not None and refused[0] == self.cell else "",
+        )
+
+    def _report(self, number: int, rng: random.Random, well: bool) -> tuple[Report | None, int]:
+        if number not in self._seen:
+            return None, 0
+        seen, at = self._seen[number]
+        link: LinkState = "none"
+        master: MemberId | None = None
+        if seen.role is Role.SLAVE and self.cell is not None and self.cell.master is not None:
+            master = self.cell.master
+            link = "connected" if self._world.members[master.member].alive else "refused"
+            if not well:
+                link = rng.choice(("connected", "refused", "silent"))
+        return (
+            Report(
+                seen.member,
+                seen.role.value,
+                seen.order[0],
+                seen.order[1],
+                seen.told_epoch,
+                seen.proven,
+                seen.position[0],
+                seen.position[1],
+                seen.confirmed,
+                seen.in_sync,
+                seen.ask,
+                tuple(FollowerView(*f) for f in seen.followers),
+                link,
+                master,
+                100 if link == "connected" else 5_000,
+                seen.parked,
+            ),
+            self._world.now - at,
+        )

@@ -1,0 +1,65 @@
+"""Kinds of schedules: which faults are frequent. Each finds other bugs, so that a run mixes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from decided import DecidingOperator
+from machine import MakeOperator, Profile
+from operators import ModelOperator
+
+
+class Kind(NamedTuple):
+    profile: Profile
+    operator: MakeOperator = ModelOperator
+
+
+_BUSY = {"think": 8, "swap": 9, "tell": 14, "poll": 10, "read": 6, "send": 14, "tick": 2}
+
+PROFILES: dict[str, Kind] = {
+    "mixed": Kind(Profile()),
+    "mixed-again": Kind(Profile(steps=300)),
+    # The operator's real decisions instead of dice; two more of them below.
+    "decided": Kind(Profile(), DecidingOperator),
+    # Masters and sets change all the time.
+    "churn": Kind(Profile(steps=300, weights=_BUSY, operators=2)),
+    # Processes die between any two steps, machines lose their tails.
+    "crash": Kind(
+        Profile(
+            steps=250,
+            weights={"kill": 2, "power": 1.5, "arm": 2, "restart": 8, "tell": 12, "think": 6, "swap": 6},
+            sync_replication=True,
+        )
+    ),
+    # Everything arrives late, twice or never.
+    "late": Kind(
+        Profile(
+            steps=300,
+            weights={"duplicate": 15, "drop": 0.5, "think": 5, "swap": 5, "tell": 12, "fetch": 25},
+            sync_replication=True,
+            members=3,
+        )
+    ),
+    # Two members, so that every acknowledgement counts.
+    "pair": Kind(
+        Profile(
+            steps=300,
+            weights={"think": 6, "swap": 6, "tell": 16, "poll": 8, "tick": 8, "kill": 0.1, "power": 0, "arm": 0},
+            members=2,
+            operators=1,
+            sync_replication=True,
+            min_in_sync=1,
+        )
+    ),
+    # One hand-over after the other.
+    "hand-over": Kind(Profile(steps=250, weights={"hand_over": 5, "swap": 8, "forward": 8, "send": 16, "tell": 12})),
+    "decided-crash": Kind(
+        Profile(weights={"kill": 2, "power": 1, "arm": 2, "restart": 8, "think": 8, "swap": 8, "poll": 12}),
+        DecidingOperator,
+    ),
+    # The registry is emptied: the first cell must be made from what the disks know (rule 22).
+    "decided-lost-cell": Kind(
+        Profile(weights={"lose_cell": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
+        DecidingOperator,
+    ),
+}

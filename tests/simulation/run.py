@@ -1,0 +1,91 @@
+"""Runs random schedules.
+
+python tests/simulation/run.py --count 20000        that many, on all cores
+python tests/simulation/run.py --forever            until stopped, from a random seed on (for the night)
+python tests/simulation/run.py --seed 4711          one again, with its trace
+python tests/simulation/run.py --seed 4711 --without 8    the same with a planted bug
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gantry_broker.replication.rules import Rule, without
+from machine import draw, run_seed
+from profiles import PROFILES
+
+CHUNK = 100
+
+
+def run_chunk(first: int, names: tuple[str, ...], rules: frozenset[Rule]) -> list[tuple[int, str, str]]:
+    """The violations of `CHUNK` seeds; the profiles take turns."""
+    found = []
+    for seed in range(first, first + CHUNK):
+        name = names[seed % len(names)]
+        violation = run_seed(seed, profile=PROFILES[name].profile, rules=rules, make_operator=PROFILES[name].operator)
+        if violation is not None:
+            found.append((seed, name, str(violation).splitlines()[0]))
+    return found
+
+
+def chunks(first: int, count: int | None) -> Iterator[int]:
+    at = first
+    while count is None or at < first + count:
+        yield at
+        at += CHUNK
+
+
+def run_many(
+    starts: Iterable[int], names: tuple[str, ...], rules: frozenset[Rule], jobs: int
+) -> Iterator[list[tuple[int, str, str]]]:
+    work = partial(run_chunk, names=names, rules=rules)
+    if jobs == 1:
+        yield from map(work, starts)
+        return
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(work, starts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20_000, help="schedules to run")
+    parser.add_argument("--forever", action="store_true", help="until stopped")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seed", type=int, help="run this one and draw its trace")
+    parser.add_argument("--profile", choices=sorted(PROFILES), help="only this kind of schedule")
+    parser.add_argument("--without", type=int, action="append", default=[], metavar="RULE", help="plant a bug")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    rules = without(*(Rule(n) for n in given.without))
+    names = (given.profile,) if given.profile else tuple(PROFILES)
+    if given.seed is not None:
+        name = names[given.seed % len(names)]
+        kind = PROFILES[name]
+        print(f"profile {name}")
+        lines = draw(given.seed, profile=kind.profile, rules=rules, make_operator=kind.operator)
+        print("\n".join(lines))
+        return 0 if lines[-1] == "no violation" else 1
+    first = random.SystemRandom().randrange(1 << 40) if given.forever else given.first
+    started, done, failed = time.monotonic(), 0, 0
+    for found in run_many(chunks(first, None if given.forever else given.count), names, rules, given.jobs):
+        done += CHUNK
+        for seed, name, text in found:
+            failed += 1
+            print(f"seed {seed} (--profile {name}): {text}", flush=True)
+        if done % 5_000 == 0:
+            print(f"{done} schedules in {time.monotonic() - started:.0f} s, {failed} with a violation", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Random schedules find nothing with every rule in place, and find each planted bug that they are strong enough for.
+
+For the others there are the stories of tests/scenarios: every rule has one that ends badly without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gantry_broker.replication.rules import Rule, without
+from machine import draw, run_seed
+from profiles import PROFILES
+
+SCHEDULES = int(os.environ.get("GANTRY_SCHEDULES", "20000"))
+"""How many schedules all of these tests draw together, planted bugs aside."""
+PARTS = 4
+
+PLANTED = {
+    Rule.ACK_ON_SAME_LOG: "churn",
+    Rule.CONFIRM_AFTER_APPLY: "churn",
+    Rule.DURABLE_CUT: "churn",
+    Rule.RECORD_BORDERS: "mixed",
+    Rule.EPOCH_STARTS_WITH_RECORD: "churn",
+    Rule.CONFIRM_BY_WHOLE_SET: "churn",
+    Rule.READ_CONFIRMED_ONLY: "mixed",
+    Rule.ANSWER_WAITERS_FIRST: "churn",
+    Rule.ACK_ON_DISK: "crash",
+    Rule.SWAP_WHOLE_CELL: "churn",
+    Rule.INCARNATIONS: "crash",
+    Rule.MASTER_ADDS: "churn",
+    Rule.SUBSET_PROMOTION: "churn",
+    Rule.NEW_EPOCH_AFTER_RESTART: "crash",
+    Rule.PARK_BEFORE_SWAP: "hand-over",
+}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", PROFILES)
+def test_random_schedules(name: str, part: int) -> None:
+    kind = PROFILES[name]
+    count = SCHEDULES // len(PROFILES) // PARTS
+    for seed in range(part * 1_000_000, part * 1_000_000 + count):
+        violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
+        assert violation is None, f"python tests/simulation/run.py --profile {name} --seed {seed}: {violation}"
+
+
+@pytest.mark.parametrize("rule", PLANTED, ids=lambda r: f"rule_{r.value:02}_{r.name.lower()}")
+def test_random_schedules_find_it_without(rule: Rule) -> None:
+    kind = PROFILES[PLANTED[rule]]
+    for seed in range(3_000):
+        if run_seed(seed, profile=kind.profile, rules=without(rule)) is not None:
+            return
+    pytest.fail(f"no schedule of {PLANTED[rule]} finds it")
+
+
+def test_a_seed_gives_the_same_schedule_again() -> None:
+    kind = PROFILES["churn"]
+    planted = without(Rule.CONFIRM_BY_WHOLE_SET)
+    seed = next(s for s in range(3_000) if run_seed(s, profile=kind.profile, rules=planted) is not None)
+    first = draw(seed, profile=kind.profile, rules=planted)
+    assert first == draw(seed, profile=kind.profile, rules=planted)
+    assert first[-1].startswith("VIOLATION")
