@@ -28,7 +28,7 @@ from rig import gantry, java, rocketmq
 from rig.processes import NoNamespace, Started, until, usage
 from rig.target import Target
 
-_WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*([\d.]+).*?Send Failed: (\d+).*?Response Failed: (\d+)")
+_WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*(\S+).*?Send Failed: (\d+).*?Response Failed: (\d+)")
 
 
 @dataclass

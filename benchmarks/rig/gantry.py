@@ -21,11 +21,18 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 
 
-def _ready(http_port: int) -> bool:
+def _status(http_port: int) -> dict[str, Any] | None:
+    """The broker's own status; None while it does not answer."""
     try:
-        return httpx.get(f"http://127.0.0.1:{http_port}/readyz", timeout=1).status_code == 200
+        answer = httpx.get(f"http://127.0.0.1:{http_port}/v1/status", timeout=1)
     except httpx.HTTPError:
-        return False
+        return None
+    return answer.json() if answer.status_code == 200 else None
+
+
+def _writable(http_port: int) -> bool:
+    status = _status(http_port)
+    return status is not None and status["role"] == "Master" and status["writable"]
 
 
 @contextlib.contextmanager
@@ -53,20 +60,13 @@ def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "A
         br = stack.enter_context(
             Started([sys.executable, "-m", "gantry_broker.broker", "--config", str(broker_file)], folder / "broker.log")
         )
-        until("the broker's HTTP", lambda: _alive(http_port), 30, [ns, br])
+        until("the broker's HTTP", lambda: _status(http_port) is not None, 30, [ns, br])
         _promote(http_port)
-        until("the broker", lambda: _ready(http_port), 30, [ns, br])
+        until("the broker", lambda: _writable(http_port), 30, [ns, br])
         yield Target(
             name="gantry", namesrv=f"127.0.0.1:{ns_port}", broker_address=group_address, cluster="demo",
             broker_name="demo-a", prefix=[], namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,
         )  # fmt: skip
-
-
-def _alive(http_port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{http_port}/livez", timeout=1).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def _promote(http_port: int) -> None:
