@@ -36,7 +36,7 @@ def host() -> Host:
 @pytest.fixture(scope="module")
 def namespace(request: pytest.FixtureRequest, operator: None) -> Iterator[str]:
     """Gone with all that is in it afterwards."""
-    name = "e2e-" + request.module.__name__.removeprefix("test_").replace("_", "-")
+    name = "e2e-" + request.path.stem.removeprefix("test_").replace("_", "-")
     kubectl("delete", "namespace", name, "--ignore-not-found", timeout=180)
     kubectl("create", "namespace", name)
     yield name
