@@ -181,3 +181,31 @@ async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
     await commit.flush()
     await asyncio.wait_for(done.wait(), 20)
     assert store.points.durable == store.end
+
+
+async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantry_broker.store.upkeep.CHECKPOINT_BYTES", -1)
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0)
+            beats += 1
+            if store.end < 500_000:
+                store.put(messages(3), 1)
+                store.confirm(store.end)
+
+    beating = asyncio.create_task(beat())
+    async with asyncio.timeout(60):
+        for _ in range(60):
+            before = beats
+            await commit.wait(store.end)
+            await asyncio.sleep(0)
+            assert beats > before or store.flushed == store.end
+    beating.cancel()
+    await commit.flush()
+    await commit.checkpoint()
+    assert store.points.durable <= store.flushed == store.end
