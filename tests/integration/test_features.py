@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,10 +59,10 @@ class Seen:
 
 
 @pytest.fixture
-async def group(make_group: Callable[..., Awaitable[Group]]) -> AsyncIterator[Group]:
+async def group(make_group: Callable[..., Awaitable[Group]]) -> Group:
     made = await make_group(1, settings=SETTINGS)
     await made.lead(0)
-    yield made
+    return made
 
 
 async def test_delayed_and_timed_messages_come_when_they_are_due(group: Group) -> None:
@@ -96,7 +96,7 @@ async def test_a_message_that_always_fails_is_retried_and_then_dead(group: Group
         await admin.create_group(SubscriptionGroup("failing", retry_max_times=2))
     async with (
         Producer(group.name_server) as producer,
-        Consumer(group.name_server, "failing", from_where=FromWhere.FIRST, max_reconsume_times=2) as consumer,
+        Consumer(group.name_server, "failing", from_where=FromWhere.FIRST, max_retries=2) as consumer,
     ):
         await producer.send(Message("Bad", b"poison", keys="k"))
         await consumer.subscribe("Bad", fail)
@@ -184,7 +184,7 @@ async def test_administration(group: Group) -> None:
             await producer.send(Message("Made", b"%d" % number, keys=f"key-{number}"))
         stats = await admin.topic_stats("Made")
         assert sum(s.max_offset for s in stats.values()) == 6
-        found = await admin.query_by_key("Made", "key-3")
+        found = await admin.query("Made", "key-3")
         assert [m.body for m in found] == [b"3"]
         address = (await admin.masters())["demo-a"]
         assert (await admin.runtime_info(address))["brokerVersionDesc"] == "V4_9_7"

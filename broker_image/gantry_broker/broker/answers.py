@@ -7,7 +7,7 @@ transactionId for half messages, which clients in other languages read.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
@@ -20,15 +20,9 @@ _VALUE = Struct(">i")
 _JAVA: Final = 0
 
 
-class Pending(NamedTuple):
-    """A stored send whose answer waits for the promise."""
-
-    opaque: int
-    serialize: int
-    queue_id: int
-    queue_offset: int
-    message_id: str
-    transaction_id: str | None = None
+Pending = tuple[int, int, int, int, str, str | None]
+"""A stored send whose answer waits for the promise: opaque, serialize type, queue, queue offset, message ids,
+transaction id. A plain tuple: there is one for every send."""
 
 
 def send_answer(code: int, pending: Pending) -> bytes:

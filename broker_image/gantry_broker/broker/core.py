@@ -80,6 +80,7 @@ class Broker:
         self.put_count = 0
         self.get_count = 0
         self.connections: Callable[[], int] = lambda: 0
+        self.http_port: Callable[[], int] = lambda: config.http_port
         self.on_role: list[Callable[[bool], None]] = []
         """Called with "is master" after the role changed and the tables follow it."""
         self.on_grown: dict[str, Callable[[int], None]] = {}

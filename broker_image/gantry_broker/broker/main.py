@@ -58,6 +58,7 @@ class BrokerProcess:
         self.registrar = Registrar(self.broker)
         self.upkeep = Upkeep(self.broker)
         self.http = HttpServer(self.broker)
+        self.broker.http_port = lambda: self.http.port
         self.port = 0
 
     async def start(self) -> None:

@@ -175,9 +175,7 @@ class Sender:
                     ids = f"{host}{first.phys_offset:016X}"
                 else:
                     ids = ",".join([f"{host}{s.phys_offset:016X}" for s in stored[at : at + count]])
-                pending.append(
-                    Pending(frame.opaque, frame.serialize, queue_id, first.queue_offset, ids, transaction_id)
-                )
+                pending.append((frame.opaque, frame.serialize, queue_id, first.queue_offset, ids, transaction_id))
             at += count
         return pending
 

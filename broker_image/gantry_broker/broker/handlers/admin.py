@@ -158,6 +158,7 @@ def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "gantryRole": broker.replication.role.value,
         "gantryEpoch": broker.replication.epoch,
         "gantryMember": broker.config.member,
+        "gantryHttp": f"{broker.config.member_address.rpartition(':')[0]}:{broker.http_port()}",
         "pid": os.getpid(),
     }
     for level in range(1, len(broker.delay_levels) + 1):
