@@ -5,6 +5,7 @@ All or nothing in both cases: what an append that failed had written is zeros ag
 
 from __future__ import annotations
 
+import errno
 import struct
 import zlib
 from collections.abc import Sequence
@@ -125,12 +126,10 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
             phys += size
             room -= size
         pieces.append((piece_at, b"".join(parts)))
-        log.write(pieces, phys)
+        _write(store, pieces, phys)
     except BaseException as error:
         for queue, _, _ in entries:
             queue.next -= 1
-        if isinstance(error, OSError):
-            store.failed = error
         if isinstance(error, struct.error):
             raise ValueError(f"a number does not fit its field of the record: {error}") from error
         raise
@@ -140,6 +139,16 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
     if phys != made.start:
         store.tail.push(made)
     return stored
+
+
+def _write(store: MessageStore, pieces: list[tuple[int, bytes]], end: int) -> None:
+    """Raises StoreFull; OSError, after which nothing is taken any more unless only descriptors were short."""
+    try:
+        store.log.write(pieces, end)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            store.mark_failed(error)
+        raise
 
 
 def _encode(message: Put, properties: bytes, number: int, phys: int, now_ms: int, host: bytes) -> bytes:
@@ -236,11 +245,7 @@ def append_raw(store: MessageStore, at: int, data: bytes) -> int:
         pieces.append((offset, bytes(rest[:step]) if step < len(data) else data))
         offset += step
         rest = rest[step:]
-    try:
-        log.write(pieces, at + len(data))
-    except OSError as error:
-        store.failed = error
-        raise
+    _write(store, pieces, at + len(data))
     if history != store.history:
         try:
             set_history(store, history)

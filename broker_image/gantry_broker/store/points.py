@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -22,6 +23,7 @@ _CHECKPOINT_SIZE: Final = 4096
 _log = logging.getLogger(__name__)
 
 
+@cache
 def boot_id() -> str:
     """Different after every boot of the machine; "" where the system does not tell."""
     try:

@@ -14,7 +14,8 @@ from gantry_broker.store.files import FdCache
 from gantry_broker.store.keyhash import KeyHasher
 
 MAX_OPEN_FILES: Final = 256
-MAX_TOPIC_BYTES: Final = 32_767
+MAX_TOPIC_BYTES: Final = 255
+"""A topic is the name of a directory."""
 
 
 class TopicQueues:
@@ -25,7 +26,9 @@ class TopicQueues:
     def __init__(self, name: str) -> None:
         encoded = name.encode()
         if not 0 < len(encoded) <= MAX_TOPIC_BYTES or "/" in name or "\0" in name or name in (".", ".."):
-            raise ValueError(f"topic {name[:80]!r}: cannot be the name of a directory; use letters, digits, _ - % |")
+            raise ValueError(
+                f"topic {name[:80]!r}: cannot name a directory; use at most 255 of letters, digits, _ - % |"
+            )
         self.name = name
         long = len(encoded) > 127
         self.magic = MAGIC_V2 if long else MAGIC_V1

@@ -83,10 +83,14 @@ class MessageStore:
             epochs = EpochFile.load(root / "config" / "epochs.json")
             found = epochs.segment_size if epochs else opening.segment_size(root)
             store = cls(config, found or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
-            store._lock = lock
-            opening.recover(store, epochs)
         except BaseException:
             os.close(lock)
+            raise
+        store._lock = lock
+        try:
+            opening.recover(store, epochs)
+        except BaseException:
+            store.close(clean=False)
             raise
         return store
 
