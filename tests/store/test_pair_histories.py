@@ -1,0 +1,157 @@
+"""Seeded histories of two stores that take turns as master: divergence, cuts, crashes; what was confirmed stays.
+
+`STORE_SEED` and `STORE_HISTORIES` as in test_histories.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.message import decode_records, pack_host
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.history import History
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+HISTORIES = int(os.environ.get("STORE_HISTORIES", "16"))
+SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
+HOST = pack_host("10.1.2.3", 50_000)
+SETTINGS = BrokerSettings(
+    mappedFileSizeCommitLog=65_536, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=100, maxIndexNum=400
+)
+
+
+def divergence(mine: History, my_end: int, other: History, other_end: int) -> int:
+    """Where two logs part: the end of the last epoch that both have, in the log in which it is shorter."""
+    common = 0
+    for index, epoch in enumerate(mine):
+        if epoch not in other:
+            break
+        place = other.index(epoch)
+        my_stop = mine[index + 1].start if index + 1 < len(mine) else my_end
+        other_stop = other[place + 1].start if place + 1 < len(other) else other_end
+        common = min(my_stop, other_stop)
+    return common
+
+
+class Pair:
+    """Two members; `master` is the number of the one that writes."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.paths = [root / f"{seed}-0", root / f"{seed}-1"]
+        self.stores = [MessageStore.open(StoreConfig(path, SETTINGS)) for path in self.paths]
+        self.master = 0
+        self.epoch = 0
+        self.serial = 0
+        self.shown: dict[tuple[str, int, int], int] = {}
+        self.promote()
+
+    def promote(self) -> None:
+        # The one with the better log, as the rules choose it.
+        self.master = max((0, 1), key=lambda n: (self.stores[n].last_epoch, self.stores[n].end))
+        self.epoch += 1
+        self.stores[self.master].begin_epoch(self.epoch, b"%d" % self.epoch, self.serial)
+        self.align()
+
+    def align(self) -> None:
+        """The follower cuts what the master does not have."""
+        leader, follower = self.stores[self.master], self.stores[1 - self.master]
+        to = divergence(follower.history, follower.end, leader.history, leader.end)
+        if to < follower.end:
+            # Never below what it has shown.
+            assert to >= follower.confirmed
+            follower.cut(to)
+
+    def put(self) -> None:
+        batch = []
+        for _ in range(self.rng.choice((1, 3, 10))):
+            self.serial += 1
+            body = self.serial.to_bytes(8, "big") * self.rng.choice((1, 10, 300))
+            key = f"k{self.serial}"
+            batch.append(
+                Put("T", self.rng.randrange(3), 0, 0, 1, HOST, body, f"KEYS\x01{key}\x02".encode(), keys=(key,))
+            )
+        self.stores[self.master].put(batch, self.serial)
+
+    def fetch(self) -> None:
+        leader, follower = self.stores[self.master], self.stores[1 - self.master]
+        for _ in range(self.rng.randrange(1, 4)):
+            data = leader.read_raw(follower.end, self.rng.choice((1, 2_000, 30_000)))
+            follower.append_raw(follower.end, data)
+
+    def fetch_all(self) -> None:
+        leader, follower = self.stores[self.master], self.stores[1 - self.master]
+        while follower.end < leader.end:
+            follower.append_raw(follower.end, leader.read_raw(follower.end, 100_000))
+
+    def confirm(self) -> None:
+        """What both have cannot be undone (the follower hears of it one answer later)."""
+        leader, follower = self.stores[self.master], self.stores[1 - self.master]
+        if follower.last_epoch != leader.last_epoch:
+            return
+        leader.confirm(min(leader.end, follower.end))
+        if self.rng.random() < 0.7:
+            follower.confirm(min(leader.confirmed, follower.end))
+        self.look()
+
+    def look(self) -> None:
+        """Nothing that was ever shown changes or goes, in any store that shows the place."""
+        for store in self.stores:
+            for queue_id in range(3):
+                high = store.max_offset("T", queue_id)
+                for number in range(high):
+                    got = store.get("T", queue_id, number, 1, 1)
+                    (record,) = decode_records(got.data)
+                    serial = int.from_bytes(record.body[:8], "big")
+                    assert record.queue_offset == number
+                    assert self.shown.setdefault(("T", queue_id, number), serial) == serial
+                    assert record.phys_offset in [r.phys_offset for r in store.query("T", f"k{serial}", 9, 0, 10**9)]
+
+    def crash(self) -> None:
+        victim = self.rng.randrange(2)
+        if self.rng.random() < 0.5:
+            self.stores[victim].upkeep(self.serial * 10_000)
+        ends = self.stores[victim].end
+        self.stores[victim].close(clean=self.rng.random() < 0.3)
+        self.stores[victim] = MessageStore.open(StoreConfig(self.paths[victim], SETTINGS))
+        assert self.stores[victim].end == ends
+        # A master that restarts never goes on in its epoch (rule 21).
+        self.promote()
+
+    def switch(self) -> None:
+        self.promote()
+
+    def run(self, steps: int) -> None:
+        actions = ["put"] * 5 + ["fetch"] * 4 + ["confirm"] * 4 + ["crash", "switch", "upkeep"]
+        for _ in range(steps):
+            getattr(self, self.rng.choice(actions))()
+        self.fetch_all()
+        self.confirm()
+        self.stores[1 - self.master].confirm(self.stores[self.master].end)
+        self.look()
+        one, other = self.stores
+        assert one.history == other.history
+        assert one.read_raw(0, 10**9) == other.read_raw(0, 10**9)
+        assert [one.max_offset("T", q) for q in range(3)] == [other.max_offset("T", q) for q in range(3)]
+        assert [one.next_offset("T", q) for q in range(3)] == [other.next_offset("T", q) for q in range(3)]
+
+    def upkeep(self) -> None:
+        for store in self.stores:
+            store.upkeep(self.serial * 10_000)
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close(clean=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_stores_agree_through_switches_cuts_and_crashes(seed: int, quick_dir: Path) -> None:
+    pair = Pair(quick_dir, seed)
+    try:
+        pair.run(50)
+    finally:
+        pair.close()
