@@ -1,0 +1,21 @@
+"""The tour that also goes through Apache RocketMQ (tests/interop), through a broker of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from onebroker import Cluster
+from tour import STOPS, Tour
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)
+async def test_tour(empty_cluster: Cluster, stop: Callable[[Tour], Awaitable[None]]) -> None:
+    await empty_cluster.add(
+        "a",
+        enablePropertyFilter=True,
+        messageDelayLevel="1s 5s 1s 1s",
+        transactionTimeOut=300,
+        transactionCheckInterval=300,
+    )
+    await stop(Tour(empty_cluster.name_server))

@@ -1,0 +1,25 @@
+"""Our own client against Apache RocketMQ, and by the same tour against our broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rig.target import Target
+
+TOUR = Path(__file__).resolve().parents[1] / "client" / "tour.py"
+STOPS = (
+    "send_and_consume", "filters", "order", "broadcast", "sharing", "polling", "requests", "administration", "delay",
+    "retry", "transactions",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_our_client(target: Target, stop: str) -> None:
+    done = subprocess.run(
+        [*target.prefix, sys.executable, str(TOUR), target.namesrv, stop],
+        capture_output=True, text=True, check=False, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
