@@ -16,6 +16,9 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.kube.probe import check_group
 
 AGAIN_S = 1.0
+TRIES = 4
+TRY_AGAIN_S = 0.5
+"""A check counts as failed after so many tries, with such pauses."""
 REST_S = 60.0
 
 
@@ -70,7 +73,7 @@ class Availability:
         while True:
             g.changed.clear()
             if not g.waits and g.epoch > 0:
-                said = await check_group(self._client, g.name_servers, group, g.registered, g.reached)
+                said = await self._check(group, g)
                 if not g.waits and (not g.known or said != g.said):
                     g.said, g.known, g.since = said, True, time.monotonic()
                     self._on_news()
@@ -80,3 +83,12 @@ class Availability:
                     await g.changed.wait()
             except TimeoutError:
                 continue
+
+    async def _check(self, group: str, g: _Group) -> str | None:
+        """While clients' route moves to a new master a check may fail where a client's own retry would not."""
+        for _ in range(TRIES):
+            said = await check_group(self._client, g.name_servers, group, g.registered, g.reached)
+            if said is None or g.waits:
+                break
+            await asyncio.sleep(TRY_AGAIN_S)
+        return said

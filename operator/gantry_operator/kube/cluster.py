@@ -181,7 +181,7 @@ class ClusterKeeper:
         await self._masters.right_labels()
         self._findings = found
         self._obey_soon()
-        return complete
+        return complete and not self._pods.lingering()
 
     async def _go_on_without_spec(self, found: Findings) -> None:
         """After a start of the operator under a refused spec: failover goes on for the groups that exist."""

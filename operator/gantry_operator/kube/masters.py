@@ -38,6 +38,7 @@ class Masters:
         self.loops: dict[str, GroupLoop] = {}
         self.registry = LeaseRegistry(api, self.name, self.namespace)
         self.pods = PodSurroundings(api, pods, self.name, self.namespace, self._said, self._changed)
+        self.pods.answers = self._answers
         self._events = events
         self._clock = clock
         self._on_news = on_news
@@ -81,6 +82,11 @@ class Masters:
             report = None if watch is None else watch.report
             if report is not None and report.role == "Master" and report.epoch == cell.epoch:
                 await self.pods.label(group, cell.master.member)
+
+    def _answers(self, group: str, name: str) -> bool:
+        loop = self.loops.get(group)
+        found = None if loop is None else next((w for w in loop.watches.values() if w.name == name), None)
+        return found is not None and found.reach == "ok"
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from gantry_operator.kube import names
 from gantry_operator.kube.client import POD, KubeApi, Object
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.plan import MemberPlan, member_name
+
+LINGER_S = 1.5
+"""A Service needs up to about a second to follow a label."""
 
 
 class PodSurroundings:
@@ -30,6 +34,9 @@ class PodSurroundings:
         self.planned: dict[str, int] = {}
         """Members of the plan by group."""
         self.admin_token: str | None = None
+        self.answers: Callable[[str, str], bool] = lambda group, name: False
+        """Whether a member of a group answers now."""
+        self._lingering: dict[str, float] = {}
         self._api = api
         self._pods = pods
         self._cluster = cluster
@@ -64,6 +71,12 @@ class PodSurroundings:
         return self.admin_token
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """A former master that still answers forwards what comes to it, so it keeps its place beside the new one
+        until the Service has moved; without that the Service would lead nowhere for a moment."""
+        until = time.monotonic() + LINGER_S
+        for name, role in self.mislabelled(group, master.member):
+            if role == names.ROLE_SLAVE and self.labelled_master(name) and self.answers(group, name):
+                self._lingering[name] = until
         await self.label(group, master.member)
 
     def event(self, event: Event) -> None:
@@ -87,9 +100,21 @@ class PodSurroundings:
         for member in self.running(group):
             role = names.ROLE_MASTER if member.number == master else names.ROLE_SLAVE
             pod = self.pod(member.name)
+            if role == names.ROLE_SLAVE and self._lingering.get(member.name, 0.0) > time.monotonic():
+                continue
             if pod is not None and (pod["metadata"].get("labels") or {}).get(names.ROLE_LABEL) != role:
                 out.append((member.name, role))
         return out
+
+    def lingering(self) -> bool:
+        """Labels are wrong on purpose for a moment: they are to be put right soon."""
+        now = time.monotonic()
+        self._lingering = {n: t for n, t in self._lingering.items() if t > now}
+        return bool(self._lingering)
+
+    def labelled_master(self, name: str) -> bool:
+        pod = self.pod(name)
+        return pod is not None and (pod["metadata"].get("labels") or {}).get(names.ROLE_LABEL) == names.ROLE_MASTER
 
     async def label(self, group: str, master: int) -> None:
         """Make the master's Service lead to member `master`. Raises ApiError and ApiUnavailable."""
