@@ -237,6 +237,16 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
     assert decide(group(a=replace(member(0, role="Waiting"), pending=True))) == []
 
 
+def test_what_is_pending_holds_no_newer_assignment_back() -> None:
+    """A follower that was told of a larger set a moment ago and whose next line is not there yet becomes master."""
+    cell = Cell(4, 8, B, frozenset({B, C}))
+    just_told = replace(member(1), pending=True, told_order=(3, 7))
+    [d] = decide(group(a=unheard(0, gone=True), b=just_told, cell=cell))
+    assert isinstance(d, Tell)
+    assert d.member == 1
+    assert decide(group(a=unheard(0, gone=True), b=replace(just_told, told_order=(4, 8)), cell=cell)) == []
+
+
 def test_a_master_that_heard_of_a_higher_epoch_gets_one_above_it() -> None:
     p = promotion(group(a=member(0, told_epoch=40)))
     assert p.cell.epoch == 41

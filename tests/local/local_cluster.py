@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.process import start_mark
+from gantry_operator.local.status import local_status
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
 
@@ -89,7 +91,9 @@ class Cluster:
         return text + "\n--- events\n" + (events.read_text() if events.exists() else "")
 
     def resource(self) -> dict[str, Any]:
-        return dict(json.loads(self.gantry("status", "-o", "json").stdout))
+        """As `gantry status -o json` prints it, without the start of another process."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(local_status(self.folder)).to_object()).result()
 
     def members(self) -> dict[str, dict[str, Any]]:
         return {m["name"]: m for m in self.resource()["status"]["members"]}

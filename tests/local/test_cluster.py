@@ -13,7 +13,7 @@ from local_cluster import Cluster, Load, check_account, kill
 
 
 def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) -> None:
-    resource = cluster.resource()
+    resource = json.loads(cluster.gantry("status", "-o", "json").stdout)
     assert (resource["apiVersion"], resource["kind"]) == ("gantry.dev/v1alpha1", "BrokerCluster")
     status = resource["status"]
     assert {c["type"]: c["status"] for c in status["conditions"]}["Available"] == "True"

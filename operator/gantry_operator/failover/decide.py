@@ -158,7 +158,8 @@ def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
     told = master.report.order == cell.order and not master.pending
     found: list[Decision] = []
     for m in obs.members:
-        if not m.heard or m.report is None or m.pending:
+        # What is pending holds only itself back: a newer cell is told at once.
+        if not m.heard or m.report is None or (m.pending and m.told_order >= cell.order):
             continue
         r = m.report
         to = _assignment(obs, cell, m)
@@ -177,7 +178,8 @@ def _fences(obs: Observation, cell: Cell) -> list[Decision]:
     found: list[Decision] = []
     for m in obs.members:
         r = m.report
-        if m.heard and not m.pending and r is not None and r.role == "Master" and r.order < cell.order:
+        told = m.pending and m.told_order >= cell.order
+        if m.heard and not told and r is not None and r.role == "Master" and r.order < cell.order:
             found.append(Fence(m.number, _assignment(obs, cell, m), f"{m.name} is not master any more"))
     return found
 

@@ -221,6 +221,7 @@ class GroupLoop:
                     deleting=facts.deleting,
                     never_ran=facts.never_ran,
                     pending=self._teller.pending(e.member, watch.line_at),
+                    told_order=self._teller.told_order(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),
                     refused=refused,
                 )

@@ -100,6 +100,8 @@ class MemberView:
     """Its disk is known to be new: it was made just now and nothing was ever started on it."""
     pending: bool = False
     """An assignment is on its way, or `report` is older than the answer to the last one."""
+    told_order: tuple[int, int] = (0, 0)
+    """(epoch, version) of the assignment that is pending."""
     stalled_ms: int = 0
     """For how long its acknowledged offset has been behind its master's end without moving."""
     refused: str = ""

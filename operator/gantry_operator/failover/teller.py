@@ -37,6 +37,7 @@ class Teller:
         self._wake = wake
         self._now = now
         self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
+        self._orders: dict[int, tuple[int, int]] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
         self._refusals: dict[int, tuple[Cell, str]] = {}
@@ -51,6 +52,7 @@ class Teller:
         not_before = self._not_before.get(member)
         if not_before is not None and not_before[0] == assignment.cell and self._now() < not_before[1]:
             return
+        self._orders[member] = assignment.cell.order
         task = asyncio.create_task(self._tell(member, url, assignment, then))
         self._underway[member] = (assignment.cell, task, self._now())
 
@@ -60,6 +62,10 @@ class Teller:
             return True
         told_at = self._told_at.get(member)
         return told_at is not None and line_at <= told_at and self._now() - told_at < LINE_AFTER_ANSWER_S
+
+    def told_order(self, member: int) -> tuple[int, int]:
+        """(epoch, version) of what it is being told, or was told last."""
+        return self._orders.get(member, (0, 0))
 
     def refusal(self, member: int, cell: Cell) -> str:
         """Why it refused this very cell; empty: it did not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gantry_operator.failover.loop import SwitchoverFailed
@@ -22,6 +23,12 @@ class Rolling:
         self._s = supervisor
         self.reason = ""
         """What is being done or waited for; empty: everything is as planned."""
+        self._now = asyncio.Event()
+
+    def start(self, reason: str) -> None:
+        """Something changed: look at once, and count as busy until then."""
+        self.reason = reason
+        self._now.set()
 
     async def run(self) -> None:
         """Never returns. What raises is reported, and the next round follows."""
@@ -31,7 +38,10 @@ class Rolling:
             except Exception as error:
                 self._s.events.add("Warning", "RollingFailed", f"{type(error).__name__}: {error}", "cluster")
                 busy = True
-            await asyncio.sleep(STEP_S if busy else IDLE_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STEP_S if busy else IDLE_S):
+                    await self._now.wait()
+            self._now.clear()
 
     async def _round(self) -> bool:
         """True: there is more to do."""

@@ -329,6 +329,7 @@ class Supervisor:
         save_manifest(self.folder, wanted)
         self._bring_up()
         self.events.add("Normal", "Applied", "the spec was changed", wanted.name)
+        self._rolling.start("the spec was changed")
         return {"applied": True}
 
 
