@@ -31,6 +31,7 @@ from gantry_operator.kube.objects import Findings, ObjectKeeper
 from gantry_operator.kube.observe import seen_members, seen_name_servers
 from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.kube.report import Reporter
+from gantry_operator.kube.reports import ReportKeeper
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.state import Seen
 from gantry_operator.plan import Plan, plan
@@ -73,6 +74,7 @@ class ClusterKeeper:
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
         self._report = Reporter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
         self._objects = ObjectKeeper(api, mirrors, shared.settings, self.namespace, self.name, self.uid)
+        self._reports = ReportKeeper(api, mirrors, self._objects, shared.settings)
         self._masters = Masters(api, mirrors["Pod"], key, self._events, shared.clock, self._report.wake)
         self._pods = self._masters.pods
         self._roller = Roller(
@@ -177,10 +179,12 @@ class ClusterKeeper:
             kept = await volumes.keep(self._shared.api, self._shared.mirrors, cluster, self._running())
             found.problems += kept
             complete = complete and not kept
+            complete = await self._reports.keep(cluster, self._plan, found) and complete
         self._masters.keep(cluster)
         await self._masters.right_labels()
         self._findings = found
         self._obey_soon()
+        self._obj = await self._reports.run_if_asked(cluster, self._obj) or self._obj
         return complete and not self._pods.lingering()
 
     async def _go_on_without_spec(self, found: Findings) -> None:
@@ -252,6 +256,7 @@ class ClusterKeeper:
             refused=self._findings.refused,
             addresses=self._addresses(),
             last_failover=self._masters.last,
+            analytics=self._reports.status(self._cluster),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
 

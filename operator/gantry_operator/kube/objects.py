@@ -89,7 +89,7 @@ class ObjectKeeper:
             replicas=sizes,
         )
         for obj in objects:
-            complete = await self._put_right(obj, found) and complete
+            complete = await self.put_right(obj, found) and complete
         if complete:
             await self._remove_unwanted({(o["kind"], o["metadata"]["name"]) for o in objects})
         return complete
@@ -101,7 +101,7 @@ class ObjectKeeper:
             if port is not None:
                 self._pinned[e.service] = port
 
-    async def _put_right(self, obj: Object, found: Findings) -> bool:
+    async def put_right(self, obj: Object, found: Findings) -> bool:
         """Applies the object if it is not as it should be. False: it could not be done now."""
         kind, name = obj["kind"], obj["metadata"]["name"]
         live = self.live(kind, name)

@@ -21,9 +21,10 @@ import kopf
 import uvloop
 from gantry_broker.remoting.client import RemotingClient
 
+from gantry_operator.analytics.manifests import JOB_LABEL
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.failover.attention import AttentiveClock
-from gantry_operator.kube import logs, metrics, names
+from gantry_operator.kube import logs, metrics, names, reports
 from gantry_operator.kube.client import KINDS, KubeApi, Object, load_config
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
 from gantry_operator.kube.election import Election
@@ -35,9 +36,10 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
 MIRRORED = (
-    "ConfigMap", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Secret", "Service",
-    "ServiceAccount", "StatefulSet",
+    "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
+    "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
 )  # fmt: skip
+FOR_REPORTS = ("CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS)
 
 
 class Operator:
@@ -51,25 +53,34 @@ class Operator:
             k: Mirror(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
             for k in MIRRORED
         }
+        for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
+            heard = self._listener(name, JOB_LABEL)
+            self.mirrors[name] = Mirror(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
         self._remoting = RemotingClient()
         self.shared = Shared(api, settings, self.mirrors, self._remoting, AttentiveClock(), identity)
 
-    def _listener(self, kind: str) -> Any:
+    def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
             meta = obj["metadata"]
-            cluster = (meta.get("labels") or {}).get(names.CLUSTER_LABEL, "")
+            cluster = (meta.get("labels") or {}).get(label, "")
             keeper = self.keepers.get((meta.get("namespace", ""), cluster))
             if keeper is not None:
                 keeper.heard(event, kind, obj)
 
         return heard
 
+    def followed(self) -> dict[str, Mirror]:
+        """Without an image for reports the chart gives no rights for them, so nothing of them is watched."""
+        for_reports = () if self._settings.spark_image else FOR_REPORTS
+        return {k: m for k, m in self.mirrors.items() if k not in for_reports}
+
     async def run(self) -> None:
         """Until cancelled, or until a signal ends kopf, which takes signals for itself."""
         try:
             async with asyncio.TaskGroup() as group:
-                following = [group.create_task(m.run()) for m in self.mirrors.values()]
-                await asyncio.gather(*(m.ready() for m in self.mirrors.values()))
+                followed = self.followed()
+                following = [group.create_task(m.run()) for m in followed.values()]
+                await asyncio.gather(*(m.ready() for m in followed.values()))
                 await self._kopf()
                 for task in following:
                     task.cancel()
@@ -150,7 +161,7 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int) -> in
             return 0
         metrics.LEADER.set(1)
         operator = Operator(api, settings, identity)
-        health.follow(operator.mirrors)
+        health.follow(operator.followed())
         acting = asyncio.create_task(operator.run())
         holding = asyncio.create_task(election.hold())
         done, _ = await asyncio.wait({stopping, acting, holding}, return_when=asyncio.FIRST_COMPLETED)

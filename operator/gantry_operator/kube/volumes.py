@@ -45,6 +45,8 @@ async def keep(
     names_of_claims = {names.claim(name) for _, _, name in running}
     for kind in ("PersistentVolumeClaim", "Lease"):
         for obj in list(mirrors[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
+            if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
+                continue
             present = obj["metadata"].get("ownerReferences") or []
             wanted = owners_wanted(cluster, present)
             if wanted != present:

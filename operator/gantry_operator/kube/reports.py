@@ -1,0 +1,102 @@
+"""The report on a cluster's logs (`spec.analytics`) in Kubernetes: its objects, runs on demand, its status.
+
+What exists and what is said of it comes from `gantry_operator.analytics`; this applies and watches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from gantry_operator.analytics import manifests
+from gantry_operator.analytics.cron import ScheduleError
+from gantry_operator.analytics.status import analytics_status
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.status import AnalyticsStatus
+from gantry_operator.kube import names
+from gantry_operator.kube.client import BROKER_CLUSTER, KINDS, ApiError, KubeApi, Object
+from gantry_operator.kube.group import member_host
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.objects import Findings, ObjectKeeper
+from gantry_operator.kube.render import OperatorSettings
+from gantry_operator.plan import Plan
+
+JOBS = "Job of a report"
+PODS = "Pod of a report"
+"""Names of the mirrors that follow runs; their objects carry `manifests.JOB_LABEL`."""
+
+DROPPED = ("CronJob", "ConfigMap", "Role", "RoleBinding")
+"""What goes when `spec.analytics` does. The volume with the reports stays until the cluster goes."""
+
+
+class ReportKeeper:
+    """Of one cluster."""
+
+    def __init__(
+        self, api: KubeApi, mirrors: Mapping[str, Mirror], objects: ObjectKeeper, settings: OperatorSettings
+    ) -> None:
+        self._api = api
+        self._mirrors = mirrors
+        self._objects = objects
+        self._settings = settings
+        self._problem: str | None = None
+        self._previous: AnalyticsStatus | None = None
+
+    async def keep(self, cluster: BrokerCluster, wanted: Plan, found: Findings) -> bool:
+        """One pass. False: it is not complete yet. A report that cannot be made never holds up the brokers."""
+        self._problem = None
+        if cluster.spec.analytics is None:
+            await self._drop()
+            return True
+        urls = [f"http://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
+        try:
+            objects = manifests.render(cluster, urls, self._settings.spark_image, token=True)
+        except (ScheduleError, ValueError) as error:
+            self._problem = str(error)
+            return True
+        complete = True
+        for obj in objects:
+            try:
+                complete = await self._objects.put_right(obj, found) and complete
+            except ApiError as error:
+                if error.status not in (403, 422):
+                    raise
+                self._problem = f"{obj['kind']} {obj['metadata']['name']}: {error}"
+        return complete
+
+    async def run_if_asked(self, cluster: BrokerCluster, resource: Object) -> Object | None:
+        """Starts a run that an annotation asks for. Returns the resource without the annotation, if there was one."""
+        text = (resource["metadata"].get("annotations") or {}).get(manifests.ANALYZE_ANNOTATION)
+        if text is None:
+            return None
+        cron_job = self._objects.live("CronJob", manifests.name_of(cluster.name))
+        if cron_job is None:
+            self._problem = self._problem or "a run was asked for, but there is no spec.analytics: write it first"
+        else:
+            self._problem = manifests.may_start(self._runs(JOBS, cluster))
+            if self._problem is None:
+                stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
+                await self._api.create(manifests.job_now(cron_job, stamp))
+        patch = {"metadata": {"annotations": {manifests.ANALYZE_ANNOTATION: None}}}
+        return await self._api.merge(BROKER_CLUSTER, cluster.namespace, cluster.name, patch)
+
+    def status(self, cluster: BrokerCluster | None) -> AnalyticsStatus | None:
+        if cluster is None or cluster.spec.analytics is None:
+            return None
+        previous = self._previous or cluster.status.analytics
+        jobs, pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
+        now = datetime.now(UTC)
+        self._previous = analytics_status(cluster.spec.analytics, previous, jobs, pods, now, self._problem)
+        return self._previous
+
+    def _runs(self, mirror: str, cluster: BrokerCluster) -> list[Object]:
+        return list(self._mirrors[mirror].of(cluster.namespace, manifests.JOB_LABEL, cluster.name))
+
+    async def _drop(self) -> None:
+        for kind in DROPPED:
+            for obj in self._objects.owned(kind):
+                meta = obj["metadata"]
+                if meta["labels"].get(names.COMPONENT_LABEL) == manifests.COMPONENT and not meta.get(
+                    "deletionTimestamp"
+                ):
+                    await self._api.delete(KINDS[kind], meta["namespace"], meta["name"], uid=meta["uid"])
