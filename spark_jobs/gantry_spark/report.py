@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,14 +98,14 @@ def run(spark: SparkSession, job: Job) -> Done:
     started = time.monotonic()
     with _output(job) as out, alone_in(out):
         place = place_of(spark, out)
-        now_ms = int(time.time() * 1000) if job.now_ms is None else job.now_ms
+        now_ms = clock(job)
         since_ms = job.since_ms
         if since_ms is None and job.window_hours is not None:
             since_ms = now_ms - int(job.window_hours * 3_600_000)
         name = _run_name(now_ms, place)
         options = job.options(spark.sparkContext.defaultParallelism)
         logs = Options(options).logs()
-        counting = _Counting(spark, place, options, logs, name)
+        counting = Counting(spark, place, options, logs, name)
         rows = counting.rows(since_ms)
         rows, topics = _chosen(rows, job.topics)
         keys_at = f"reports/{name}/keys"
@@ -140,6 +140,11 @@ def run(spark: SparkSession, job: Job) -> Done:
         return Done(report, page, None if job.out is None else out)
 
 
+def clock(job: Job) -> int:
+    """The time that ages are counted from, Unix milliseconds."""
+    return int(time.time() * 1000) if job.now_ms is None else job.now_ms
+
+
 @contextmanager
 def _output(job: Job) -> Iterator[str]:
     if job.out is not None:
@@ -163,7 +168,7 @@ def _run_name(now_ms: int, place: Place) -> str:
     return name
 
 
-class _Counting:
+class Counting:
     """Counts what is new, and gives the rows of everything that counts."""
 
     def __init__(
@@ -327,11 +332,6 @@ def _forget(place: Place, history: int) -> None:
             place.delete(f"reports/{name}")
         else:
             place.delete(f"reports/{name}/partly")
-
-
-def with_window(job: Job, hours: float | None) -> Job:
-    """The same job over the last `hours` only."""
-    return replace(job, window_hours=hours)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,258 @@
+"""The compacted log of a topic, as a new store directory: what the report promises to save, done.
+
+Kept are the newest record of each key (unless it is a tombstone that is older than tombstones are kept), and records
+without a key. The new log holds just this topic. Its records keep their queues and queue offsets; their place in the
+log changes, so the field that holds it is written anew. A broker that opens the directory builds the queues from the log;
+queue offsets whose records are gone stay empty. `savedBytes` is the size of the records that were left out, without the
+fillers at the ends of segments.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+import pyarrow.compute as pc
+
+from gantry_spark.decode import Where
+from gantry_spark.directory import DirectoryLog
+from gantry_spark.errors import OutputError, SourceError
+from gantry_spark.layout import HEAD, MAGIC_BLANK, Ints, buffers_of, take_slices
+from gantry_spark.model import Context, build, kind_of
+from gantry_spark.places import place_of
+from gantry_spark.plan import plan
+from gantry_spark.props import parse
+from gantry_spark.report import Counting, Job, clock
+from gantry_spark.scan import Records, scan
+from gantry_spark.source import Options
+from gantry_spark.summary import newest_by_key, summarize
+from gantry_spark.surroundings import Surroundings, surroundings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PIECE: Final = 256 * 1024 * 1024
+_PHYS_AT: Final = HEAD.fields["phys"][1] if HEAD.fields else 28
+_BLANK: Final = 8
+
+
+def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:
+    """Say what compacting the topic saves, and with `out` do it. Raises GantrySparkError.
+
+    With several logs (broker groups) there is a store directory for each below `out`.
+    """
+    if kind_of(topic) != "user":
+        raise SourceError(f"{topic} is one of the broker's own topics ({kind_of(topic)}); these are not compacted")
+    if out is not None:
+        _must_be_new(out)
+    with tempfile.TemporaryDirectory(prefix="gantry-compact-") as folder:
+        now_ms = clock(job)
+        options = job.options(spark.sparkContext.defaultParallelism)
+        logs = Options(options).logs()
+        counting = Counting(spark, place_of(spark, folder), options, logs, "compact")
+        rows = counting.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
+        at = f"{folder}/keys"
+        newest_by_key(rows).write.parquet(f"file://{at}")
+        keys = spark.read.parquet(f"file://{at}")
+        gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
+        context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
+        figures = build(summarize(spark, rows, keys, gone_before, 1, []), context)["topics"]
+        mine = next((t for t in figures if t["topic"] == topic), None)
+        if mine is None:
+            raise SourceError(f"there is no record of topic {topic} in {job.source}")
+        if not mine["compactable"]:
+            raise SourceError(f"{topic} cannot be compacted: none of its {mine['records']:,} records has a key")
+        result: dict[str, Any] = {
+            "topic": topic,
+            "asOf": now_ms,
+            "records": mine["records"],
+            "bytes": mine["bytes"],
+            "savedRecords": mine["savedRecords"],
+            "savedBytes": mine["savedBytes"],
+            "keptRecords": mine["records"] - mine["savedRecords"],
+            "keptBytes": mine["bytes"] - mine["savedBytes"],
+            "stores": [],
+        }
+        if out is not None:
+            around = surroundings(logs, job.token_file)
+            for log in logs:
+                root = out if len(logs) == 1 else out / log.name
+                kept = _kept_places(keys, log.name, gone_before)
+                result["stores"].append(_write(log, topic, kept, root, around, counting.options))
+            written = sum(s["bytes"] for s in result["stores"])
+            if written != result["keptBytes"]:
+                raise OutputError(
+                    f"{written} bytes were written to {out}, but {result['keptBytes']} should stay: the log changed "
+                    f"meanwhile (expired segments?); delete the directory and run this again"
+                )
+        return result
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _must_be_new(out: Path) -> None:
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise OutputError(f"{out} is there already: name a directory that does not exist yet, or an empty one")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
+
+
+def _kept_places(keys: DataFrame, log: str, gone_before_ms: int) -> Ints:
+    """Physical offsets of the newest versions that stay in this log, sorted: 8 bytes a key."""
+    chosen = keys.filter((keys.log == log) & ~(keys.tombstone & (keys.ms < gone_before_ms))).select("phys")
+    places: Ints = chosen.toArrow().column("phys").to_numpy().astype(np.int64)
+    places.sort()
+    return places
+
+
+@dataclass
+class _Writer:
+    """Appends records to a new log, segment by segment."""
+
+    folder: Path
+    segment: int
+    end: int = 0
+    records: int = 0
+    written: int = 0
+    _fd: int = -1
+
+    def append(self, data: Any, sizes: Ints) -> None:
+        """`data`: whole records one after the other, of these sizes; their places in the log are put in."""
+        begin = 0
+        first = 0
+        edges = np.cumsum(sizes)
+        while first < len(sizes):
+            left = self.segment - self.end % self.segment
+            # As a broker does it: a record fits if room for a filler stays behind it.
+            fit = int(np.searchsorted(edges, begin + left - _BLANK, side="right"))
+            if fit == first:
+                if left == self.segment:
+                    raise OutputError(f"a record of {int(sizes[first])} bytes does not fit a segment of {self.segment}")
+                self._fill(left)
+                continue
+            stop = int(edges[fit - 1])
+            piece = np.array(data[begin:stop])
+            within = np.concatenate([[0], edges[first : fit - 1] - begin]).astype(np.int64)
+            places = (within + self.end).astype(">i8").view(np.uint8).reshape(-1, 8)
+            piece[within[:, None] + np.arange(_PHYS_AT, _PHYS_AT + 8)] = places
+            self._write(piece.tobytes())
+            self.end += stop - begin
+            self.records += fit - first
+            self.written += stop - begin
+            begin, first = stop, fit
+
+    def _fill(self, left: int) -> None:
+        self._write(left.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"))
+        self.end += left
+        self.close()
+
+    def _write(self, data: bytes) -> None:
+        if self._fd < 0:
+            base = self.end - self.end % self.segment
+            self._fd = os.open(self.folder / f"{base:020d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._fd, self.segment)
+        at = self.end % self.segment
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._fd, view, at)
+            view, at = view[done:], at + done
+        if at == self.segment:
+            self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _write(
+    log: Any, topic: str, kept: Ints, root: Path, around: Surroundings, options: dict[str, str]
+) -> dict[str, Any]:
+    folder = root / "commitlog"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        size = log.segments[0].end - log.segments[0].start if log.segments else 1 << 30
+        writer = _Writer(folder, size)
+        queues = 0
+        try:
+            for records in _of_topic(log, topic, options):
+                queues = max(queues, int(records.field("queue_id").max()) + 1)
+                chosen = _chosen(records, kept)
+                if len(chosen):
+                    sizes = chosen.field("size")
+                    _, data = buffers_of(take_slices(chosen.buf, chosen.at, sizes))
+                    writer.append(data, sizes)
+        finally:
+            writer.close()
+        _write_config(root, log, topic, max(1, queues), around)
+    except OSError as error:
+        raise OutputError(f"output {root} cannot be written: {error.strerror or error}") from None
+    return {"log": log.name, "path": str(root), "records": writer.records, "bytes": writer.written}
+
+
+def _of_topic(log: Any, topic: str, options: dict[str, str]) -> Iterator[Records]:
+    where = Where(topics=frozenset({topic}))
+    verify = Options(options).verify
+    for part in plan(log, PIECE, Where()):
+        with log.open(part.segment) as source:
+            for found in scan(source, part.range, verify):
+                if not isinstance(found, Records):
+                    continue
+                rows = where.rows(found)
+                mine = found if rows is None else found.where(rows)
+                if len(mine):
+                    yield mine
+
+
+def _chosen(records: Records, kept: Ints) -> Records:
+    """Records without a key, and those whose place is among the kept ones."""
+    values = parse(records.buf, records.props_at, records.props_len).values("KEYS")
+    keyless = pc.fill_null(pc.equal(values, ""), True).to_numpy(zero_copy_only=False)
+    places = records.base + records.at
+    index = np.searchsorted(kept, places)
+    newest = np.zeros(len(places), dtype=np.bool_)
+    inside = index < len(kept)
+    newest[inside] = kept[index[inside]] == places[inside]
+    return records.where(keyless | newest)
+
+
+def _write_config(root: Path, log: Any, topic: str, queues: int, around: Surroundings) -> None:
+    """topics.json and consumerOffset.json as RocketMQ writes them, with the source's own entry for the topic."""
+    config = root / "config"
+    config.mkdir(exist_ok=True)
+    entry: dict[str, Any] = {
+        "topicName": topic, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6, "order": False,
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0,
+    }  # fmt: skip
+    if isinstance(log, DirectoryLog):
+        entry = _topic_entry(log.files.root / "config" / "topics.json", topic) or entry
+    version = {"counter": 1, "timestamp": 0}
+    topics = {"topicConfigTable": {topic: entry}, "dataVersion": version}
+    (config / "topics.json").write_bytes(orjson.dumps(topics, option=orjson.OPT_INDENT_2))
+    offsets: dict[str, dict[str, int]] = {}
+    for o in around.offsets:
+        if o.log == log.name and o.topic == topic:
+            offsets.setdefault(f"{topic}@{o.group}", {})[str(o.queue_id)] = o.offset
+    (config / "consumerOffset.json").write_bytes(orjson.dumps({"offsetTable": offsets}, option=orjson.OPT_INDENT_2))
+
+
+def _topic_entry(path: Path, topic: str) -> dict[str, Any] | None:
+    from gantry_broker.protocol.fastjson import JsonError, loads
+
+    try:
+        found = loads(path.read_bytes())["topicConfigTable"][topic]
+    except (OSError, JsonError, KeyError, TypeError):
+        return None
+    return {str(k): v for k, v in found.items()} if isinstance(found, dict) else None

@@ -1,0 +1,282 @@
+"""The plots of the page, each as a piece of HTML; empty where there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+SHOWN: Final = 15
+KEEP: Final = "#9db7d5"
+SAVE: Final = "#1f6feb"
+ALARM: Final = "#c0352b"
+COLORS: Final = ("#1f6feb", "#14804a", "#d97706", "#8b5cf6", "#0891b2", "#be185d", "#65a30d", "#475569")
+FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+
+Topic = Mapping[str, Any]
+
+
+def size_text(count: float) -> str:
+    """Bytes for people: 1.4 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def _unit(most: float) -> tuple[str, float]:
+    """The unit in which an axis up to `most` bytes reads well, and its size."""
+    for name, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if most >= factor:
+            return name, float(factor)
+    return "B", 1.0
+
+
+def _html(figure: Any, height: int) -> str:
+    figure.update_layout(
+        template="plotly_white",
+        height=height,
+        margin={"l": 10, "r": 16, "t": 8, "b": 10},
+        font={"family": FONT, "size": 13, "color": "#1c2733"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        hoverlabel={"font": {"family": FONT}},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+    )
+    figure.update_xaxes(automargin=True, gridcolor="#e3e8ee", zeroline=False)
+    figure.update_yaxes(automargin=True, gridcolor="#e3e8ee", zeroline=False)
+    return str(
+        figure.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            config={"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]},
+        )
+    )
+
+
+def _user(topics: Sequence[Topic]) -> list[Topic]:
+    return [t for t in topics if t["kind"] == "user"]
+
+
+def _short(text: str, most: int = 34) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def savings(topics: Sequence[Topic]) -> str:
+    """Bytes by topic, split into what stays and what goes."""
+    shown = sorted(_user(topics), key=lambda t: (t["savedBytes"], t["bytes"]))[-SHOWN:]
+    if not shown:
+        return ""
+    unit, factor = _unit(max(t["bytes"] for t in shown))
+    names = [_short(t["topic"]) for t in shown]
+    figure = go.Figure()
+    for label, color, values in (
+        ("stays", KEEP, [t["bytes"] - t["savedBytes"] for t in shown]),
+        ("compaction would remove", SAVE, [t["savedBytes"] for t in shown]),
+    ):
+        figure.add_bar(
+            y=names, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
+            customdata=[size_text(v) for v in values], hovertemplate="%{y}: %{customdata}<extra>" + label + "</extra>",
+        )  # fmt: skip
+    for name, t in zip(names, shown, strict=True):
+        if t["savedBytes"]:
+            figure.add_annotation(
+                x=t["bytes"] / factor, y=name, text=f"-{t['savedBytes'] / t['bytes']:.0%}", showarrow=False,
+                xanchor="left", xshift=6, font={"color": SAVE},
+            )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.35)
+    figure.update_xaxes(title=unit)
+    return _html(figure, 120 + 34 * len(shown))
+
+
+def growth(growth: Mapping[str, Any]) -> str:
+    """Bytes of the log over time, the forecast, and the size at which the disk is full."""
+    hours = growth["hours"]
+    if not hours:
+        return ""
+    times = [datetime.fromisoformat(h["hour"]) for h in hours]
+    total, sums = 0, []
+    for h in hours:
+        total += h["bytes"]
+        sums.append(total)
+    # What an hour brought is there at its end.
+    ends = [t + timedelta(hours=1) for t in times]
+    rate = growth["bytesPerHour"]
+    ahead = max(24, min(growth["reservedHours"], 2 * len(hours)))
+    until = [ends[-1] + timedelta(hours=h) for h in range(ahead + 1)]
+    most = max(growth["steadyBytes"], total)
+    future = [total + rate * h for h in range(ahead + 1)]
+    capped = [min(v, most) for v in future]
+    free = min((d["freeBytes"] for d in growth["disks"]), default=None)
+    unit, factor = _unit(max(*capped, 1))
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[times[0], *ends], y=[0, *(v / factor for v in sums)], name="log", mode="lines", line={"color": SAVE, "width": 2},
+        fill="tozeroy", fillcolor="rgba(31,111,235,0.12)",
+        customdata=[size_text(v) for v in (0, *sums)], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=until, y=[v / factor for v in capped], name="forecast, with retention", mode="lines",
+        line={"color": SAVE, "width": 2, "dash": "dot"},
+        customdata=[size_text(v) for v in capped], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
+    )  # fmt: skip
+    if free is not None and total + free <= 1.5 * max(capped):
+        figure.add_hline(
+            y=(total + free) / factor, line={"color": ALARM, "dash": "dash"},
+            annotation={"text": "disk full", "font": {"color": ALARM}},
+        )  # fmt: skip
+    figure.update_yaxes(title=unit, rangemode="tozero")
+    return _html(figure, 330)
+
+
+def windows(topics: Sequence[Topic]) -> str:
+    """Share that compaction saves by window, a line for each of the topics that save most."""
+    shown = [t for t in _user(topics) if t["savedBytes"] and t["savingByWindow"]][: len(COLORS)]
+    if not shown:
+        return ""
+    figure = go.Figure()
+    order: list[str] = []
+    for t in sorted(shown, key=lambda t: len(t["savingByWindow"])):
+        for w in t["savingByWindow"]:
+            label = _window_text(w["hours"])
+            if label not in order:
+                order.append(label)
+    order.sort(key=_window_order)
+    for color, t in zip(COLORS, shown, strict=False):
+        points = t["savingByWindow"]
+        figure.add_scatter(
+            x=[_window_text(w["hours"]) for w in points], y=[w["savedBytes"] / max(1, w["bytes"]) for w in points],
+            name=_short(t["topic"], 24), mode="lines+markers", line={"color": color, "width": 2},
+            customdata=[size_text(w["savedBytes"]) for w in points],
+            hovertemplate="%{x}: %{y:.0%}, %{customdata}<extra>" + _short(t["topic"], 24) + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(categoryorder="array", categoryarray=order, type="category")
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="saved of the window")
+    return _html(figure, 330)
+
+
+def _window_text(hours: int | None) -> str:
+    if hours is None:
+        return "whole log"
+    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
+
+
+def _window_order(label: str) -> float:
+    if label == "whole log":
+        return float("inf")
+    number, unit = label.split(" ")
+    return float(number) * (24 if unit == "d" else 1)
+
+
+def hot_keys(topics: Sequence[Topic]) -> str:
+    """The keys with the most versions of all topics."""
+    found = [(k, t["topic"]) for t in _user(topics) for k in t["hotKeys"] if k["records"] > 1]
+    found = sorted(found, key=lambda f: -f[0]["records"])[:SHOWN]
+    if not found:
+        return ""
+    found.reverse()
+    names = list(dict.fromkeys(topic for _, topic in reversed(found)))
+    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+    labels = [f"{_short(k['key'], 26)}" for k, _ in found]
+    figure = go.Figure()
+    for name in names:
+        rows = [(i, k) for i, (k, topic) in enumerate(found) if topic == name]
+        figure.add_bar(
+            y=[i for i, _ in rows], x=[k["records"] for _, k in rows], name=_short(name, 24), orientation="h",
+            marker={"color": colors[name]}, width=0.7,
+            customdata=[(k["key"], size_text(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
+            hovertemplate="%{customdata[0]}: %{x:,} versions, %{customdata[1]}, %{customdata[2]} of the topic"
+            "<extra>" + _short(name, 24) + "</extra>",
+        )  # fmt: skip
+    figure.update_yaxes(tickmode="array", tickvals=list(range(len(found))), ticktext=labels)
+    figure.update_xaxes(title="versions")
+    figure.update_layout(barmode="overlay", showlegend=True)
+    return _html(figure, 120 + 24 * len(found))
+
+
+def versions(topics: Sequence[Topic]) -> str:
+    """How many keys have how many versions, all topics together."""
+    sums: dict[int, int] = {}
+    for t in _user(topics):
+        for v in t["versions"]:
+            sums[v["from"]] = sums.get(v["from"], 0) + v["keys"]
+    if not sums:
+        return ""
+    order = sorted(sums)
+    labels = [f"{a:,}" if a == 1 else f"{a:,}-{2 * a - 1:,}" for a in order]
+    figure = go.Figure()
+    figure.add_bar(
+        x=labels,
+        y=[sums[a] for a in order],
+        marker={"color": SAVE},
+        hovertemplate="%{x} versions: %{y:,} keys<extra></extra>",
+    )
+    figure.update_xaxes(title="versions of a key", type="category")
+    figure.update_yaxes(title="keys")
+    figure.update_layout(showlegend=False)
+    return _html(figure, 330)
+
+
+def ages(topics: Sequence[Topic]) -> str:
+    """Bytes by age, a colour for each of the largest topics."""
+    return _stacked(topics, "ages", "bytes", _age_text, _age_order, "age")
+
+
+def sizes(topics: Sequence[Topic]) -> str:
+    """Records by size, a colour for each of the largest topics."""
+    return _stacked(topics, "sizes", "records", _size_class, lambda r: float(r["from"]), "bytes of a record")
+
+
+def _age_text(row: Mapping[str, Any]) -> str:
+    if row["toHours"] is None:
+        return f"over {_hours(row['fromHours'])}"
+    return (
+        f"{_hours(row['fromHours'])} - {_hours(row['toHours'])}"
+        if row["fromHours"]
+        else f"under {_hours(row['toHours'])}"
+    )
+
+
+def _hours(hours: int) -> str:
+    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
+
+
+def _age_order(row: Mapping[str, Any]) -> float:
+    return float(row["fromHours"])
+
+
+def _size_class(row: Mapping[str, Any]) -> str:
+    return f"{size_text(row['from'])} - {size_text(row['to'] + 1)}"
+
+
+def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: Any, title: str) -> str:
+    shown = sorted(topics, key=lambda t: -t["bytes"])
+    if not shown:
+        return ""
+    few, rest = shown[: len(COLORS) - 1], shown[len(COLORS) - 1 :]
+    labels: dict[str, float] = {}
+    for t in shown:
+        for row in t[field]:
+            labels[text(row)] = order(row)
+    categories = sorted(labels, key=lambda label: labels[label])
+    most = sum(row[value] for t in shown for row in t[field])
+    unit, factor = _unit(most / 2) if value == "bytes" else ("records", 1.0)
+    figure = go.Figure()
+    groups = [(t["topic"], [t]) for t in few] + ([(f"{len(rest)} more", rest)] if rest else [])
+    for color, (name, members) in zip(COLORS, groups, strict=False):
+        sums: dict[str, int] = {}
+        for t in members:
+            for row in t[field]:
+                sums[text(row)] = sums.get(text(row), 0) + row[value]
+        figure.add_bar(
+            x=list(sums), y=[v / factor for v in sums.values()], name=_short(name, 24), marker={"color": color},
+            customdata=[size_text(v) if value == "bytes" else f"{v:,}" for v in sums.values()],
+            hovertemplate="%{x}: %{customdata}<extra>" + _short(name, 24) + "</extra>",
+        )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.3, showlegend=True)
+    figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=categories)
+    figure.update_yaxes(title=unit)
+    return _html(figure, 350)
