@@ -76,6 +76,7 @@ class Broker:
         self.stats = Stats(self.started_ms)
         self.meta = Metadata(base_tables(config, self.settings, len(self.delay_levels)))
         self.meta.on_drop = store.drop_topic
+        self.meta.on_ends = store.ensure_next
         self.disk_full = False
         self.put_count = 0
         self.get_count = 0
@@ -260,10 +261,13 @@ class Broker:
             return
         self.ensure_topic(name, 1, Perm.READ | Perm.WRITE)
 
-    def create_on_send(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
-        """`createTopicInSendMessageMethod` of 4.9.7; None: the topic may not be made."""
+    def topic_on_demand(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
+        """The topic that a send to an unknown one would make; None: it may not be made. Nothing is changed yet.
+
+        As `createTopicInSendMessageMethod` of 4.9.7.
+        """
         if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            return self.ensure_topic(name, 1, Perm.READ | Perm.WRITE)
+            return TopicConfig(name, 1, 1, Perm.READ | Perm.WRITE)
         pattern = self.meta.working.topics.get(default_topic)
         if pattern is None or not pattern.perm & Perm.INHERIT:
             return None
@@ -271,8 +275,12 @@ class Broker:
             return None
         limit = self.settings.defaultTopicQueueNums if default_topic == AUTO_CREATE_TOPIC else pattern.write_queues
         count = max(min(queues, limit), 1)
-        log.info("topic %s is made on demand with %d queues", name, count)
-        return self.ensure_topic(name, count, pattern.perm & ~Perm.INHERIT)
+        return TopicConfig(name, count, count, pattern.perm & ~Perm.INHERIT)
+
+    def make_topic(self, topic: TopicConfig) -> None:
+        """Raises NotWritable and StoreError."""
+        log.info("topic %s is made on demand with %d queues", topic.name, topic.write_queues)
+        self.change({"topics": [topic.to_json()]})
 
     def group_config(self, name: str) -> SubscriptionGroup | None:
         """A consumer group's configuration, made on demand where this member may and the settings allow it."""
@@ -415,6 +423,15 @@ class Broker:
     @staticmethod
     def _report(text: str) -> None:
         log.warning("%s", text)
+
+    def tables_as_changes(self) -> list[Change]:
+        """All tables and where every queue ends: what a follower needs whose log does not go back to the start."""
+        now = self.unix_ms()
+        ends: list[Change] = [
+            {"at": now, "ends": {topic: {str(q): self.store.next_offset(topic, q) for q in queues}}}
+            for topic, queues in self.store.topics_queues().items()
+        ]
+        return [*self.meta.working.all_changes(now), *ends]
 
     def expire_log(self) -> None:
         """Retention: what is not confirmed stays, and what a follower that fetches has not acknowledged."""

@@ -123,16 +123,21 @@ def with_real_target(put: Put, props: dict[str, str], topic: str, queue_id: int)
     return put
 
 
+def delay_level(props: Mapping[str, str], levels: int) -> int:
+    """The delay level that a message asks for, 0 for none; one beyond the last is the last. Raises MessageIllegal."""
+    text = props.get(Prop.DELAY_TIME_LEVEL, "0")
+    if not text.removeprefix("-").isdigit() or len(text) > 9 or not text.isascii():
+        raise MessageIllegal(f"the property DELAY is {text[:40]!r}; a level from 0 to {levels} is expected")
+    return max(min(int(text), levels), 0)
+
+
 def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int) -> Put:
-    """A message with a DELAY level above 0 waits in that level's queue; a level beyond the last is the last.
+    """A message with a DELAY level above 0 waits in that level's queue. Raises MessageIllegal.
 
     `levels`: milliseconds of each level, level 1 first. The queue's entry holds the time of delivery for a tag code.
     """
-    text = props[Prop.DELAY_TIME_LEVEL]
-    if not text.lstrip("-").isdigit() or len(text) > 9 or not text.isascii():
-        raise MessageIllegal(f"the property DELAY is {text[:40]!r}; a level from 0 to {len(levels)} is expected")
-    level = min(int(text), len(levels))
-    if level <= 0:
+    level = delay_level(props, len(levels))
+    if level == 0:
         return put
     put.tags_hash = now_ms + levels[level - 1]
     return with_real_target(put, props, SCHEDULE_TOPIC, level - 1)

@@ -156,6 +156,8 @@ class Metadata:
         """The confirmed view is newer than its snapshot."""
         self.on_drop: Callable[[str, int], None] = lambda topic, below: None
         """Called when the deletion of a topic is confirmed: its records below that offset are shown no more."""
+        self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
+        """Called with the queue ends that a control record tells: where a queue goes on whose records have expired."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -190,6 +192,9 @@ class Metadata:
         shaped = self.confirmed.apply(change)
         for topic in change.get("dropTopics", ()):
             self.on_drop(topic, int(change.get("dropData", 0)))
+        for topic, queues in change.get("ends", {}).items():
+            for queue, end in queues.items():
+                self.on_ends(topic, int(queue), end)
         return shaped
 
     def lead(self, tail: Iterable[bytes]) -> None:

@@ -25,6 +25,7 @@ from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import SendHeader, error_answer
 from gantry_broker.protocol.message import (
     MAX_PROPERTIES,
+    BatchItem,
     decode_batch,
     parse_properties,
     tags_hash,
@@ -34,7 +35,7 @@ from gantry_broker.store.types import Put, Stored
 
 from .answers import Pending, send_answer
 from .faults import Answer, failure_answer, store_refusal
-from .messages import SPECIAL, delayed, half, index_keys, timed, timer_time
+from .messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
 from .topics import NOT_SENDABLE, dlq_topic, topic_fault
 
 if TYPE_CHECKING:
@@ -180,10 +181,18 @@ class Sender:
         return pending
 
     def _careful(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None]:
-        """(records, queue in the answer, transaction id). Raises Answer, BadField, MessageIllegal, RecordError."""
+        """(records, queue in the answer, transaction id). Raises Answer, BadField, MessageIllegal, RecordError.
+
+        Everything is checked before a topic is made on demand: a refused send changes nothing.
+        """
+        broker = self._broker
         header = SendHeader.parse(frame)
         self._check_sizes(frame, header)
-        topic = self._topic(header, frame)
+        props = parse_properties(header.properties or "")
+        due = timer_time(props, now_ms)
+        level = delay_level(props, len(broker.delay_levels))
+        items = decode_batch(frame.body) if frame.code == _BATCH else None
+        topic, known = self._topic(header)
         queue_id = header.queueId
         queues = max(topic.read_queues, topic.write_queues)
         if queue_id < 0:
@@ -194,43 +203,38 @@ class Sender:
                 f"request queueId[{queue_id}] is illegal, topic {topic.name} has {queues} queues, "
                 f"producer group: {header.producerGroup[:128]}",
             )
-        if frame.code == _BATCH:
-            return self._batch(frame, header, topic, queue_id, born_host), queue_id, None
-        props = parse_properties(header.properties or "")
-        sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+        if items is not None:
+            puts = self._batch(items, header, topic, queue_id, born_host)
+            self._remember(topic, known)
+            return puts, queue_id, None
+        self._remember(topic, known)
         name = topic.name
         reconsume = header.reconsumeTimes or 0
         if name.startswith(RETRY_PREFIX) and self._exhausted(header, name.removeprefix(RETRY_PREFIX), reconsume):
-            dead = self._broker.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
-            name, queue_id = dead.name, 0
-            props.pop(Prop.DELAY_TIME_LEVEL, None)
-        props[Prop.CLUSTER] = self._broker.config.cluster
+            dead = broker.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
+            name, queue_id, level = dead.name, 0, 0
+        props[Prop.CLUSTER] = broker.config.cluster
         put = Put(
             name,
             queue_id,
             header.flag,
-            sys_flag,
+            header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6),
             header.bornTimestamp,
             born_host,
             frame.body,
-            _stored_form(header.properties or "", props, self._suffix),
+            _with_suffix((header.properties or "").encode("utf-8", "replace"), self._suffix.encode()),
             reconsume,
             0,
             tags_hash(props.get(Prop.TAGS, "")),
             index_keys(props),
         )
-        transaction_id = None
-        if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and _level(props) > 0):
-            put = half(put, props)
-            transaction_id = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
-        else:
-            due = timer_time(props, now_ms)
-            if due is not None:
-                put = timed(put, props, due, now_ms)
-            elif Prop.DELAY_TIME_LEVEL in props:
-                put = delayed(put, props, self._broker.delay_levels, now_ms)
-        self._broker.ensure_system_topic(put.topic)
-        return [put], queue_id, transaction_id
+        if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and level > 0):
+            return [half(put, props)], queue_id, props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+        if due is not None:
+            put = timed(put, props, due, now_ms)
+        elif level > 0:
+            put = delayed(put, props, broker.delay_levels, now_ms)
+        return [put], queue_id, None
 
     def _check_sizes(self, frame: Frame, header: SendHeader) -> None:
         limit = self._broker.settings.maxMessageSize
@@ -254,8 +258,8 @@ class Sender:
             limit = header.maxReconsumeTimes
         return reconsume > 0 and reconsume > limit
 
-    def _topic(self, header: SendHeader, frame: Frame) -> TopicConfig:
-        """The topic, made on demand; what it allows is remembered for the fast path. Raises Answer."""
+    def _topic(self, header: SendHeader) -> tuple[TopicConfig, bool]:
+        """(topic, whether it exists): one that does not is not made yet. Raises Answer."""
         broker = self._broker
         name = header.topic
         if not broker.settings.brokerPermission & _WRITE:
@@ -265,23 +269,26 @@ class Sender:
             raise Answer(ResponseCode.SYSTEM_ERROR, fault)
         if name in NOT_SENDABLE:
             raise Answer(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
-        topic = broker.meta.working.topics.get(name)
+        known = broker.meta.working.topics.get(name)
+        topic = known or broker.topic_on_demand(name, header.defaultTopic, header.defaultTopicQueueNums)
         if topic is None:
-            topic = broker.create_on_send(name, header.defaultTopic, header.defaultTopicQueueNums)
-            if topic is None:
-                raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
+            raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
         if not topic.perm & _WRITE:
             raise Answer(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
-        if not name.startswith(RETRY_PREFIX):
-            self._sendable[name] = (topic, max(topic.read_queues, topic.write_queues))
-        return topic
+        return topic, known is not None
+
+    def _remember(self, topic: TopicConfig, known: bool) -> None:
+        """Makes a topic that was not there, and lets the fast path know what the topic allows."""
+        if not known:
+            self._broker.make_topic(topic)
+        if not topic.name.startswith(RETRY_PREFIX):
+            self._sendable[topic.name] = (topic, max(topic.read_queues, topic.write_queues))
 
     def _batch(
-        self, frame: Frame, header: SendHeader, topic: TopicConfig, queue_id: int, born_host: bytes
+        self, items: list[BatchItem], header: SendHeader, topic: TopicConfig, queue_id: int, born_host: bytes
     ) -> list[Put]:
         if topic.name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             raise Answer(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {topic.name}")
-        items = decode_batch(frame.body)
         if not items:
             raise Answer(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         puts = []
@@ -310,14 +317,3 @@ class Sender:
 
 def _with_suffix(properties: bytes, suffix: bytes) -> bytes:
     return properties + suffix if not properties or properties.endswith(b"\x02") else properties + b"\x02" + suffix
-
-
-def _stored_form(text: str, props: dict[str, str], suffix: str) -> bytes:
-    if not text:
-        return suffix.encode()
-    return (text + suffix if text.endswith("\x02") else f"{text}\x02{suffix}").encode("utf-8", "replace")
-
-
-def _level(props: dict[str, str]) -> int:
-    text = props.get(Prop.DELAY_TIME_LEVEL, "0")
-    return int(text) if text.isdigit() else 0

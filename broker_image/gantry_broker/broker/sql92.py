@@ -58,13 +58,13 @@ literal: STRING -> string
     | "TRUE"i -> true
     | "FALSE"i -> false
     | "NULL"i -> null
-NAME: /[a-zA-Z_$][a-zA-Z0-9_$]*/
+NAME: /(?!(?i:RESERVED)(?![a-zA-Z0-9_$]))[a-zA-Z_$][a-zA-Z0-9_$]*/
 STRING: /'(?:[^']|'')*'/
 SIGNED_INT: /[+-]?[0-9]+[lL]?/
 SIGNED_FLOAT.2: /[+-]?(?:[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)/
 %import common.WS
 %ignore WS
-"""
+""".replace("RESERVED", "AND|OR|NOT|IN|IS|NULL|BETWEEN|TRUE|FALSE|CONTAINS|STARTSWITH|ENDSWITH")
 
 
 class FilterSyntaxError(ValueError):

@@ -86,7 +86,7 @@ class Upkeep:
         if segment == self._segment:
             return
         try:
-            broker.append([broker.change_put(c) for c in broker.meta.working.all_changes(broker.unix_ms())])
+            broker.append([broker.change_put(c) for c in broker.tables_as_changes()])
         except (NotWritable, StoreError) as error:
             if isinstance(error, StoreError):
                 broker.store_failed(error)

@@ -52,12 +52,13 @@ def _store_ms(broker: Broker, offset: int) -> int:
 
 
 def log_bytes(broker: Broker, start: int, to: int, rate: int) -> StreamingResponse:
-    """[start, to) as it lies in the log; 416 outside of what is confirmed, 410 below what retention has left."""
+    """[start, to) as it lies in the log, no further than what is confirmed; 410 below what retention has left."""
     store = broker.store
     if start < store.start:
         raise HTTPException(410, f"the log starts at {store.start}: from={start} has been removed")
-    if not start <= to <= store.confirmed:
-        raise HTTPException(416, f"from={start} to={to}: offsets from {store.start} to {store.confirmed} can be read")
+    to = max(min(to, store.confirmed), start)
+    if start > store.confirmed:
+        to = start
     return StreamingResponse(
         _stream(broker, start, to, rate),
         media_type="application/octet-stream",

@@ -155,6 +155,7 @@ def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "commitLogDiskRatio": round(usage.ratio, 4),
         f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": round(usage.ratio, 4),
         "consumeQueueDiskRatio": round(usage.ratio, 4),
+        "gantryGroup": broker.config.group,
         "gantryRole": broker.replication.role.value,
         "gantryEpoch": broker.replication.epoch,
         "gantryMember": broker.config.member,

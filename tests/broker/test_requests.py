@@ -1,0 +1,283 @@
+"""Requests against a real store: what is stored, what is answered, and what bad input gets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from gantry_broker.broker.handlers.table import TABLE
+from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.message import BatchItem, decode_records, encode_batch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+EVERY_CODE = sorted({*TABLE, 10, 310, 320})
+FIELDS = sorted(
+    (
+        "topic queueId queueOffset consumerGroup producerGroup group maxMsgNums sysFlag offset commitOffset "
+        "suspendTimeoutMillis subVersion subscription expressionType timestamp key maxNum beginTimestamp "
+        "endTimestamp delayLevel commitLogOffset tranStateTableOffset clientID commitOrRollback readQueueNums "
+        "writeQueueNums perm topicFilterType defaultTopic statsName statsKey groupName srcGroup destGroup "
+        "clientId index count isForce attributes order a b c d e f g h i j k l m n "
+    ).split()
+)
+
+
+async def test_sends_of_one_read_are_stored_in_their_order(bench: Bench) -> None:
+    frames = [bench.frame(310, bench.send_ext(queueId=n % 2), b"m%d" % n) for n in range(20)]
+    bench.give(*frames)
+    answers = [await bench.answer(f.opaque) for f in frames]
+    assert [a.code for a in answers] == [0] * 20
+    assert [int(a.ext["queueOffset"]) for a in answers] == [n // 2 for n in range(20)]
+    pulled = await bench.ask(11, bench.pull_ext(queueId=1))
+    assert [r.body for r in decode_records(pulled.body)] == [b"m%d" % n for n in range(1, 20, 2)]
+
+
+async def test_both_serializations_are_answered_in_their_form(bench: Bench) -> None:
+    for serialize in (0, 1):
+        answer = await bench.ask(310, bench.send_ext(), b"x", serialize)
+        assert (answer.code, answer.serialize) == (0, serialize)
+        assert set(answer.ext) == {"msgId", "queueId", "queueOffset", "MSG_REGION", "TRACE_ON"}
+
+
+async def test_one_bad_send_does_not_touch_its_neighbours(bench: Bench) -> None:
+    good = bench.frame(310, bench.send_ext(), b"good")
+    bad = bench.frame(310, {**bench.send_ext(), "e": "many"}, b"bad")
+    late = bench.frame(310, bench.send_ext(), b"late")
+    bench.give(good, bad, late)
+    assert (await bench.answer(good.opaque)).code == 0
+    refused = await bench.answer(bad.opaque)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "queueId" in (refused.remark or "")
+    assert (await bench.answer(late.opaque)).ext["queueOffset"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"topic": "no space"}, ResponseCode.SYSTEM_ERROR, "illegal characters"),
+        ({"topic": "x" * 128}, ResponseCode.SYSTEM_ERROR, "longer"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "forbidden"),
+        ({"topic": "rmq_sys_GANTRY_CONTROL"}, ResponseCode.NO_PERMISSION, "forbidden"),
+        ({"queueId": 99}, ResponseCode.SYSTEM_ERROR, "queueId"),
+        ({"topic": "Unknown", "defaultTopic": "Nothing"}, ResponseCode.TOPIC_NOT_EXIST, "Unknown"),
+        ({"properties": "DELAY\x01soon"}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
+        ({"properties": "TIMER_DELIVER_MS\x01-5"}, ResponseCode.MESSAGE_ILLEGAL, "TIMER_DELIVER_MS"),
+        ({"properties": "TIMER_DELAY_SEC\x01999999"}, ResponseCode.MESSAGE_ILLEGAL, "days"),
+        ({"properties": "p\x01" + "x" * 40_000}, ResponseCode.MESSAGE_ILLEGAL, "properties"),
+    ],
+)
+async def test_refused_sends(bench: Bench, fields: dict[str, Any], code: int, says: str) -> None:
+    before = bench.store.end
+    answer = await bench.send(b"x", **fields)
+    assert answer.code == code
+    assert says in (answer.remark or "")
+    assert bench.store.end == before or fields.get("queueId")
+
+
+async def test_a_body_over_the_limit_is_refused(bench: Bench) -> None:
+    bench.broker.settings.maxMessageSize = 1_024
+    assert (await bench.send(b"x" * 1_024)).code == 0
+    answer = await bench.send(b"x" * 1_025)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "maxMessageSize is 1024" in (answer.remark or "")
+
+
+async def test_a_topic_without_write_permission_refuses(bench: Bench) -> None:
+    await bench.send(b"x")
+    await bench.broker.change_and_wait({"topics": [TopicConfig("T", 4, 4, perm=4).to_json()]})
+    assert (await bench.send(b"y")).code == ResponseCode.NO_PERMISSION
+    await bench.broker.change_and_wait({"topics": [TopicConfig("T", 4, 4, perm=2).to_json()]})
+    assert (await bench.send(b"y")).code == 0
+    assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_batch_is_one_answer_with_all_ids(bench: Bench) -> None:
+    body = encode_batch([BatchItem(b"a", b"TAGS\x01x"), BatchItem(b"b"), BatchItem(b"c")])
+    answer = await bench.ask(320, bench.send_ext(batch=True), body)
+    assert answer.code == 0
+    assert len(answer.ext["msgId"].split(",")) == 3
+    pulled = decode_records((await bench.ask(11, bench.pull_ext())).body)
+    assert [(r.body, r.props.get("TAGS"), r.props["CLUSTER"]) for r in pulled] == [
+        (b"a", "x", "demo"),
+        (b"b", None, "demo"),
+        (b"c", None, "demo"),
+    ]
+    assert (await bench.ask(320, bench.send_ext(batch=True), b"\0\0\0\x09broken")).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+async def test_a_one_way_send_is_stored_and_not_answered(bench: Bench) -> None:
+    frame = bench.frame(310, bench.send_ext(), b"quiet")
+    frame.flag = 2
+    bench.give(frame)
+    assert (await bench.ask(30, {"topic": "T", "queueId": 0})).ext == {"offset": "1"}
+    assert all(f.opaque != frame.opaque for f in bench.wire.frames)
+
+
+async def test_a_full_disk_refuses_sends_and_goes_on_reading(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.send(b"before")
+    real = os.pwrite
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    answer = await bench.send(b"refused")
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "disk is full" in (answer.remark or "")
+    assert bench.broker.disk_full
+    monkeypatch.setattr(os, "pwrite", real)
+    assert [r.body for r in decode_records((await bench.ask(11, bench.pull_ext())).body)] == [b"before"]
+    assert (await bench.send(b"after")).ext["queueOffset"] == "1"
+    assert not bench.broker.disk_full
+
+
+async def test_a_pull_waits_for_its_queue_and_only_for_matching_tags(bench: Bench) -> None:
+    await bench.send(b"first")
+    ext = bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=10_000, subscription="B")
+    frame = bench.frame(11, ext)
+    bench.give(frame)
+    await bench.send(b"other tag")
+    await asyncio.sleep(0)
+    assert all(f.opaque != frame.opaque for f in bench.wire.frames)
+    await bench.send(b"mine", properties="TAGS\x01B")
+    answer = await bench.answer(frame.opaque)
+    assert [r.body for r in decode_records(answer.body)] == [b"mine"]
+    assert answer.ext["nextBeginOffset"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "next_offset"),
+    [(2, ResponseCode.PULL_NOT_FOUND, "2"), (9, ResponseCode.PULL_OFFSET_MOVED, "0")],
+)
+async def test_pulls_beyond_the_end(bench: Bench, offset: int, code: int, next_offset: str) -> None:
+    await bench.send(b"a")
+    await bench.send(b"b")
+    answer = await bench.ask(11, bench.pull_ext(offset=offset))
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (code, next_offset)
+    assert answer.ext["maxOffset"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"topic": "Absent"}, ResponseCode.TOPIC_NOT_EXIST, "Absent"),
+        ({"queueId": 77}, ResponseCode.SYSTEM_ERROR, "queueId"),
+        ({"maxMsgNums": 0}, ResponseCode.SYSTEM_ERROR, "maxMsgNums"),
+        ({"sysFlag": 0}, ResponseCode.SUBSCRIPTION_NOT_EXIST, "group info"),
+        ({"expressionType": "SQL92", "subscription": "a > 1"}, ResponseCode.SYSTEM_ERROR, "SQL92"),
+        ({"consumerGroup": "bad group"}, ResponseCode.SYSTEM_ERROR, "group"),
+    ],
+)
+async def test_refused_pulls(bench: Bench, fields: dict[str, Any], code: int, says: str) -> None:
+    await bench.send(b"a")
+    answer = await bench.ask(11, {**bench.pull_ext(), **fields})
+    assert answer.code == code
+    assert says in (answer.remark or "")
+
+
+async def test_heartbeats_make_groups_and_their_retry_topics_and_tell_members(bench: Bench) -> None:
+    def beat(name: str, expression: str = "*", version: int = 1) -> bytes:
+        data = {"topic": "T", "subString": expression, "subVersion": version}
+        consumer = {"groupName": "G", "subscriptionDataSet": [data]}
+        return orjson.dumps({"clientID": name, "consumerDataSet": [consumer], "producerDataSet": []})
+
+    assert (await bench.ask(34, body=beat("one"))).code == 0
+    assert "%RETRY%G" in bench.broker.meta.working.topics
+    assert orjson.loads((await bench.ask(38, {"consumerGroup": "G"})).body) == {"consumerIdList": ["one"]}
+    bench.wire.frames.clear()
+    await bench.ask(34, body=beat("one", "x", 2))
+    assert [f.code for f in bench.wire.frames if not f.is_response] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    bench.dispatcher.on_close(bench.wire)  # type: ignore[arg-type]
+    assert (await bench.ask(38, {"consumerGroup": "G"})).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_offsets_of_a_new_group_are_as_in_4_9(bench: Bench) -> None:
+    await bench.send(b"a")
+    asked = {"consumerGroup": "new", "topic": "T", "queueId": 0}
+    assert (await bench.ask(14, asked)).ext == {"offset": "0"}
+    assert (await bench.ask(14, {**asked, "setZeroIfNotFound": "false"})).code == ResponseCode.QUERY_NOT_FOUND
+    await bench.ask(15, {**asked, "commitOffset": 1})
+    assert (await bench.ask(14, asked)).ext == {"offset": "1"}
+
+
+async def test_a_deleted_topic_starts_without_its_old_messages(bench: Bench) -> None:
+    await bench.send(b"old")
+    await bench.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 1})
+    assert (await bench.ask(215, {"topic": "T"})).code == 0
+    assert (await bench.ask(11, bench.pull_ext())).code == ResponseCode.TOPIC_NOT_EXIST
+    sent = await bench.send(b"new")
+    low = int((await bench.ask(31, {"topic": "T", "queueId": 0})).ext["offset"])
+    assert low == int(sent.ext["queueOffset"])
+    pulled = await bench.ask(11, bench.pull_ext(offset=low))
+    assert [r.body for r in decode_records(pulled.body)] == [b"new"]
+    assert bench.broker.meta.working.offset("T", "G", 0) == -1
+
+
+async def test_a_member_that_does_not_lead_refuses_writes_in_words(bench: Bench) -> None:
+    await bench.send(b"a")
+    bench.broker.replication.saw_epoch(99)
+    answer = await bench.send(b"b")
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "epoch 99" in (answer.remark or "")
+    assert (await bench.ask(41, body=b'{"consumerGroup":"G","clientId":"c","mqSet":[]}')).code != 0
+
+
+async def test_unknown_codes_are_not_supported(bench: Bench) -> None:
+    for code in (1, 999, 200_050, 200_051, 400, -5):
+        assert (await bench.ask(code)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("code", EVERY_CODE)
+async def test_every_request_without_its_fields_is_answered(bench: Bench, code: int) -> None:
+    before = bench.store.end
+    answer = await bench.ask(code)
+    assert answer.remark is None or "Traceback" not in answer.remark
+    if answer.code != 0:
+        assert answer.remark
+        assert "failed:" not in answer.remark, "an error that nobody thought of"
+        assert bench.store.end == before
+
+
+HOSTILE = st.one_of(
+    st.sampled_from(["", "-1", "0", "99999999999999999999", "9223372036854775807", "null", "\x00", "%", "x" * 5_000]),
+    st.text(max_size=40),
+    st.integers(-(2**70), 2**70).map(str),
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    code=st.sampled_from(EVERY_CODE),
+    fields=st.dictionaries(st.sampled_from(FIELDS), HOSTILE, max_size=14),
+    body=st.one_of(
+        st.binary(max_size=200),
+        st.sampled_from([b"{}", b"[]", b'{"mqSet":[{}]}', b'{"clientID":5}', b"null", b"a=b", b"\xff\xfe"]),
+    ),
+)
+async def test_hostile_fields_get_an_answer_and_break_nothing(
+    bench: Bench, code: int, fields: dict[str, str], body: bytes
+) -> None:
+    answer = await bench.ask(code, fields, body)
+    assert answer.remark is None or "failed:" not in answer.remark, (code, fields, body, answer.remark)
+    assert (await bench.send(b"still works", "Alive")).code == 0
+
+
+async def test_a_broken_handler_costs_one_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> Frame:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setitem(TABLE, int(RequestCode.GET_BROKER_CONFIG), broken)
+    answer = await bench.ask(RequestCode.GET_BROKER_CONFIG)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "on purpose" in (answer.remark or "")
+    assert (await bench.send(b"x")).code == 0

@@ -1,0 +1,213 @@
+"""The broker's state without sockets: clients, locks, held pulls, tables, statistics, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gantry_broker.broker.clients import EXPIRE_MS, Client, ClientTable, Subscription
+from gantry_broker.broker.locks import LOCK_MS, QueueLocks
+from gantry_broker.broker.longpoll import HeldPulls
+from gantry_broker.broker.metadata import Metadata, Tables, encode_change
+from gantry_broker.broker.stats import Stats
+from gantry_broker.broker.topics import topic_fault
+from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.frame import Frame
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Link:
+    """A connection as far as the table of clients is concerned."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.got: list[Frame] = []
+
+    def send(self, frame: Frame) -> None:
+        self.got.append(frame)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def client(link: Link, name: str = "c", now: int = 0) -> Client:
+    return Client(link, name, "JAVA", 407, "127.0.0.1:1", now)
+
+
+def beat(table: ClientTable, link: Link, topics: dict[str, str], version: int = 1, now: int = 0) -> bool:
+    subs = [Subscription(SubscriptionData(t, e, version=version)) for t, e in topics.items()]
+    return table.heartbeat_consumer("G", client(link, now=now), subs, "CONSUME_PASSIVELY", "CLUSTERING", "X")
+
+
+class TestClients:
+    def test_a_group_changes_when_members_or_subscriptions_do(self) -> None:
+        table, first, second = ClientTable(), Link(), Link()
+        assert beat(table, first, {"A": "*"})
+        assert not beat(table, first, {"A": "*"})
+        assert not beat(table, first, {"A": "*"}, version=2)
+        assert beat(table, first, {"A": "x"}, version=3)
+        assert not beat(table, first, {"A": "y"}, version=2), "an older subscription changes nothing"
+        assert beat(table, second, {"A": "x"}, version=3)
+        assert beat(table, second, {"A": "x", "B": "*"}, version=4)
+        assert table.groups_of_topic("B") == ["G"]
+
+    def test_a_closed_connection_leaves_its_groups(self) -> None:
+        table, link = ClientTable(), Link()
+        beat(table, link, {"A": "*"})
+        table.heartbeat_producer("P", client(link))
+        assert table.closed(link) == ["G"]
+        assert table.consumers == {}
+        assert table.producers == {}
+        assert table.closed(link) == []
+
+    def test_silent_members_expire(self) -> None:
+        table, old, new = ClientTable(), Link(), Link()
+        beat(table, old, {"A": "*"}, now=0)
+        beat(table, new, {"A": "*"}, now=EXPIRE_MS)
+        assert table.expire(EXPIRE_MS + 1) == (["G"], [old])
+        assert list(table.consumers["G"].clients) == [new]
+
+
+class TestLocks:
+    def test_one_holder_until_it_lets_go_or_is_silent(self) -> None:
+        locks = QueueLocks()
+        queue = MessageQueue("T", "b", 0)
+        assert locks.lock("G", "a", [queue], 0) == [queue]
+        assert locks.lock("G", "b", [queue], 10) == []
+        assert locks.lock("G", "a", [queue], 20) == [queue]
+        assert locks.lock("H", "b", [queue], 20) == [queue], "another group's locks are its own"
+        locks.unlock("G", "b", [queue])
+        assert locks.lock("G", "b", [queue], 30) == []
+        assert locks.lock("G", "b", [queue], 21 + LOCK_MS) == [queue]
+        locks.unlock("G", "b", [queue])
+        assert locks.lock("G", "a", [queue], 22 + LOCK_MS) == [queue]
+
+
+class TestHeldPulls:
+    def test_woken_by_their_queue_or_by_time_and_once(self) -> None:
+        held: HeldPulls[str] = HeldPulls()
+        held.hold("T", 0, "a", 100)
+        held.hold("T", 1, "b", 50)
+        held.hold("T", 0, "c", 200)
+        tried: list[str] = []
+        held.wake("T", 0, lambda pull: tried.append(pull) or pull == "a")
+        assert tried == ["a", "c"]
+        assert len(held) == 2
+        assert [h.pull for h in held.due(60)] == ["b"]
+        assert held.next_deadline_ms() == 200
+        assert [h.pull for h in held.due(1_000)] == ["c"]
+        assert len(held) == 0
+
+    def test_their_number_is_bounded(self) -> None:
+        held: HeldPulls[int] = HeldPulls(limit=2)
+        assert [held.hold("T", 0, n, 10) for n in range(3)] == [True, True, False]
+
+    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), max_size=60))
+    def test_none_is_lost_or_answered_twice(self, steps: list[tuple[int, int, bool]]) -> None:
+        held: HeldPulls[int] = HeldPulls()
+        done: list[int] = []
+        for number, (queue, deadline, wake) in enumerate(steps):
+            held.hold("T", queue, number, deadline)
+            if wake:
+                held.wake("T", queue, lambda n: n % 2 == 0 and not done.append(n))
+        done += [h.pull for h in held.due(51)]
+        assert sorted(done) == list(range(len(steps)))
+        assert len(held) == 0
+
+
+def topic(name: str) -> dict[str, Any]:
+    return TopicConfig(name, 4, 4).to_json()
+
+
+class TestMetadata:
+    def test_the_working_view_is_ahead_and_undone_by_a_demotion(self) -> None:
+        meta = Metadata(Tables())
+        meta.confirm(0, encode_change({"topics": [topic("A")]}))
+        meta.lead([encode_change({"topics": [topic("B")]})])
+        meta.working.apply({"topics": [topic("C")]})
+        assert set(meta.working.topics) == {"A", "B", "C"}
+        assert set(meta.confirmed.topics) == {"A"}
+        meta.follow()
+        assert set(meta.working.topics) == {"A"}
+
+    def test_offsets_are_written_once_per_change(self) -> None:
+        meta = Metadata(Tables())
+        meta.lead([])
+        meta.commit_offset("T", "G", 0, 5)
+        meta.commit_offset("T", "G", 0, 7)
+        (change,) = meta.take_dirty(1)
+        assert change["offsets"] == {"T@G": {"0": 7}}
+        assert meta.take_dirty(2) == []
+        meta.commit_offset("T", "G", 0, 7)
+        assert meta.take_dirty(3) == []
+        meta.put_back([change])
+        assert meta.take_dirty(4)[0]["offsets"] == {"T@G": {"0": 7}}
+
+    def test_an_older_record_does_not_replace_a_newer_one(self) -> None:
+        """A snapshot at 100 and a log that is confirmed again from 0: apache/rocketmq 4771."""
+        meta = Metadata(Tables())
+        tables = Tables()
+        tables.offsets = {"T@G": {0: 9}}
+        meta.load(tables, 100)
+        meta.confirm(50, encode_change({"offsets": {"T@G": {"0": 3}}}))
+        assert meta.confirmed.offset("T", "G", 0) == 9
+        meta.confirm(100, encode_change({"offsets": {"T@G": {"0": 12}}}))
+        assert meta.confirmed.offset("T", "G", 0) == 12
+
+    def test_other_control_records_change_nothing(self) -> None:
+        meta = Metadata(Tables())
+        for body in (b"", b"[]", b"\xff", b'{"kind":"epoch","epoch":3}', b'{"kind":"meta","future":1}'):
+            assert not meta.confirm(1, body)
+        assert meta.confirmed == Tables()
+
+    @given(
+        st.lists(
+            st.one_of(
+                st.sampled_from("abc").map(lambda n: {"at": 1, "topics": [topic(n)]}),
+                st.sampled_from("abc").map(lambda n: {"at": 1, "dropTopics": [n]}),
+                st.sampled_from("xyz").map(lambda n: {"at": 1, "groups": [SubscriptionGroup(n).to_json()]}),
+                st.sampled_from("xyz").map(lambda n: {"at": 1, "dropGroups": [n]}),
+                st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 99)).map(
+                    lambda t: {"at": 1, "offsets": {f"{t[0]}@x": {str(t[1]): t[2]}}}
+                ),
+                st.sampled_from("ab").map(lambda n: {"at": 1, "dropOffsets": [f"{n}@x"]}),
+                st.tuples(st.integers(1, 3), st.integers(0, 9)).map(lambda t: {"at": 1, "delay": {str(t[0]): t[1]}}),
+            ),
+            max_size=30,
+        ),
+        st.integers(0, 30),
+    )
+    def test_applying_a_stretch_again_gives_the_same(self, changes: list[dict[str, Any]], again: int) -> None:
+        once, twice = Tables(), Tables()
+        for change in changes:
+            once.apply(change)
+        for change in changes + changes[min(again, len(changes)) :]:
+            twice.apply(change)
+        for name in ("topics", "groups", "offsets", "delay", "timer"):
+            assert getattr(once, name) == getattr(twice, name)
+        copied = Tables()
+        for change in once.all_changes(2):
+            copied.apply(change)
+        for name in ("topics", "groups", "delay", "timer"):
+            assert getattr(copied, name) == getattr(once, name)
+        assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
+
+
+class TestStats:
+    def test_the_last_minute_counts(self) -> None:
+        stats = Stats(0)
+        for now in range(0, 120_000, 10_000):
+            stats.add("TOPIC_PUT_NUMS", "T", 60)
+            stats.sample(now)
+        assert stats.total("TOPIC_PUT_NUMS", "T") == 720
+        assert 5 <= stats.tps("TOPIC_PUT_NUMS", "T", 110_000) <= 7
+        assert stats.report("TOPIC_PUT_NUMS", "absent", 0) is None
+        stats.forget("T")
+        assert stats.report("TOPIC_PUT_NUMS", "T", 0) is None
+
+
+@given(st.text(max_size=150))
+def test_topic_names_are_rocketmqs(name: str) -> None:
+    good = 0 < len(name) <= 127 and all(c.isascii() and (c.isalnum() or c in "%|_-") for c in name)
+    assert (topic_fault(name) is None) is good
