@@ -93,6 +93,8 @@ def _not_compact(topic: Mapping[str, Any], ratio: float, keyless: int) -> str:
             f"Only {topic['keyedRecords']:,} of {topic['records']:,} records have a key, so it is no table of newest "
             f"values; compaction would save {_bytes(topic['savedBytes'])} ({ratio:.0%})."
         )
+    if not topic["savedBytes"]:
+        return f"Compaction would save nothing: each of its {topic['distinctKeys']:,} keys has one version."
     return (
         f"Compaction would save {_bytes(topic['savedBytes'])}, just {ratio:.0%}: there are "
         f"{topic['distinctKeys']:,} keys in {topic['keyedRecords']:,} records."

@@ -30,14 +30,16 @@ h2 { font-size: 17px; margin: 0 0 2px; }
 .tile b { display: block; font-size: 23px; letter-spacing: -0.01em; }
 .tile span { color: var(--dim); font-size: 13px; }
 section { padding: 18px 20px; margin-bottom: 18px; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 18px; }
+/* Fixed columns: a plot takes its width as soon as it is parsed, before the one beside it is there. */
+.pair { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); gap: 18px; }
+@media (max-width: 900px) { .pair { grid-template-columns: minmax(0, 1fr); } }
 .pair section { min-width: 0; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; color: var(--dim); font-weight: 600; border-bottom: 1px solid var(--line); padding: 6px 10px; }
 td { border-bottom: 1px solid var(--line); padding: 7px 10px; vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.name { font-weight: 600; word-break: break-word; }
+.name { font-weight: 600; overflow-wrap: anywhere; display: inline-block; min-width: 90px; }
 .badge { display: inline-block; border-radius: 999px; padding: 1px 9px; font-size: 12.5px; font-weight: 600;
   background: #eef1f5; color: var(--dim); white-space: nowrap; }
 .badge.good { background: #e3f5ea; color: var(--good); }
@@ -216,9 +218,8 @@ def _system(topics: Sequence[Mapping[str, Any]]) -> str:
         if t["kind"] == "system"
     ][:30]
     hint = "Delays, transactions and control records: they cannot be compacted."
-    return _section(
-        "The broker's own topics", hint, _table(("Topic", "Kind", "Records", "Bytes"), rows, (2, 3)) if rows else ""
-    )
+    heads = ("Topic", "Kind", "Records", "Bytes")
+    return _section("The broker's own topics", hint, _table(heads, rows, (2, 3)) if rows else "")
 
 
 def _damage(damage: Mapping[str, Any]) -> str:

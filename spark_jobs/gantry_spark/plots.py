@@ -52,7 +52,7 @@ def _html(figure: Any, height: int) -> str:
         figure.to_html(
             full_html=False,
             include_plotlyjs=False,
-            config={"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]},
+            config={"displayModeBar": False, "responsive": True},
         )
     )
 
@@ -114,8 +114,8 @@ def growth(growth: Mapping[str, Any]) -> str:
     unit, factor = _unit(max(*capped, 1))
     figure = go.Figure()
     figure.add_scatter(
-        x=[times[0], *ends], y=[0, *(v / factor for v in sums)], name="log", mode="lines", line={"color": SAVE, "width": 2},
-        fill="tozeroy", fillcolor="rgba(31,111,235,0.12)",
+        x=[times[0], *ends], y=[0, *(v / factor for v in sums)], name="log", mode="lines",
+        line={"color": SAVE, "width": 2}, fill="tozeroy", fillcolor="rgba(31,111,235,0.12)",
         customdata=[size_text(v) for v in (0, *sums)], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
