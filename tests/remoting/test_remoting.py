@@ -135,6 +135,34 @@ async def test_a_peer_that_has_gone_silent_is_connected_anew(served: Served, cli
     assert served.handler.opened == 2
 
 
+async def test_a_silent_connection_is_given_up_before_the_time_is_over(served: Served, client: RemotingClient) -> None:
+    await client.request(served.address, Frame(ECHO), 5)
+    started = time.monotonic()
+    with pytest.raises(ConnectionLost):
+        await client.request(served.address, Frame(SILENT), 10, silence=0.1)
+    assert time.monotonic() - started < 5
+    assert (await client.request(served.address, Frame(ECHO), 5, silence=0.1)).code == 0
+
+
+async def test_unfinished_frames_of_all_connections_are_bounded(
+    served: Served, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "HELD_LIMIT", 3_000_000)
+    begun = encode_frame(Frame(ECHO, body=bytes(4_000_000)))[:1_000_000]
+    streams = [await asyncio.open_connection("127.0.0.1", served.server.port) for _ in range(5)]
+    for _, writer in streams:
+        writer.write(begun)
+    await until(lambda: served.handler.closed >= 2, "those beyond the limit are cut off")
+    assert (await client.request(served.address, Frame(ECHO, body=bytes(100)), 5)).code == 0
+    for _, writer in streams:
+        writer.close()
+    await until(lambda: served.handler.closed == 5, "the others leave")
+    body = bytes(2_500_000)
+    assert (await client.request(served.address, Frame(ECHO, body=body), 5)).body == body, (
+        "what they held is free again"
+    )
+
+
 async def test_a_slow_answer_does_not_end_a_connection_that_answers_others(
     served: Served, client: RemotingClient
 ) -> None:

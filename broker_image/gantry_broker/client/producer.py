@@ -35,6 +35,8 @@ from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
 SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
+SILENCE_SECONDS: Final = 2.1
+"""A connection that is silent for so long is given up: what is sent again may reach the successor in time."""
 COMPRESS_OVER: Final = 4096
 """Bytes of a body from which on it is compressed."""
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
@@ -273,7 +275,9 @@ class Producer:
                 left = deadline - clock()
                 if left <= 0:
                     raise SendFailed(message.topic, attempts, timeout)
-                answer = await self.session.remoting.request(address, frame, left)
+                answer = await self.session.remoting.request(
+                    address, frame, left, silence=max(SILENCE_SECONDS, left * 0.7)
+                )
             except (RemotingError, NoRoute) as error:
                 attempts.append(str(error))
                 if isinstance(error, NoRoute) and message.topic not in self._turns:

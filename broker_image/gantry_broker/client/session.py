@@ -31,9 +31,11 @@ ROUTE_POLL_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 30.0
 FORCED_POLL_SECONDS: Final = 0.2
 """A route is not asked for more often than this, whatever fails."""
+WATCH_SECONDS: Final = 5.0
+"""A connection over which nothing came for so long is tried: its broker may have gone without a word."""
 CALL_SECONDS: Final = 3.0
 BACKOFF_FIRST: Final = 0.02
-BACKOFF_MOST: Final = 0.2
+BACKOFF_MOST: Final = 0.1
 
 
 def next_backoff(seconds: float) -> float:
@@ -103,6 +105,7 @@ class Session:
         if self._users == 1:
             self.spawn(self._poll_routes())
             self.spawn(self._beat())
+            self.spawn(self._watch())
 
     async def close(self) -> None:
         self._users -= 1
@@ -263,6 +266,18 @@ class Session:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             await self.beat_now()
+
+    async def _watch(self) -> None:
+        """Finds connections whose other end is frozen or unreachable; a failed call makes the client connect anew."""
+        before: dict[str, int | None] = {}
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            brokers = {address for broker in self._brokers.values() for address in broker.values()}
+            now = {address: self.remoting.reads(address) for address in self.remoting.addresses if address in brokers}
+            silent = [address for address, reads in now.items() if before.get(address) == reads]
+            if silent:
+                await self.beat_now(silent)
+            before = now
 
     async def unregister(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Tells all brokers that a group's member leaves, as far as they can be reached."""

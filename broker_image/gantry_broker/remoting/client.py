@@ -63,10 +63,12 @@ class RemotingClient:
         """Says who answers requests of `code` that servers make."""
         self._handlers[code] = handler
 
-    async def request(self, address: str, frame: Frame, timeout: float) -> Frame:
+    async def request(self, address: str, frame: Frame, timeout: float, *, silence: float | None = None) -> Frame:
         """The answer of `address`. `timeout` in seconds covers connecting and answering.
 
-        Raises ConnectError (never sent), ConnectionLost and RequestTimeout (perhaps done).
+        `silence`: seconds after which a connection over which nothing at all has come since the request is given up as
+        dead (ConnectionLost), though the time is not over yet. Raises ConnectError (never sent), ConnectionLost and
+        RequestTimeout (perhaps done).
         """
         conn = self._connections.get(address)
         if conn is None or conn.closed:
@@ -76,6 +78,9 @@ class RemotingClient:
         if conn.paused:
             await conn.drained()
         before = conn.reads
+        watch = None
+        if silence is not None and silence < timeout:
+            watch = asyncio.get_running_loop().call_later(silence, _abort_silent, conn, before)
         try:
             return await conn.request(frame, timeout)
         except RequestTimeout:
@@ -84,6 +89,9 @@ class RemotingClient:
                 # address is reached by a new connection only.
                 conn.abort()
             raise
+        finally:
+            if watch is not None:
+                watch.cancel()
 
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
         """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""
@@ -99,6 +107,11 @@ class RemotingClient:
     def connected(self, address: str) -> bool:
         conn = self._connections.get(address)
         return conn is not None and not conn.closed
+
+    def reads(self, address: str) -> int | None:
+        """How often something came from an address over the connection that there is; None: there is none."""
+        conn = self._connections.get(address)
+        return None if conn is None or conn.closed else conn.reads
 
     @property
     def addresses(self) -> Iterable[str]:
@@ -213,3 +226,9 @@ class RemotingClient:
             answer = Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if answer is not None and not frame.is_oneway:
             conn.send(answer)
+
+
+def _abort_silent(conn: Connection, before: int) -> None:
+    if conn.reads == before:
+        log.info("%r: nothing came since the last request; connection given up", conn)
+        conn.abort()

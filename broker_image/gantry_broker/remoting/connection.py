@@ -23,8 +23,10 @@ log = logging.getLogger(__name__)
 
 HIGH_WATER: Final = 1024 * 1024
 """Bytes waiting for a peer above which it is not read any more."""
-HARD_LIMIT: Final = 64 * 1024 * 1024
+HARD_LIMIT: Final = 32 * 1024 * 1024
 """Bytes waiting for a peer above which its connection is cut."""
+HELD_LIMIT: Final = 256 * 1024 * 1024
+"""Bytes of unfinished frames on all connections of a server; whoever goes beyond it is cut off."""
 _UNKNOWN_PEER: Final = ("0.0.0.0", 0)
 
 
@@ -41,13 +43,18 @@ class Handler(Protocol):
         """A connection has ended; called once for each `on_open`."""
 
 
-class Ticks:
-    """A clock that its owner moves every few seconds: fine enough to tell idle connections, free to read."""
+class Shared:
+    """What the connections of one owner share.
 
-    __slots__ = ("now",)
+    `now` is a clock that the owner moves every few seconds: fine enough to tell idle connections, free to read. `held`
+    counts the bytes of unfinished frames.
+    """
+
+    __slots__ = ("held", "now")
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.held = 0
 
 
 class Connection(asyncio.Protocol):
@@ -57,11 +64,12 @@ class Connection(asyncio.Protocol):
         "_decoder",
         "_drained",
         "_handler",
+        "_held",
         "_loop",
         "_on_end",
         "_opaque",
         "_pending",
-        "_ticks",
+        "_shared",
         "_transport",
         "_write",
         "attrs",
@@ -80,7 +88,7 @@ class Connection(asyncio.Protocol):
         *,
         listener: str = "",
         max_frame: int = MAX_FRAME,
-        ticks: Ticks | None = None,
+        shared: Shared | None = None,
         on_end: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler = handler
@@ -91,7 +99,8 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._opaque = 0
         self._drained: asyncio.Future[None] | None = None
-        self._ticks = ticks or Ticks()
+        self._held = 0
+        self._shared = shared or Shared()
         self._on_end = on_end
         self.listener = listener
         self.attrs: dict[str, Any] = {}
@@ -99,7 +108,7 @@ class Connection(asyncio.Protocol):
         self.paused = False
         self.peer: tuple[str, int] = _UNKNOWN_PEER
         self.peer_bytes = b"\0" * 8
-        self.last_active = self._ticks.now
+        self.last_active = self._shared.now
         self.reads = 0
         """How often something came from the peer."""
 
@@ -128,7 +137,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
-        self.last_active = self._ticks.now
+        self.last_active = self._shared.now
         self.reads += 1
         try:
             frames = self._decoder.feed(data)
@@ -138,6 +147,9 @@ class Connection(asyncio.Protocol):
             return
         if frames:
             self._deliver(frames)
+        held = self._decoder.held
+        if held != self._held:
+            self._count_held(held)
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -146,7 +158,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
-        self.last_active = self._ticks.now
+        self.last_active = self._shared.now
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         if self._drained is not None:
@@ -157,6 +169,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._write = _write_nowhere
+        self._shared.held -= self._held
+        self._held = 0
         pending, self._pending = self._pending, {}
         reason = f"connection to {self.peer[0]}:{self.peer[1]} ended" + (f": {exc}" if exc else "")
         for future in pending.values():
@@ -270,6 +284,13 @@ class Connection(asyncio.Protocol):
             # Some requests may stay unanswered: the peer learns that soonest by losing the connection.
             log.exception("handling %d requests from %r failed", len(requests), self)
             self.close()
+
+    def _count_held(self, held: int) -> None:
+        self._shared.held += held - self._held
+        self._held = held
+        if self._shared.held > HELD_LIMIT:
+            log.warning("%r cut: unfinished frames of all connections hold %d bytes", self, self._shared.held)
+            self.abort()
 
     def _refuse(self, error: FrameError) -> None:
         log.info("%r sent what is not a frame: %s", self, error.reason)

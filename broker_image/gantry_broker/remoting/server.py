@@ -8,7 +8,7 @@ import logging
 from typing import Final
 
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
-from gantry_broker.remoting.connection import Connection, Handler, Ticks
+from gantry_broker.remoting.connection import Connection, Handler, Shared
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class RemotingServer:
         self._max_frame = max_frame
         self._idle_s = idle_s
         self._server: asyncio.Server | None = None
-        self._ticks = Ticks()
+        self._shared = Shared()
         self._sweeper: asyncio.TimerHandle | None = None
         self.connections: set[Connection] = set()
         self.refused = 0
@@ -63,7 +63,7 @@ class RemotingServer:
     async def start(self) -> int:
         """Begins to listen and gives the port. Raises OSError when the port is taken. May follow `stop_listening`."""
         loop = asyncio.get_running_loop()
-        self._ticks.now = loop.time()
+        self._shared.now = loop.time()
         self._server = await loop.create_server(
             self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=1024
         )
@@ -122,7 +122,7 @@ class RemotingServer:
             self._handler,
             listener=self._name,
             max_frame=self._max_frame,
-            ticks=self._ticks,
+            shared=self._shared,
             on_end=self._end,
         )
         self.connections.add(conn)
@@ -130,7 +130,7 @@ class RemotingServer:
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        now = self._ticks.now = loop.time()
+        now = self._shared.now = loop.time()
         for conn in list(self.connections):
             if now - conn.last_active > self._idle_s:
                 log.info("%r is idle; closed", conn)
