@@ -103,7 +103,13 @@ def read_topic(namesrv: str, topic: str) -> Iterator[Record]:
     """Every record of a topic, from the masters that the route names."""
     with Wire(namesrv) as ns:
         route = ns.route(topic)
-    masters = {row["brokerName"]: row["brokerAddrs"][0] for row in route["brokerDatas"] if 0 in row["brokerAddrs"]}
+    # RocketMQ's NameServer writes these numbers without quotes, ours with.
+    masters = {
+        row["brokerName"]: address
+        for row in route["brokerDatas"]
+        for number, address in row["brokerAddrs"].items()
+        if int(number) == 0
+    }
     for row in route["queueDatas"]:
         with Wire(masters[row["brokerName"]]) as broker:
             for queue in range(row["readQueueNums"]):

@@ -1,0 +1,113 @@
+"""A producer of ours as a process, for the benchmarks.
+
+With `--each`: one JSON line per send, as the Java driver's `failover` prints them, until standard input ends.
+Otherwise: one JSON line every 10 s with what was sent so far, for `--seconds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import time
+from contextvars import ContextVar
+from typing import Any
+
+import uvloop
+from gantry_broker.client import ClientError, Producer, SendStatus
+from gantry_broker.protocol.frame import Frame
+
+_TRIES: ContextVar[list[int]] = ContextVar("tries")
+
+
+def _count_tries(producer: Producer) -> None:
+    """Counts the requests of each send: a message that was sent twice may rightly be stored twice."""
+    inner = producer.session.remoting.request
+
+    async def request(address: str, frame: Frame, timeout: float) -> Frame:
+        tries = _TRIES.get(None)
+        if tries is not None:
+            tries[0] += 1
+        return await inner(address, frame, timeout)
+
+    producer.session.remoting.request = request  # type: ignore[method-assign]
+
+
+def _body(run: str, number: int, size: int) -> bytes:
+    return f"{run}#{number}#".encode().ljust(size, b"x")
+
+
+def _report(event: str, **fields: Any) -> None:
+    sys.stdout.write(json.dumps({"event": event, "ms": time.time() * 1000, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+async def _each(producer: Producer, options: argparse.Namespace, stop: asyncio.Event) -> None:
+    _count_tries(producer)
+    numbers = itertools.count()
+
+    async def sender() -> None:
+        while not stop.is_set():
+            n = next(numbers)
+            tries = [0]
+            _TRIES.set(tries)
+            try:
+                result = await producer.send(options.topic, _body(options.run, n, options.size))
+                event = "ok" if result.status is SendStatus.SEND_OK else "status"
+                _report(event, n=n, status=result.status.name, msgId=result.message_id, tries=tries[0])
+            except ClientError as error:
+                _report("failed", n=n, type=type(error).__name__, message=str(error), tries=tries[0])
+
+    await asyncio.gather(*(sender() for _ in range(options.senders)))
+
+
+async def _flood(producer: Producer, options: argparse.Namespace, stop: asyncio.Event) -> None:
+    sent = failed = 0
+    body = _body(options.run, 0, options.size)
+
+    async def sender() -> None:
+        nonlocal sent, failed
+        while not stop.is_set():
+            try:
+                await producer.send(options.topic, body)
+                sent += 1
+            except ClientError:
+                failed += 1
+
+    async def reporter() -> None:
+        for _ in range(max(1, options.seconds // 10)):
+            await asyncio.sleep(10)
+            print(json.dumps({"sent": sent, "failed": failed}), flush=True)
+        stop.set()
+
+    await asyncio.gather(reporter(), *(sender() for _ in range(options.senders)))
+
+
+async def _main(options: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    async with Producer(options.namesrv) as producer:
+        if not options.each:
+            await _flood(producer, options, stop)
+            return
+        loop = asyncio.get_running_loop()
+        watch = loop.run_in_executor(None, sys.stdin.read)
+        watch.add_done_callback(lambda _: stop.set())
+        await _each(producer, options, stop)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--namesrv", required=True, help="host:port, several separated by ';'")
+    parser.add_argument("--topic", default="BenchmarkTest")
+    parser.add_argument("--run", default="run", help="goes into the bodies")
+    parser.add_argument("--senders", type=int, default=64, help="sends that wait at the same time")
+    parser.add_argument("--size", type=int, default=128, help="bytes of a body")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--each", action="store_true", help="a line per send, until standard input ends")
+    uvloop.run(_main(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
