@@ -207,7 +207,7 @@ class Outcome:
 def measure(cluster: Cluster, kind: str, client: str, count: int, folder: Path) -> Outcome:
     """Raises TimeoutError when the cluster does not become whole again or the sender does not recover."""
     topic = f"failover-{kind}-{client}"
-    namesrv = ";".join(row["address"] for row in cluster.status()["nameServers"])
+    namesrv = ";".join(cluster.status()["nameServers"])
     run = f"{kind}-{client}"
     sender: JavaSender | OwnSender
     if client == "gantry":

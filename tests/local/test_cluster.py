@@ -24,7 +24,7 @@ def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) ->
         )
         assert start_mark(member["pid"]) is not None
     assert [m["brokerId"] for m in status["members"] if m["role"] == "Master"] == [0]
-    assert [s["address"] for s in status["nameServers"]] == cluster.name_servers.split(";")
+    assert status["nameServers"] == cluster.name_servers.split(";")
     assert any(e["reason"] == "Bootstrap" for e in status["events"])
     text = cluster.gantry("status").stdout
     assert "t-a-1" in text
@@ -167,11 +167,11 @@ async def test_brokers_go_on_without_their_supervisor_and_the_next_one_takes_the
 
 
 def test_a_name_server_that_dies_is_started_again_with_all_routes(cluster: Cluster) -> None:
-    server = cluster.resource()["status"]["nameServers"][0]
+    server = cluster.resource()["status"]["nameServerMembers"][0]
     kill(server["pid"], signal.SIGKILL)
 
     def back() -> bool:
-        now = cluster.resource()["status"]["nameServers"][0]
+        now = cluster.resource()["status"]["nameServerMembers"][0]
         return bool(now["ready"] and now["pid"] and now["pid"] != server["pid"])
 
     cluster.until("it answers again", back)

@@ -92,7 +92,7 @@ def _members(out: Any, status: dict[str, Any]) -> None:
 
 def _name_servers(out: Any, status: dict[str, Any]) -> None:
     table = _table("NAME SERVER", "READY", "ADDRESS", "PID")
-    for s in status.get("nameServers", []):
+    for s in status.get("nameServerMembers", []):
         table.add_row(s["name"], "yes" if s["ready"] else "no", s["address"], str(s.get("pid") or s.get("node") or "-"))
     out.print()
     out.print(table)

@@ -162,7 +162,7 @@ def _before(folder: ClusterFolder) -> BrokerClusterStatus:
 
 def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
     """For the times of the conditions. A folder that cannot be written still has its status shown."""
-    kept = status.model_copy(update={"members": [], "nameServers": []})
+    kept = status.model_copy(update={"members": [], "nameServerMembers": []})
     try:
         write_durably(folder.conditions, kept.model_dump_json(by_alias=True))
     except OSError:
