@@ -17,6 +17,7 @@ from gantry_broker.client.message import MAX_BODY, Message, SendResult, check_gr
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
 from gantry_broker.client.uniqueid import create_unique_key
+from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import (
     AUTO_CREATE_TOPIC,
     FLAG_ONEWAY,
@@ -29,7 +30,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import SendAnswer
+from gantry_broker.protocol.headers import parse_int
 from gantry_broker.protocol.message import BatchItem, compress, encode_batch
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
@@ -39,6 +40,7 @@ SILENCE_SECONDS: Final = 2.1
 """A connection that is silent for so long is given up: what is sent again may reach the successor in time."""
 COMPRESS_OVER: Final = 4096
 """Bytes of a body from which on it is compressed."""
+MAX_LONG: Final = 2**63 - 1
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 _DEFAULT_QUEUES: Final = 4
 _COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
@@ -87,6 +89,7 @@ class Producer:
         self._compress_over = compress_over
         self._max_body = max_body
         self._turns: dict[str, RoundRobin] = {}
+        self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -230,9 +233,16 @@ class Producer:
 
     async def _queues(self, topic: str, *, failed: bool = False) -> list[MessageQueue]:
         """The queues of a topic; `failed`: what is known did not work, ask again. Raises NoRoute, RemotingError."""
+        if not failed:
+            known = self.session.known_route(topic)
+            cached = self._cache.get(topic)
+            if cached is not None and cached[0] is known:
+                return cached[1]
         ask = self.session.route_after_failure if failed else self.session.route
         route = await ask(topic)
         queues = writable_queues(topic, route) if route is not None else []
+        if queues and route is not None:
+            self._cache[topic] = (route, queues)
         if not queues and route is None:
             # The topic may be made when the first message comes: brokers that do so register this one.
             route = await ask(AUTO_CREATE_TOPIC)
@@ -312,12 +322,12 @@ class Producer:
 
     @staticmethod
     def _result(status: SendStatus, answer: Frame, unique_key: str, queue: MessageQueue) -> SendResult:
-        header = SendAnswer.from_ext(answer.ext)
+        ext = answer.ext
         return SendResult(
             status,
             unique_key,
-            header.msgId,
-            MessageQueue(queue.topic, queue.broker, header.queueId),
-            header.queueOffset,
-            header.transactionId or "",
+            ext.get("msgId", ""),
+            MessageQueue(queue.topic, queue.broker, parse_int("queueId", ext.get("queueId"))),
+            parse_int("queueOffset", ext.get("queueOffset"), 0, MAX_LONG),
+            ext.get("transactionId", ""),
         )

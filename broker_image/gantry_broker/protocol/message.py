@@ -323,14 +323,23 @@ def parse_properties(properties: bytes | str) -> dict[str, str]:
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
     """The stored form of properties. Raises RecordError when a name or value holds a separator or all are too long."""
-    for name, value in properties.items():
-        if not name or any(c in "\x01\x02" for c in name) or any(c in "\x01\x02" for c in value):
-            raise RecordError(f"property {name!r}: names and values must not hold the characters 0x01 and 0x02")
-    joined = PROPERTY_SEPARATOR.join(f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items())
+    joined = PROPERTY_SEPARATOR.join([f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items()])
+    if (
+        joined.count(NAME_VALUE_SEPARATOR) != len(properties)
+        or joined.count(PROPERTY_SEPARATOR) != max(len(properties) - 1, 0)
+        or "" in properties
+    ):
+        name = next((name for name, value in properties.items() if not _plain(name, value)), "")
+        raise RecordError(f"property {name!r}: names and values must not hold the characters 0x01 and 0x02")
     packed = joined.encode()
     if len(packed) > MAX_PROPERTIES:
         raise RecordError(f"properties have {len(packed)} bytes; at most {MAX_PROPERTIES} fit")
     return packed
+
+
+def _plain(name: str, value: str) -> bool:
+    both = name + value
+    return bool(name) and NAME_VALUE_SEPARATOR not in both and PROPERTY_SEPARATOR not in both
 
 
 def java_hash(text: str) -> int:
