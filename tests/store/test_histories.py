@@ -73,6 +73,8 @@ def random_puts(rng: random.Random, serial: int) -> list[Put]:
             properties += "KEYS\x01" + " ".join(words) + "\x02"
         if rng.random() < 0.2:
             properties += "filling\x01" + "v" * rng.choice((100, 3_000)) + "\x02"
+        if rng.random() < 0.2:
+            properties, unique, words = "", "", []
         size = rng.choice((0, 10, 100, 1_000)) if rng.random() < 0.9 else rng.choice((9_000, 30_000))
         puts.append(
             Put(
@@ -84,7 +86,7 @@ def random_puts(rng: random.Random, serial: int) -> list[Put]:
                 born_host=HOST_V6 if rng.random() < 0.1 else HOST,
                 body=rng.randbytes(size),
                 properties=properties.encode(),
-                keys=(unique, *words),
+                keys=(unique, *words) if unique else (),
             )
         )
     return puts

@@ -280,3 +280,18 @@ def test_issue_467_what_was_not_indexed_when_the_process_died_is_indexed_later(
     for n in range(0, 200, 13):
         assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
     store.close(clean=False)
+
+
+def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
+    leader: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    for n in range(600):
+        leader.put([Put("Wide", n, 0, 0, 1, HOST, b"%d" % n, b"")], n)
+    leader.confirm(leader.end)
+    leader.upkeep(10**12)
+    assert leader.queues.dirty
+    leader.close(clean=False)
+    store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    store.confirm(store.end)
+    assert [store.max_offset("Wide", n) for n in range(600)] == [1] * 600
+    store.close(clean=False)

@@ -107,13 +107,16 @@ def read_meta(buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: 
         raise Damage("queue or topic cannot be")
     if check and zlib.crc32(buf[body_at:tail_at]) & 0x7FFFFFFF != crc:
         raise Damage("body does not match its CRC")
-    if torn and ((length and buf[end - 1] == 0) or has_lost_page(buf, tail_at, end, phys - at)):
+    if torn and ((length and buf[end - 1] == 0) or has_lost_page(buf, tail_at, end if length else end - 2, phys - at)):
         raise Damage("a part of its properties was never written")
     return Meta(phys, size, topic, queue_id, queue_offset, sys_flag, store_ms, bytes(buf[pos:end]), body_at, body_size)
 
 
 def has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) -> bool:
-    """Whether a block of the disk within buf[start:stop] begins with zeros; buf[i] lies at base + i of the log."""
+    """Whether a block of the disk within buf[start:stop] begins with zeros; buf[i] lies at base + i of the log.
+
+    `stop` leaves out the length of properties that are none: those zeros are meant.
+    """
     page = -(-(start + base) // PAGE) * PAGE - base
     while page < stop:
         head = bytes(buf[page : min(page + 32, stop)])
