@@ -22,13 +22,62 @@ if TYPE_CHECKING:
 
 EVERY_CODE = sorted({*TABLE, 10, 310, 320})
 FIELDS = sorted(
-    (
-        "topic queueId queueOffset consumerGroup producerGroup group maxMsgNums sysFlag offset commitOffset "
-        "suspendTimeoutMillis subVersion subscription expressionType timestamp key maxNum beginTimestamp "
-        "endTimestamp delayLevel commitLogOffset tranStateTableOffset clientID commitOrRollback readQueueNums "
-        "writeQueueNums perm topicFilterType defaultTopic statsName statsKey groupName srcGroup destGroup "
-        "clientId index count isForce attributes order a b c d e f g h i j k l m n "
-    ).split()
+    [
+        "topic",
+        "queueId",
+        "queueOffset",
+        "consumerGroup",
+        "producerGroup",
+        "group",
+        "maxMsgNums",
+        "sysFlag",
+        "offset",
+        "commitOffset",
+        "suspendTimeoutMillis",
+        "subVersion",
+        "subscription",
+        "expressionType",
+        "timestamp",
+        "key",
+        "maxNum",
+        "beginTimestamp",
+        "endTimestamp",
+        "delayLevel",
+        "commitLogOffset",
+        "tranStateTableOffset",
+        "clientID",
+        "commitOrRollback",
+        "readQueueNums",
+        "writeQueueNums",
+        "perm",
+        "topicFilterType",
+        "defaultTopic",
+        "statsName",
+        "statsKey",
+        "groupName",
+        "srcGroup",
+        "destGroup",
+        "clientId",
+        "index",
+        "count",
+        "isForce",
+        "attributes",
+        "order",
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "f",
+        "g",
+        "h",
+        "i",
+        "j",
+        "k",
+        "l",
+        "m",
+        "n",
+    ]
 )
 
 
