@@ -34,10 +34,17 @@ class Node:
         self.refuse_fetches = False
         self.reports: list[str] = []
         self.roles: list[str] = []
+        self.up = False
+
+    async def listen(self) -> str:
+        """Bind the port, so that the others can be told of it; `start` does it otherwise."""
+        if not self.server.listening:
+            self.address = f"127.0.0.1:{await self.server.start()}"
+        return self.address
 
     async def start(self) -> Node:
-        port = await self.server.start()
-        self.address = f"127.0.0.1:{port}"
+        await self.listen()
+        port = self.server.port
         self.config = BrokerConfig.model_validate(
             {
                 "cluster": "c",
@@ -66,9 +73,11 @@ class Node:
             report=self.reports.append,
         )
         await self.service.start()
+        self.up = True
         return self
 
     async def stop(self, *, clean: bool = True) -> None:
+        self.up = False
         await self.service.stop()
         await self.client.close()
         await self.server.close(0.1)
@@ -86,6 +95,8 @@ class Node:
         for frame in frames:
             if frame.code == GantryCode.FETCH and not self.refuse_fetches:
                 self.service.on_fetch(conn, frame)
+            elif frame.code == GantryCode.POLL:
+                self.service.on_poll(conn, frame)
 
     def put(self, *bodies: bytes, timeout_ms: int = 3_000) -> asyncio.Future[SendStatus]:
         """Append as a broker would; the future has the send status."""
@@ -116,7 +127,7 @@ class Group:
 
     async def __aexit__(self, *exc: object) -> None:
         for node in self.nodes:
-            if node.client is not None:
+            if node.up:
                 await node.stop()
 
     def ids(self, *numbers: int) -> frozenset[MemberId]:

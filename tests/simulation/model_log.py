@@ -14,12 +14,16 @@ from struct import Struct
 from typing import NamedTuple
 
 from gantry_broker.replication import epochs
+from gantry_broker.replication.members import MemberChange, Members
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import EpochStart, History
 
 _HEAD = Struct(">BBHHHI")
-MESSAGE, CONTROL = 0, 1
+MESSAGE, CONTROL, MEMBERS = 0, 1, 2
+
+MEMBER_TABLE: list[Members] = []
+"""What a MEMBERS record's id means."""
 
 
 class Crash(Exception):
@@ -37,6 +41,8 @@ class Record(NamedTuple):
     size: int
 
     def __str__(self) -> str:
+        if self.kind == MEMBERS:
+            return f"({','.join(str(v.id) for v in MEMBER_TABLE[self.id])})"
         return f"e{self.epoch}" if self.kind == CONTROL else f"m{self.id}"
 
 
@@ -95,6 +101,7 @@ class ModelLog:
         self.confirmed = 0
         self.saved_confirmed = 0
         self.history: History = ()
+        self.member_changes: tuple[MemberChange, ...] = ()
         self.next_queue_offset = 0
         self.end = 0
         self._power = power
@@ -129,6 +136,7 @@ class ModelLog:
         self.records = [r for r in self.records if r.offset + r.size <= to]
         self.end = to
         self.history = epochs.cut(self.history, to)
+        self.member_changes = tuple(c for c in self.member_changes if c.end <= to)
         self.flushed = min(self.flushed, to)
         self.confirmed = min(self.confirmed, to)
         if self._durable_cut:
@@ -145,6 +153,7 @@ class ModelLog:
         self._power.step()
         self.start = self.end = self.flushed = self.confirmed = self.saved_confirmed = to
         self.records, self.file, self.disk, self.history = [], bytearray(), b"", history
+        self.member_changes = ()
         self._count()
         self._power.step()
 
@@ -152,6 +161,14 @@ class ModelLog:
         if offset > self.confirmed:
             self.confirmed = min(offset, self.end)
             self.on_confirmed()  # Where a broker wakes its waiting pulls.
+
+    def append_members(self, members: Members, now_ms: int) -> None:
+        self._power.step()
+        if members not in MEMBER_TABLE:
+            MEMBER_TABLE.append(members)
+        epoch = self.history[-1].epoch
+        self._write(encode(MEMBERS, epoch, MEMBER_TABLE.index(members), self.next_queue_offset, self.end))
+        self._power.step()
 
     # ---- what the broker and the disk do
 
@@ -192,6 +209,9 @@ class ModelLog:
         if record.kind == CONTROL:
             # Not `epochs.extended`: with a rule taken away the log must hold what it should not.
             self.history = (*epochs.cut(self.history, record.offset), EpochStart(record.epoch, record.offset))
+        elif record.kind == MEMBERS:
+            end = record.offset + record.size
+            self.member_changes += (MemberChange(record.offset, end, MEMBER_TABLE[record.id]),)
         self.next_queue_offset = record.queue_offset + 1
 
     def _count(self) -> None:
@@ -205,6 +225,7 @@ class ModelLog:
             self.file = bytearray(self.disk) + kept
         base = epochs.cut(self.history, self.start)
         self.records, self.history, at = [], base, 0
+        self.member_changes = ()
         while (record := decode(self.file, at, self.start)) is not None:
             self.records.append(record)
             self._learn(record)

@@ -323,7 +323,7 @@ class World:
                 self.post(member.name, reply, answer)
             elif isinstance(body, FetchAnswer):
                 try:
-                    applied = core.answered(body)
+                    applied = core.answered(body, member.now())
                 except ValueError as error:
                     self.trace(f"  {member.name}'s store refuses it: {error}")
                     return

@@ -296,6 +296,7 @@ class GantryCode(IntEnum):
 
     FETCH = 31_001
     FORWARD = 31_002
+    POLL = 31_003
 
 
 MQ_VERSION: Final = 407

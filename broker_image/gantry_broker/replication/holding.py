@@ -42,13 +42,15 @@ class Held:
 
     __slots__ = ("conn", "empty_at", "fetch", "news_at", "not_before", "request")
 
-    def __init__(self, conn: Connection, request: Frame, fetch: Fetch, now: float, not_before: float) -> None:
+    def __init__(
+        self, conn: Connection, request: Frame, fetch: Fetch, now: float, hold_s: float, not_before: float
+    ) -> None:
         self.conn = conn
         self.request = request
         self.fetch = fetch
         self.not_before = not_before
         self.news_at = now + NEWS_S
-        self.empty_at = now + HOLD_S
+        self.empty_at = now + hold_s
 
 
 class Holding:
@@ -60,7 +62,9 @@ class Holding:
         held: Callable[[MemberId, bool], None],
         has_news: Callable[[Fetch], bool],
         log_end: Callable[[], int],
+        hold_s: float = HOLD_S,
     ) -> None:
+        self._hold_s = hold_s
         self._ask = ask
         self._held_changed = held
         self._has_news = has_news
@@ -83,7 +87,9 @@ class Holding:
         former = self._held.get(fetch.member)
         if former is not None and former.conn is conn and former.request.opaque != request.opaque:
             self._answer_anyhow(former)
-        self._held[fetch.member] = Held(conn, request, fetch, now, self._catching_up.pop(fetch.member, 0.0))
+        self._held[fetch.member] = Held(
+            conn, request, fetch, now, self._hold_s, self._catching_up.pop(fetch.member, 0.0)
+        )
         self._held_changed(fetch.member, True)
         self._serve()
 

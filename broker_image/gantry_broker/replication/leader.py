@@ -53,6 +53,8 @@ class FollowerView:
     """When it last asked or, if later, was last answered."""
     waiting: bool = False
     """A question of it is being held."""
+    address: str = ""
+    """Raft mode: where others reach it."""
     ask_again_ms: int = 0
     join_until_ms: int = 0
     """Waited for until then, so that it can be proposed (rule 19)."""
@@ -159,6 +161,7 @@ class Leader:
         # Rule 11: a fetch is not an fsync.
         on_disk = self._options.sync_flush and Rule.ACK_ON_DISK in self._rules
         view.acked = fetch.flushed if on_disk else fetch.end
+        view.address = fetch.address or view.address
         view.end = fetch.end
         view.seen_ms = now_ms
         return None

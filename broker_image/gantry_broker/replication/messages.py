@@ -30,6 +30,8 @@ class Fetch:
     confirmed: int = 0
     """What the follower knows to be confirmed, so that the leader sees whether it has news."""
     max_bytes: int = 1 << 20
+    address: str = ""
+    """Raft mode: where others reach the asker, should it become a member."""
 
     @property
     def position(self) -> Position:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gantry_broker.replication.members import MemberChange, Members
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import History
 
@@ -63,6 +64,19 @@ class Log(Protocol):
 
     def confirm(self, offset: int) -> None:
         """Move confirmed up to `offset`, at most to the end, never back."""
+        ...
+
+
+class RaftLog(Log, Protocol):
+    """A log that also knows the changes of members that it holds (rule 27)."""
+
+    @property
+    def member_changes(self) -> tuple[MemberChange, ...]:
+        """In the order of the log; a change that is cut is gone."""
+        ...
+
+    def append_members(self, members: Members, now_ms: int) -> None:
+        """Append a change record."""
         ...
 
 

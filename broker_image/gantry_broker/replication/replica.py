@@ -213,7 +213,7 @@ class Replica:
             return master.member == self.me.member
         return master == self.me  # Rule 16.
 
-    def saw_epoch(self, epoch: int) -> None:
+    def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
         """Rule 14: a higher epoch, wherever it was seen, stops a master at once; it is not an assignment."""
         if epoch <= self.told_epoch:
             return
@@ -394,7 +394,7 @@ class Replica:
     def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
         return None if self.follower is None else self.follower.fetch(max_bytes)
 
-    def answered(self, answer: FetchAnswer) -> bool:
+    def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
         self.saw_epoch(answer.epoch)
         if self.follower is None:

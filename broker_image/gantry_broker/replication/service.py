@@ -18,16 +18,21 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.http.models import AskModel, AssignmentAnswer, FollowerStatus, HandoverAnswer, MasterLink, MemberRef
-from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication import wire
 from gantry_broker.replication.fetching import FetchLoop
-from gantry_broker.replication.holding import Holding, refuse_malformed
+from gantry_broker.replication.holding import HOLD_S, Holding, refuse_malformed
 from gantry_broker.replication.identity import ReplicaFile
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.raft import RaftOptions, RaftReplica
+from gantry_broker.replication.raft_messages import Poll
+from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
-from gantry_broker.replication.storelog import StoreLog
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.store.flush import GroupCommit
 
@@ -42,6 +47,9 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 CHECKPOINT_S: Final = 60.0
+RAFT_HOLD_S: Final = 0.5
+"""A follower must hear its leader well within the time after which it holds an election."""
+POLL_S: Final = 1.0
 PARKED_MS: Final = 5_000
 """A hand-over that was answered "ready" and then heard of no more: after this the registry is read, if it can be."""
 
@@ -75,18 +83,23 @@ class ReplicationService:
         """
         self._config = config
         self._store = store
+        self._client = client
         self._on_role_change = on_role_change
         self._on_change = on_change
         self._report = report
         self._read_cell = read_cell
         self._monotonic = monotonic
         self._file = ReplicaFile(config.data_dir / "config" / "replica.json")
-        self._log = StoreLog(store, epoch_body=epoch_body, on_confirmed=on_confirmed, on_cut=on_cut, unix_ms=unix_ms)
-        self._sync_flush = config.flush == "Sync"
+        hooks = StoreLogHooks(epoch_body, on_confirmed, on_cut, unix_ms)
+        self._raft = config.mode == "Raft"
+        self._log = StoreLog(store, hooks)
+        self._raft_log = RaftStoreLog(store, config.data_dir / "config" / "members.json", hooks) if self._raft else None
+        # Rule 26: in Raft mode acknowledgements count bytes on disk, whatever the flush mode.
+        self._sync_flush = config.flush == "Sync" or self._raft
         self._fetching = FetchLoop(client, self)
         self._commit: GroupCommit | None = None
         self._holding: Holding | None = None
-        self._core: Replica | None = None
+        self._core: Replica | RaftReplica | None = None
         self._proven = True
         self._tick: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[None]] = set()
@@ -98,6 +111,7 @@ class ReplicationService:
         self._acked = asyncio.Event()
         self._park_until = 0.0
         self._handed_to: str | None = None
+        self._moving_until = 0.0
 
     # ---- life
 
@@ -113,21 +127,28 @@ class ReplicationService:
         )
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
-        self._holding = Holding(self._answer_to, self._held, self._has_news, lambda: self._store.end)
-        self._core = Replica(
-            started.state,
-            self._log,
-            self._file,
-            Options(
-                sync_replication=self._config.replication == "Sync",
-                sync_flush=self._sync_flush,
-                min_in_sync=self._config.min_in_sync,
-            ),
-            report=self._report,
-            now_ms=self._now(),
+        self._holding = Holding(
+            self._answer_to, self._held, self._has_news, lambda: self._store.end, RAFT_HOLD_S if self._raft else HOLD_S
         )
+        self._core = self._raft_core(started.state) if self._raft else self._replica(started.state)
         self._changed()
         self._tick = loop.call_later(TICK_S, self._on_tick)
+
+    def _replica(self, state: Durable) -> Replica:
+        options = Options(
+            sync_replication=self._config.replication == "Sync",
+            sync_flush=self._sync_flush,
+            min_in_sync=self._config.min_in_sync,
+        )
+        return Replica(state, self._log, self._file, options, report=self._report, now_ms=self._now())
+
+    def _raft_core(self, state: Durable) -> RaftReplica:
+        assert self._raft_log is not None
+        addresses = {**self._config.members, self._config.member: self._config.member_address}
+        options = RaftOptions(sync_flush=True)
+        return RaftReplica(
+            state, self._raft_log, self._file, options, addresses, report=self._report, now_ms=self._now()
+        )
 
     async def stop(self) -> None:
         """Give up the role (the waiting sends are answered first) and end every task. The store stays open."""
@@ -152,7 +173,7 @@ class ReplicationService:
         self._file.mark_clean()
 
     @property
-    def core(self) -> Replica:
+    def core(self) -> Replica | RaftReplica:
         """The state machine; raises RuntimeError before `start`."""
         if self._core is None:
             raise RuntimeError("the replication service was not started")
@@ -180,7 +201,14 @@ class ReplicationService:
     @property
     def parked(self) -> bool:
         """A hand-over is under way: keep new sends, in their order, until this changes (rule 23)."""
-        return self.core.parked
+        return self.core.parked or self._moving
+
+    @property
+    def _moving(self) -> bool:
+        """Raft mode: the leadership is on its way to another member, and it is not known yet who got it."""
+        if self._moving_until == 0.0 or self.core.leader is not None or self.core.follower is not None:
+            return False
+        return self._monotonic() < self._moving_until
 
     @property
     def may_append(self) -> bool:
@@ -277,7 +305,7 @@ class ReplicationService:
     def saw_epoch(self, epoch: int) -> None:
         """An epoch seen anywhere: a higher one stops a master at once (rule 14)."""
         if epoch > self.core.told_epoch:
-            self.core.saw_epoch(epoch)
+            self.core.saw_epoch(epoch, self._now())
             self._changed()
 
     # ---- the master
@@ -307,6 +335,38 @@ class ReplicationService:
         self._acked.set()
         self._holding.take(conn, frame, fetch, answer)
         self._changed()
+
+    def on_poll(self, conn: Connection, frame: Frame) -> None:
+        """A frame with GantryCode.POLL: what members in Raft mode ask each other."""
+        core = self.core
+        try:
+            poll = wire.parse_poll(frame)
+        except wire.WireError as error:
+            refuse_malformed(conn, frame, error)
+            return
+        if not isinstance(core, RaftReplica):
+            conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "this group is in mode MasterSlave"))
+            return
+        answer = core.polled(poll, self._now())
+        self._changed()
+        conn.send(wire.poll_answer_frame(frame, answer))
+
+    async def _poll(self, core: RaftReplica, address: str, poll: Poll) -> None:
+        try:
+            frame = await self._client.request(address, wire.poll_frame(poll), POLL_S)
+            answer = wire.parse_poll_answer(frame)
+        except (RemotingError, wire.WireError) as error:
+            log.debug("poll of %s: %s", address, error)
+            return
+        core.poll_answered(answer, self._now())
+        self._changed()
+
+    def _send_out(self, core: RaftReplica) -> None:
+        outbox, core.outbox = core.outbox, []
+        for number, poll in outbox:
+            address = core.address_of(number)
+            if address:
+                self._spawn(self._poll(core, address, poll))
 
     def on_connection_lost(self, conn: Connection) -> None:
         """A connection has ended, of whatever kind."""
@@ -354,7 +414,40 @@ class ReplicationService:
                     await self._acked.wait()
             except TimeoutError:
                 continue
+        if isinstance(self.core, RaftReplica):
+            return await self._transfer(self.core, target, deadline)
         return HandoverAnswer(ready=True, end=self._store.end, parked_ms=PARKED_MS)
+
+    async def _transfer(self, core: RaftReplica, target: MemberId, deadline: float) -> HandoverAnswer:
+        """The target has everything: it is elected now, and this member follows it."""
+        self._moving_until = self._monotonic() + core.options.election_ms / 1000
+        core.transfer(self._now())
+        self._changed()
+        while self._monotonic() < max(deadline, self._moving_until):
+            if core.follower is not None:
+                return HandoverAnswer(ready=True, end=self._store.end)
+            if core.leader is not None and not core.parked:
+                break
+            self._acked.clear()
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._acked.wait()
+            except TimeoutError:
+                continue
+        return HandoverAnswer(ready=False, end=self._store.end, reason=f"{target} was not elected in time")
+
+    async def remove_member(self, number: int) -> str:
+        """Raft mode, on the leader: a member leaves the group (rule 27). Answers why not, or nothing."""
+        core = self.core
+        if not isinstance(core, RaftReplica):
+            return "mode MasterSlave: the operator keeps the members"
+        left = tuple(v for v in core.members if v.id.member != number)
+        if len(left) == len(core.members):
+            return f"member {number} does not vote"
+        reason = core.change_members(left, self._now())
+        self.appended(self._store.end)
+        self._changed()
+        return reason
 
     # ---- the slave (called by the fetch loop)
 
@@ -366,13 +459,15 @@ class ReplicationService:
 
     async def answered(self, answer: FetchAnswer) -> bool:
         """Apply an answer; under SYNC_FLUSH the next question waits for the disk, since it acknowledges (rule 11)."""
-        applied = self.core.answered(answer)
+        applied = self.core.answered(answer, self._now())
         self._changed()
         if self._sync_flush and self._store.flushed < self._store.end and self._commit is not None:
             await self._commit.wait(self._store.end)
         return applied
 
     def link_changed(self) -> None:
+        if self._fetching.state == "refused" and isinstance(self.core, RaftReplica):
+            self.core.leader_gone(self._now())
         self._on_change()
 
     # ---- inner parts
@@ -403,7 +498,7 @@ class ReplicationService:
 
     async def _read_registry(self, read: Callable[[], Awaitable[Cell | None]]) -> None:
         cell = await read()
-        if cell is not None:
+        if cell is not None and isinstance(self.core, Replica):
             self.core.read_cell(cell)
             self._changed()
 
@@ -439,7 +534,16 @@ class ReplicationService:
     def _changed(self) -> None:
         """Tell the broker what changed, and set the fetch loop right."""
         core = self.core
-        role = (core.role, core.may_append, core.cell.epoch)
+        if isinstance(core, RaftReplica):
+            if core.outbox:
+                self._send_out(core)
+            if self._moving_until and core.follower is not None:
+                self._handed_to, self._moving_until = core.state.master_address, 0.0
+            elif core.leader is not None:
+                self._handed_to = None
+                if not core.parked:
+                    self._moving_until = 0.0
+        role = (core.role, core.may_append, core.cell.epoch, self.parked)
         status = (*role, core.cell.version, core.told_epoch, core.ask, core.reason, core.settled)
         if status == self._shown:
             return
@@ -448,7 +552,7 @@ class ReplicationService:
         self._fetching.follow(following)
         if self._holding is not None:
             self._holding.wake()
-        if former[:3] != role:
+        if former[: len(role)] != role:
             self._acked.set()
             self._on_role_change()
         self._on_change()

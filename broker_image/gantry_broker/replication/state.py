@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gantry_broker.replication.members import Members, members_from_json, members_to_json
 from gantry_broker.replication.types import Cell, MemberId
 
 
@@ -18,6 +19,10 @@ class Durable:
     master_address: str | None = None
     unclean: bool = False
     """The newest assignment allowed this member to cut below its confirmed offset (rule 3)."""
+    vote: MemberId | None = None
+    """Raft mode: whom it voted for in the epoch of `cell` (rule 24)."""
+    first_members: Members = ()
+    """Raft mode: the members of a group whose log does not name them yet."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -25,16 +30,20 @@ class Durable:
             "cell": self.cell.to_json(),
             "masterAddress": self.master_address,
             "unclean": self.unclean,
+            "vote": None if self.vote is None else list(self.vote),
+            "firstMembers": members_to_json(self.first_members),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Durable:
         """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
         member, incarnation = data["member"]
-        address = data["masterAddress"]
+        address, vote = data["masterAddress"], data.get("vote")
         return cls(
             MemberId(int(member), str(incarnation)),
             Cell.from_json(data["cell"]),
             None if address is None else str(address),
             bool(data["unclean"]),
+            None if vote is None else MemberId(int(vote[0]), str(vote[1])),
+            members_from_json(data.get("firstMembers", [])),
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -15,23 +16,24 @@ if TYPE_CHECKING:
     from gantry_broker.store.types import Confirmed
 
 
+@dataclass(frozen=True, slots=True)
+class StoreLogHooks:
+    """Who is told of changes, and what the log needs of the broker."""
+
+    epoch_body: Callable[[int], bytes]
+    """Body of an epoch's control record."""
+    on_confirmed: Callable[[Confirmed], None]
+    on_cut: Callable[[int], None]
+    """The log was cut to, or reset at, this offset."""
+    unix_ms: Callable[[], int]
+
+
 class StoreLog:
     """See `ports.Log`. Errors of the store pass through as they are."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        epoch_body: Callable[[int], bytes],
-        on_confirmed: Callable[[Confirmed], None],
-        on_cut: Callable[[int], None],
-        unix_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, store: MessageStore, hooks: StoreLogHooks) -> None:
         self._store = store
-        self._epoch_body = epoch_body
-        self._on_confirmed = on_confirmed
-        self._on_cut = on_cut
-        self._unix_ms = unix_ms
+        self._hooks = hooks
         self._raw_history: object = None
         self._history: History = ()
 
@@ -65,7 +67,7 @@ class StoreLog:
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
         self._store.prepare_master()
-        self._store.begin_epoch(epoch, self._epoch_body(epoch), self._unix_ms())
+        self._store.begin_epoch(epoch, self._hooks.epoch_body(epoch), self._hooks.unix_ms())
 
     def read_raw(self, at: int, max_bytes: int) -> bytes:
         return self._store.read_raw(at, max_bytes)
@@ -75,17 +77,22 @@ class StoreLog:
 
     def cut(self, to: int) -> None:
         self._store.cut(to)
-        self._on_cut(to)
+        self._hooks.on_cut(to)
 
     def reset_state(self) -> bytes:
+        return orjson.dumps(self._queue_starts())
+
+    def _queue_starts(self) -> dict[str, Any]:
         """The first queue offset of every queue: a queue may have no record left that tells it."""
-        return orjson.dumps([[topic, queue, at] for (topic, queue), at in self._store.queue_starts().items()])
+        starts = self._store.queue_starts()
+        return {"queues": [[topic, queue, at] for (topic, queue), at in starts.items()]}
 
     def reset(self, to: int, history: History, state: bytes) -> None:
-        starts = {(str(topic), int(queue)): int(at) for topic, queue, at in orjson.loads(state or b"[]")}
+        queues = orjson.loads(state or b"{}").get("queues", [])
+        starts = {(str(topic), int(queue)): int(at) for topic, queue, at in queues}
         self._store.reset(to, epochs.cut(history, to), starts)
-        self._on_cut(to)
+        self._hooks.on_cut(to)
 
     def confirm(self, offset: int) -> None:
         if offset > self._store.confirmed:
-            self._on_confirmed(self._store.confirm(offset))
+            self._hooks.on_confirmed(self._store.confirm(offset))

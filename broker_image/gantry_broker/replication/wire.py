@@ -1,4 +1,4 @@
-"""Fetches and their answers as remoting frames (GantryCode.FETCH).
+"""Fetches and their answers as remoting frames (GantryCode.FETCH), and what members in Raft mode ask (POLL).
 
 The numbers travel in the header, the history of an answer as JSON in the header too (a reset is rare), the history of
 a fetch as JSON in its body, and the records of an answer verbatim as its body.
@@ -7,12 +7,15 @@ a fetch as JSON in its body, and the records of an answer verbatim as its body.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import orjson
 
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.replication.members import members_from_json, members_to_json
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
+from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
 from gantry_broker.replication.types import EpochStart, History, MemberId
 
 
@@ -50,6 +53,8 @@ def fetch_frame(fetch: Fetch) -> Frame:
         "confirmed": str(fetch.confirmed),
         "maxBytes": str(fetch.max_bytes),
     }
+    if fetch.address:
+        ext["address"] = fetch.address
     return Frame(GantryCode.FETCH, ext=ext, body=_history_bytes(fetch.history))
 
 
@@ -67,6 +72,7 @@ def parse_fetch(frame: Frame) -> Fetch:
         _history(frame.body),
         _number(ext, "confirmed"),
         max(1, min(_number(ext, "maxBytes"), 8 << 20)),
+        ext.get("address", ""),
     )
 
 
@@ -109,3 +115,72 @@ def parse_answer(frame: Frame) -> FetchAnswer:
         _history(ext.get("history", "[]").encode()) if parted else (),
         frame.remark or "",
     )
+
+
+def poll_frame(poll: Poll) -> Frame:
+    body = {
+        "kind": poll.kind.value,
+        "epoch": poll.epoch,
+        "member": list(poll.member),
+        "address": poll.address,
+        "rank": list(poll.rank),
+        "transfer": poll.transfer,
+        "firstMembers": members_to_json(poll.first_members),
+    }
+    return Frame(GantryCode.POLL, body=orjson.dumps(body))
+
+
+def parse_poll(frame: Frame) -> Poll:
+    """Raises WireError."""
+    try:
+        data = orjson.loads(frame.body)
+        return Poll(
+            PollKind(data["kind"]),
+            int(data["epoch"]),
+            _member(data["member"]),
+            str(data["address"]),
+            (int(data["rank"][0]), int(data["rank"][1])),
+            bool(data["transfer"]),
+            members_from_json(data["firstMembers"]),
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise WireError(f"poll: {error!r}") from error
+
+
+def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
+    body = {
+        "kind": answer.kind.value,
+        "asked": answer.asked,
+        "member": list(answer.member),
+        "epoch": answer.epoch,
+        "granted": answer.granted,
+        "leader": None if answer.leader is None else list(answer.leader),
+        "leaderAddress": answer.leader_address,
+        "fresh": answer.fresh,
+    }
+    return Frame.response_to(request, ResponseCode.SUCCESS, None, None, orjson.dumps(body))
+
+
+def parse_poll_answer(frame: Frame) -> PollAnswer:
+    """Raises WireError, also for an answer that says that the request was not understood."""
+    if frame.code != ResponseCode.SUCCESS:
+        raise WireError(f"answer {frame.code}: {frame.remark}")
+    try:
+        data = orjson.loads(frame.body)
+        return PollAnswer(
+            PollKind(data["kind"]),
+            int(data["asked"]),
+            _member(data["member"]),
+            int(data["epoch"]),
+            bool(data["granted"]),
+            None if data["leader"] is None else _member(data["leader"]),
+            str(data["leaderAddress"]),
+            bool(data["fresh"]),
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise WireError(f"answer to a poll: {error!r}") from error
+
+
+def _member(data: Any) -> MemberId:
+    number, incarnation = data
+    return MemberId(int(number), str(incarnation))

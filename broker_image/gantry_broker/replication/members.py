@@ -1,0 +1,58 @@
+"""Who votes in a group in Raft mode: pure values and the arithmetic of majorities.
+
+The members are what the last change record in the log says (rule 27), or, as long as there is none, what the first
+election agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gantry_broker.replication.types import MemberId
+
+
+class Voter(NamedTuple):
+    """A member that votes and counts, and where the others reach it."""
+
+    id: MemberId
+    address: str
+
+
+Members = tuple[Voter, ...]
+
+
+class MemberChange(NamedTuple):
+    """A change record of the log: in force from the moment it is appended, undone if it is cut."""
+
+    at: int
+    end: int
+    members: Members
+
+
+def ids(members: Members) -> frozenset[MemberId]:
+    return frozenset(v.id for v in members)
+
+
+def is_majority(some: Iterable[MemberId], members: Members) -> bool:
+    return 2 * len(ids(members) & set(some)) > len(members)
+
+
+def majority_offset(acked: Iterable[int]) -> int:
+    """The offset that a majority has reached, given what each of them has acknowledged."""
+    falling = sorted(acked, reverse=True)
+    return falling[len(falling) // 2] if falling else -1
+
+
+def differ_by_one(before: Members, after: Members) -> bool:
+    """One member added or removed: then any majority of one shares a member with any majority of the other."""
+    return len(ids(before) ^ ids(after)) == 1
+
+
+def members_to_json(members: Members) -> list[list[Any]]:
+    return [[v.id.member, v.id.incarnation, v.address] for v in members]
+
+
+def members_from_json(data: Any) -> Members:
+    """Raises TypeError or ValueError when `data` is not what `members_to_json` writes."""
+    return tuple(Voter(MemberId(int(m), str(i)), str(a)) for m, i, a in data)

@@ -1,0 +1,523 @@
+"""One member of a group in Raft mode: the state machine of elections over the same log, fetches and epochs.
+
+The rules in short (docs/replication.md has them whole):
+
+- Epoch and vote are on disk before the answer (24). Votes compare (epoch of the last record, end). Everybody starts as
+  a follower. A pre-vote is refused while a leader is heard; a leader that hears no majority steps down.
+- A majority confirms only from this epoch's control record on (25), and counts bytes on disk (26).
+- A disk that is empty or proves nothing is a learner: it neither votes nor counts, until a change of members adds its
+  new incarnation (26).
+- Changes of members are records of the log, one at a time (27).
+
+The first election of a group is held only when every member that was configured says that its disk is new: a member
+that lost its disk must not help to found the group anew.
+
+Everything goes in as a call with the time; messages to others come out of `outbox`, to a member's number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.epochs import last_epoch
+from gantry_broker.replication.follower import Follower
+from gantry_broker.replication.leader import Options, Park
+from gantry_broker.replication.members import Members, Voter, ids, is_majority
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+from gantry_broker.replication.ports import RaftLog, StateDisk
+from gantry_broker.replication.raft_leader import RaftLeader
+from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
+from gantry_broker.replication.replica import Assigned, Role
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.waiters import Callback, Waiters
+
+
+@dataclass(frozen=True, slots=True)
+class RaftOptions(Options):
+    """Times in milliseconds."""
+
+    election_ms: int = 1_500
+    """A leader that was not heard for so long is gone; each member adds up to as much again by chance."""
+    gone_ms: int = 150
+    """When the leader's process is known to be gone the same, shorter."""
+    begin_ms: int = 300
+    """A member that has not fetched for so long is told again who leads."""
+
+
+class RaftReplica:
+    """See the module. The names are those of `replica.Replica` wherever both have the same."""
+
+    def __init__(
+        self,
+        state: Durable,
+        log: RaftLog,
+        disk: StateDisk,
+        options: RaftOptions,
+        addresses: Mapping[int, str],
+        *,
+        report: Callable[[str], None] = lambda text: None,
+        rules: Rules = ALL,
+        now_ms: int = 0,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`addresses`: the configured members' numbers and addresses, this one's among them."""
+        self.options = options
+        self.waiters = Waiters()
+        self.leader: RaftLeader | None = None
+        self.follower: Follower | None = None
+        self.outbox: list[tuple[int, Poll]] = []
+        self.reason = "knows no leader yet"
+        self._state = state
+        self._log = log
+        self._disk = disk
+        self._addresses = dict(addresses)
+        self._report = report
+        self._rules = rules
+        self._rng = rng or random.Random()
+        self._leader_address = ""
+        self._heard_ms = now_ms - options.election_ms
+        self._candidate = False
+        self._polled: PollKind | None = None
+        self._granted: set[MemberId] = set()
+        self._fresh: dict[int, MemberId] = {}
+        self._ticked_ms = 0
+        self._begin_ms = 0
+        self._transfer_until = 0
+        self._deadline = 0
+        self._wait_again(now_ms)  # Everybody starts as a follower.
+        if self.fresh:
+            self._deadline = now_ms  # Nothing to wait for: it only asks who is there.
+
+    # ---- what it is
+
+    @property
+    def me(self) -> MemberId:
+        return self._state.me
+
+    @property
+    def epoch(self) -> int:
+        return self._state.cell.epoch
+
+    @property
+    def told_epoch(self) -> int:
+        return self.epoch
+
+    @property
+    def state(self) -> Durable:
+        return replace(self._state, master_address=self._leader_address or None)
+
+    @property
+    def members(self) -> Members:
+        """Rule 27: a change is in force when it is appended, and undone if it is cut."""
+        changes = self._log.member_changes
+        return changes[-1].members if changes else self._state.first_members
+
+    @property
+    def is_voter(self) -> bool:
+        if Rule.LEARNERS not in self._rules:
+            return True
+        return self.me in ids(self.members)  # Rule 26: this very life of the disk.
+
+    @property
+    def fresh(self) -> bool:
+        """A disk that was never part of a group."""
+        return self.epoch == 0 and self._log.end == 0 and not self._state.first_members
+
+    @property
+    def cell(self) -> Cell:
+        """What the registry would hold: the epoch, how often the members changed, the leader, the members."""
+        leader = self.me if self.leader is not None else self.follower.leader if self.follower is not None else None
+        return Cell(self.epoch, len(self._log.member_changes), leader, ids(self.members))
+
+    @property
+    def role(self) -> Role:
+        if self.leader is not None:
+            return Role.MASTER
+        if self.follower is not None:
+            return Role.SLAVE
+        return Role.CANDIDATE if self._candidate else Role.WAITING
+
+    @property
+    def parked(self) -> bool:
+        return self.leader is not None and self.leader.park is not None
+
+    @property
+    def may_append(self) -> bool:
+        return self.leader is not None and not self.parked
+
+    @property
+    def readable_end(self) -> int:
+        return self._log.confirmed
+
+    @property
+    def settled(self) -> bool:
+        return self.leader is None or self._log.confirmed >= self.leader.control_end
+
+    @property
+    def ask(self) -> Ask | None:
+        return None
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return (last_epoch(self._log.history), self._log.end)
+
+    # ---- epochs and votes (rule 24)
+
+    def _save(self, state: Durable) -> None:
+        if Rule.DURABLE_VOTE in self._rules:
+            self._disk.save(state)
+        self._state = state
+
+    def _adopt(self, epoch: int, reason: str, now_ms: int) -> None:
+        """A higher epoch: whatever role it had in the lower one is over."""
+        self._stop(reason)
+        self._save(replace(self._state, cell=Cell(epoch), vote=None))
+        self._wait_again(now_ms)
+
+    def saw_epoch(self, epoch: int, now_ms: int) -> None:
+        if epoch > self.epoch:
+            self._adopt(epoch, f"saw epoch {epoch}", now_ms)
+
+    def _stop(self, reason: str) -> None:
+        if self.leader is not None:
+            self.leader = None
+            self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
+        self.follower, self._candidate, self._polled = None, False, None
+        self._leader_address = ""
+        self.reason = reason
+
+    def stop(self, reason: str) -> None:
+        """End whatever role it has."""
+        self._stop(reason)
+
+    def _wait_again(self, now_ms: int) -> None:
+        self._deadline = now_ms + self.options.election_ms + self._rng.randrange(self.options.election_ms)
+
+    def _hears_leader(self, now_ms: int) -> bool:
+        if self.leader is not None:
+            return True
+        return self.follower is not None and 0 <= now_ms - self._heard_ms < self.options.election_ms
+
+    def leader_gone(self, now_ms: int) -> None:
+        """The leader's process does not exist any more (its connections are refused): no need to wait for silence."""
+        if self.follower is not None:
+            self._heard_ms = now_ms - self.options.election_ms
+            self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
+
+    # ---- elections
+
+    def _campaign(self, kind: PollKind, now_ms: int, *, transfer: bool = False) -> None:
+        self._wait_again(now_ms)
+        if self.fresh:
+            self._found_group(now_ms)
+            return
+        if not self.is_voter:
+            self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+            return
+        self._polled, self._granted = kind, {self.me}
+        epoch = self.epoch + 1
+        if kind is PollKind.VOTE:
+            self._stop(f"is a candidate in epoch {epoch}")
+            self._polled, self._candidate = kind, True
+            self._save(replace(self._state, cell=Cell(epoch), vote=self.me))
+        first = () if self._log.member_changes else self._state.first_members
+        self._ask_all(Poll(kind, epoch, self.me, self._my_address, self.rank, transfer, first))
+        self._count(now_ms)
+
+    def _found_group(self, now_ms: int) -> None:
+        """The first election: the lowest number begins it, once every configured member says that its disk is new."""
+        others = set(self._addresses) - {self.me.member}
+        if self.me.member == min(self._addresses) and set(self._fresh) >= others:
+            found = {**{n: self._fresh[n] for n in others}, self.me.member: self.me}
+            members = tuple(Voter(found[n], self._addresses[n]) for n in sorted(found))
+            self._save(replace(self._state, first_members=members))
+            self._campaign(PollKind.VOTE, now_ms)
+            return
+        self._fresh.clear()
+        self._deadline = now_ms + self.options.gone_ms + self._rng.randrange(self.options.gone_ms)
+        self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+
+    def _count(self, now_ms: int) -> None:
+        if not is_majority(self._granted, self.members):
+            return
+        if self._polled is PollKind.PRE_VOTE:
+            self._campaign(PollKind.VOTE, now_ms)
+        elif self._polled is PollKind.VOTE and self._candidate:
+            self._lead(now_ms)
+
+    def _ask_all(self, poll: Poll) -> None:
+        numbers = {v.id.member for v in self.members} | set(self._addresses)
+        for number in sorted(numbers - {self.me.member}):
+            self.outbox.append((number, poll))
+
+    def address_of(self, number: int) -> str | None:
+        """Where a member is: as the log says, else as configured."""
+        for voter in self.members:
+            if voter.id.member == number and voter.address:
+                return voter.address
+        return self._addresses.get(number)
+
+    @property
+    def _my_address(self) -> str:
+        return self._addresses.get(self.me.member, "")
+
+    def polled(self, poll: Poll, now_ms: int) -> PollAnswer:
+        """Answer another member; what the answer promises is on disk before."""
+        granted = False
+        if poll.member.member == self.me.member:
+            return self._answer(poll, now_ms, granted=False)
+        if poll.kind is PollKind.PRE_VOTE:
+            granted = not self._hears_leader(now_ms) and poll.epoch > self.epoch and self._may_elect(poll)
+        elif poll.kind is PollKind.VOTE:
+            granted = self._vote(poll, now_ms)
+        elif poll.kind is PollKind.BEGIN and poll.epoch >= self.epoch:
+            self._follow(poll.epoch, poll.member, poll.address, now_ms)
+        elif poll.kind is PollKind.TIMEOUT_NOW:
+            led_by = None if self.follower is None else self.follower.leader
+            if poll.epoch == self.epoch and led_by == poll.member:
+                self._campaign(PollKind.VOTE, now_ms, transfer=True)
+        return self._answer(poll, now_ms, granted=granted)
+
+    def _answer(self, poll: Poll, now_ms: int, *, granted: bool) -> PollAnswer:
+        leader = self.cell.master if self._hears_leader(now_ms) else None
+        address = self._my_address if self.leader is not None else self._leader_address
+        return PollAnswer(poll.kind, poll.epoch, self.me, self.epoch, granted, leader, address, self.fresh)
+
+    def _may_elect(self, poll: Poll) -> bool:
+        """Rules 24 and 26: a voter elects nobody whose log ends before its own."""
+        return (self.is_voter or self._founds(poll)) and poll.rank >= self.rank
+
+    def _founds(self, poll: Poll) -> bool:
+        """It is named, by the life of its disk, among the first members of a group that it knows nothing of yet."""
+        return not self.members and self.me in ids(poll.first_members)
+
+    def _vote(self, poll: Poll, now_ms: int) -> bool:
+        if self._hears_leader(now_ms) and not poll.transfer:
+            return False
+        founds = self._founds(poll)
+        if poll.epoch < self.epoch or not (founds or self.members):
+            return False
+        if poll.epoch > self.epoch:
+            may = self._may_elect(poll)
+            self._adopt(poll.epoch, f"epoch {poll.epoch} is being elected", now_ms)
+            if not may:
+                return False
+        else:
+            taken = self._state.vote not in (None, poll.member) or self.leader is not None or self.follower is not None
+            if taken or not self._may_elect(poll):
+                return False
+        first = poll.first_members if founds else self._state.first_members
+        self._save(replace(self._state, vote=poll.member, first_members=first))
+        self._wait_again(now_ms)
+        return True
+
+    def poll_answered(self, answer: PollAnswer, now_ms: int) -> None:
+        if answer.fresh:
+            self._fresh[answer.member.member] = answer.member
+        else:
+            self._fresh.pop(answer.member.member, None)
+        if answer.epoch > self.epoch and self.members and (self.leader is not None or answer.leader is None):
+            self._adopt(answer.epoch, f"{answer.member} is in epoch {answer.epoch}", now_ms)
+        if answer.leader is not None and answer.leader != self.me and answer.epoch >= self.epoch:
+            if self._candidate and answer.epoch == self.epoch and answer.leader != answer.member:
+                return  # Hearsay of this epoch: the leader will say so itself.
+            self._follow(answer.epoch, answer.leader, answer.leader_address, now_ms)
+            return
+        meant = self.epoch + 1 if self._polled is PollKind.PRE_VOTE else self.epoch
+        if answer.granted and answer.kind is self._polled and answer.asked == meant:
+            self._granted.add(answer.member)
+            self._count(now_ms)
+
+    # ---- roles
+
+    def _lead(self, now_ms: int) -> None:
+        first = self.members
+        role_end = self._log.end
+        self._candidate, self._polled, self.reason = False, None, ""
+        self._log.begin_epoch(self.epoch, now_ms)
+        control_end = self._log.end
+        if not self._log.member_changes:
+            self._log.append_members(first, now_ms)
+        self.leader = RaftLeader(
+            self.me,
+            self.cell,
+            self._log,
+            self.options,
+            now_ms,
+            role_end=role_end,
+            control_end=control_end,
+            members=lambda: self.members,
+            report=self._report,
+            rules=self._rules,
+        )
+        self._transfer_until = 0
+        self._begin(now_ms)
+        self._confirm()
+
+    def _begin(self, now_ms: int) -> None:
+        assert self.leader is not None
+        self._begin_ms = now_ms
+        poll = Poll(PollKind.BEGIN, self.epoch, self.me, self._my_address, self.rank)
+        for number in sorted({v.id.member for v in self.members} | set(self._addresses)):
+            seen = max((v.seen_ms for m, v in self.leader.followers.items() if m.member == number), default=-1)
+            waits = any(v.waiting for m, v in self.leader.followers.items() if m.member == number)
+            fetched = any(v.acked >= 0 for m, v in self.leader.followers.items() if m.member == number)
+            if number != self.me.member and not waits and (not fetched or now_ms - seen > self.options.begin_ms):
+                self.outbox.append((number, poll))
+
+    def _follow(self, epoch: int, leader: MemberId, address: str, now_ms: int) -> None:
+        if epoch > self.epoch:
+            self._adopt(epoch, f"{leader} leads epoch {epoch}", now_ms)
+        if self.leader is not None or leader.member == self.me.member:
+            return
+        self._leader_address = address or self.address_of(leader.member) or ""
+        if self.follower is not None and self.follower.leader == leader and not self.follower.stopped:
+            return
+        self._candidate, self._polled = False, None
+        self.follower = Follower(
+            self.me, self.epoch, leader, self._log, unclean=False, report=self._report, rules=self._rules
+        )
+        self.reason = "" if self.is_voter else "a learner: its disk is not a member yet"
+        self._heard_ms = now_ms
+        self._wait_again(now_ms)
+
+    # ---- the leader
+
+    def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
+        """As `Replica.fetched`; a follower of a higher epoch ends this leadership."""
+        self.saw_epoch(fetch.epoch, now_ms)
+        leader = self.leader
+        if leader is None or fetch.epoch != leader.epoch:
+            return self._refuse(fetch, self.reason or f"this is epoch {self.epoch}, asked in {fetch.epoch}")
+        answer = leader.acknowledge(fetch, now_ms)
+        if answer is None:
+            self._confirm()
+        return answer
+
+    def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
+        """As `Replica.again`."""
+        leader = self.leader
+        if leader is None or fetch.epoch != leader.epoch:
+            return self._refuse(fetch, self.reason or "is no longer the leader")
+        answer = leader.answer(fetch, now_ms)
+        if answer is None and (empty or (news and leader.has_news(fetch))):
+            answer = leader.records(fetch, b"", now_ms)
+        return answer
+
+    def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
+        return FetchAnswer(AnswerKind.REFUSED, self.epoch, fetch.position, reason=reason)
+
+    def appended(self) -> None:
+        self._confirm()
+
+    def add_waiter(self, end: int, deadline_ms: int, callback: Callback) -> None:
+        if self.leader is None:
+            callback(SendStatus.FLUSH_SLAVE_TIMEOUT)
+            return
+        self.waiters.add(end, deadline_ms, callback)
+        self.waiters.reached(self._log.confirmed)
+
+    def _confirm(self) -> None:
+        if self.leader is not None:
+            upto = self.leader.confirmable()
+            if upto > self._log.confirmed:
+                self._log.confirm(min(upto, self._log.end))
+            self.waiters.reached(self._log.confirmed)
+
+    def tick(self, now_ms: int) -> None:
+        """Elections, a leader's check of its majority, deadlines; every `tick_ms`."""
+        late = now_ms - self._ticked_ms - self.options.tick_ms
+        if self._ticked_ms and late >= self.options.late_ms:
+            self._deadline += late
+            self._heard_ms += late if self.leader is None else 0
+            if self.leader is not None:
+                self.leader.forgive(late, now_ms)
+        self._ticked_ms = now_ms
+        self.waiters.expire(now_ms, self._log.flushed, True)
+        if self.leader is not None:
+            self._tick_leader(self.leader, now_ms)
+        elif now_ms >= self._deadline and not (self.follower is not None and self._hears_leader(now_ms)):
+            self._campaign(PollKind.PRE_VOTE, now_ms)
+
+    def _tick_leader(self, leader: RaftLeader, now_ms: int) -> None:
+        if not leader.hears_majority(now_ms):
+            self._stop(f"heard no majority in epoch {self.epoch}")
+            self._wait_again(now_ms)
+            return
+        if leader.park is not None and self._transfer_until and now_ms >= self._transfer_until:
+            leader.park, self._transfer_until = None, 0  # Nobody was elected: this leader goes on in its epoch.
+        if leader.park is None:
+            change = leader.wanted_change(now_ms)
+            if change is not None:
+                leader.change(change, now_ms)
+        if now_ms - self._begin_ms >= self.options.begin_ms:
+            self._begin(now_ms)
+        self._confirm()
+
+    def change_members(self, members: Members, now_ms: int) -> str:
+        """Rule 27. Answers why not, or nothing."""
+        if self.leader is None:
+            return self.reason or "is not the leader"
+        reason = self.leader.change(members, now_ms)
+        self._confirm()
+        return reason
+
+    # ---- transfer
+
+    def park(self, target: MemberId, epoch: int, version: int) -> str:
+        """Stop appending, to hand the leadership over to `target`. Answers why not, or nothing."""
+        leader = self.leader
+        if leader is None or leader.epoch != epoch:
+            return f"is not the leader of epoch {epoch}: {self.reason or f'its epoch is {self.epoch}'}"
+        if target == self.me:
+            return f"{target} is the leader already"
+        if target not in ids(self.members):
+            return f"{target} is not a member that votes"
+        if leader.park is None or leader.park.target != target:
+            leader.park = Park(target, version)
+            self._transfer_until = 0
+        return ""
+
+    def handed_over(self) -> bool:
+        return self.leader is not None and self.leader.handed_over()
+
+    def transfer(self, now_ms: int) -> None:
+        """The target has everything: let it be elected. Nobody elected in time: this leader goes on."""
+        if self.leader is not None and self.leader.park is not None and not self._transfer_until:
+            self._transfer_until = now_ms + self.options.election_ms
+            poll = Poll(PollKind.TIMEOUT_NOW, self.epoch, self.me, self._my_address, self.rank)
+            self.outbox.append((self.leader.park.target.member, poll))
+
+    def give_up_handover(self) -> None:
+        if self.leader is not None and not self._transfer_until:
+            self.leader.park = None
+
+    def assign(self, told: Assignment, now_ms: int) -> Assigned:
+        """A group in Raft mode elects its leader itself."""
+        return Assigned(False, "mode Raft: the group elects its leader; nobody assigns it")
+
+    # ---- the follower
+
+    def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
+        fetch = None if self.follower is None else self.follower.fetch(max_bytes)
+        return None if fetch is None else replace(fetch, address=self._my_address)
+
+    def answered(self, answer: FetchAnswer, now_ms: int) -> bool:
+        """Apply what the leader answered; false when it was dropped, or refused."""
+        self.saw_epoch(answer.epoch, now_ms)
+        if self.follower is None:
+            return False
+        if answer.epoch == self.epoch and answer.kind is not AnswerKind.REFUSED:
+            self._heard_ms = now_ms
+            self._wait_again(now_ms)
+        elif answer.kind is AnswerKind.REFUSED and answer.epoch == self.epoch:
+            self._heard_ms = min(self._heard_ms, now_ms - self.options.election_ms)
+        applied = self.follower.apply(answer)
+        if self.follower.stopped:
+            self.reason = self.follower.stopped
+        return applied

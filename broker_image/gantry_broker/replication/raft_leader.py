@@ -1,0 +1,128 @@
+"""A leadership in Raft mode: the same table of acknowledgements, another arithmetic of what is confirmed.
+
+Confirmed is what a majority of the members has on disk (rule 26), counted only from this epoch's control record on
+(rule 25). Whoever fetches without being a member is a learner: it is served and does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gantry_broker.replication.leader import Leader, Options
+from gantry_broker.replication.members import Members, Voter, differ_by_one, ids, is_majority, majority_offset
+from gantry_broker.replication.ports import RaftLog
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.types import Cell, MemberId
+
+
+class RaftLeader(Leader):
+    """One epoch; made after its control record was appended, which ends at `control_end`."""
+
+    def __init__(
+        self,
+        me: MemberId,
+        cell: Cell,
+        log: RaftLog,
+        options: Options,
+        now_ms: int,
+        *,
+        role_end: int,
+        control_end: int,
+        members: Callable[[], Members],
+        report: Callable[[str], None],
+        rules: Rules = ALL,
+    ) -> None:
+        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report, rules=rules)
+        self.control_end = control_end
+        self._members = members
+        self._raft_log = log
+        for voter in members():
+            if voter.id != me:
+                self._view(voter.id, now_ms)
+
+    @property
+    def own_end(self) -> int:
+        return self._log.flushed if Rule.LEARNERS in self._rules else self._log.end  # Rule 26.
+
+    def _acked(self, member: MemberId) -> int:
+        if member == self.me:
+            return self.own_end
+        view = self.followers.get(member)
+        return -1 if view is None else view.acked
+
+    def confirmable(self) -> int:
+        counted: frozenset[MemberId] = ids(self._members())
+        if Rule.LEARNERS not in self._rules:
+            numbers = {m.member for m in counted}
+            counted = counted | {m for m in self.followers if m.member in numbers}
+            upto = majority_offset(sorted(map(self._acked, counted), reverse=True)[: len(numbers)])
+        else:
+            upto = majority_offset(map(self._acked, counted))
+        if upto < self.control_end and Rule.COMMIT_OWN_EPOCH in self._rules:
+            return self._log.confirmed  # Rule 25.
+        return upto
+
+    def waited_for(self) -> frozenset[MemberId]:
+        return ids(self._members())
+
+    def enough_alive(self, now_ms: int) -> bool:
+        return self.hears_majority(now_ms)
+
+    def hears_majority(self, now_ms: int) -> bool:
+        """Rule 24: a leader that hears no majority steps down."""
+        alive = {m for m, view in self.followers.items() if not self._silent(view, now_ms)} | {self.me}
+        return is_majority(alive, self._members())
+
+    def review(self, now_ms: int) -> None:
+        """In Raft mode nobody is asked: a change of members is a record in the log (`change`)."""
+
+    # ---- members (rule 27)
+
+    def change(self, members: Members, now_ms: int) -> str:
+        """Append a change of members. Answers why not, or nothing."""
+        before = self._members()
+        if Rule.SINGLE_CHANGES in self._rules:
+            if self._log.confirmed < self.control_end:
+                return "no record of this epoch is confirmed yet"
+            changes = self._raft_log.member_changes
+            if changes and changes[-1].end > self._log.confirmed:
+                return "the last change of members is not confirmed yet"
+            if not differ_by_one(before, members):
+                return "one member at a time"
+        if self.me not in ids(members):
+            return "the leader cannot remove itself: transfer the leadership first"
+        self._raft_log.append_members(members, now_ms)
+        return ""
+
+    def wanted_change(self, now_ms: int) -> Members | None:
+        """The next step towards members whose present disks all vote; None: nothing to do.
+
+        A learner that has caught up is added; a former life of its disk is removed before.
+        """
+        members = self._members()
+        for learner in sorted(set(self.followers) - ids(members)):
+            view = self.followers[learner]
+            if self._silent(view, now_ms) or view.acked < max(self._log.confirmed, self.control_end):
+                continue
+            former = [v for v in members if v.id.member == learner.member]
+            if former:
+                alive = all(v.id == self.me or self._keeps_up(v.id, now_ms) for v in members if v not in former)
+                if alive and self._silent(self.followers.get(former[0].id), now_ms):
+                    return tuple(v for v in members if v not in former)
+                continue
+            if view.address:
+                return tuple(sorted((*members, Voter(learner, view.address))))
+        return None
+
+    def _keeps_up(self, member: MemberId, now_ms: int) -> bool:
+        view = self.followers.get(member)
+        return view is not None and not self._silent(view, now_ms) and view.acked >= self.control_end
+
+    # ---- transfer
+
+    def handed_over(self) -> bool:
+        """The target of a transfer has everything that was appended."""
+        if self.park is None:
+            return False
+        view = self.followers.get(self.park.target)
+        return view is not None and view.acked >= self._log.end and self._log.confirmed >= self._log.end

@@ -1,0 +1,156 @@
+"""Mode Raft with real stores and sockets: a group that elects its leader itself."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.members import ids
+from gantry_broker.replication.raft import RaftReplica
+from gantry_broker.replication.service import Role
+from group import Node, until
+
+
+@asynccontextmanager
+async def raft_group(root: Path, count: int = 3) -> AsyncIterator[list[Node]]:
+    nodes = [Node(root, member, mode="Raft") for member in range(count)]
+    addresses = {node.member: await node.listen() for node in nodes}
+    for node in nodes:
+        node.options["members"] = addresses
+        await node.start()
+    try:
+        yield nodes
+    finally:
+        for node in nodes:
+            if node.up:
+                await node.stop()
+
+
+def leader_of(nodes: list[Node]) -> Node | None:
+    leaders = [n for n in nodes if n.up and n.service.role is Role.MASTER]
+    return max(leaders, key=lambda n: n.service.epoch, default=None)
+
+
+async def elected(nodes: list[Node], seconds: float = 8.0) -> Node:
+    await until(lambda: leader_of(nodes) is not None, "a leader", seconds)
+    leader = leader_of(nodes)
+    assert leader is not None
+    return leader
+
+
+async def kill(node: Node) -> None:
+    await node.stop(clean=False)
+
+
+async def again(node: Node) -> None:
+    port = int(node.address.rpartition(":")[2])
+    node.server = type(node.server)(node, "127.0.0.1", port)
+    await node.start()
+
+
+async def test_a_group_elects_a_leader_and_a_majority_confirms(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        await until(lambda: all(n.bodies() == [b"a"] for n in nodes), "all have it")
+        await until(lambda: all(n.store.confirmed == leader.store.end for n in nodes), "all know it confirmed")
+        status = leader.service.status_fields()
+        assert (status["role"], status["epoch"], len(status["in_sync"])) == ("Master", 1, 3)
+
+
+async def test_the_leader_dies_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        bodies = []
+        for turn in range(3):
+            leader = await elected(nodes)
+            for number in range(10):
+                body = b"%d-%d" % (turn, number)
+                assert await leader.put(body) is SendStatus.SEND_OK
+                bodies.append(body)
+            await kill(leader)
+            successor = await elected(nodes)
+            assert successor.bodies() == bodies
+            await again(leader)
+            await until(lambda leader=leader: leader.service.role is Role.SLAVE, "the old leader follows")
+        await until(lambda: all(n.bodies() == bodies for n in nodes), "all have everything")
+
+
+async def test_a_transfer_moves_the_leadership_in_a_moment(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        target = next(n for n in nodes if n is not leader)
+        started = asyncio.get_running_loop().time()
+        answer = await leader.service.handover(target.service.me, leader.service.epoch)
+        assert answer.ready, answer.reason
+        assert asyncio.get_running_loop().time() - started < 1.0
+        assert leader_of(nodes) is target
+        assert leader.service.handed_to == target.address
+        assert not leader.service.parked
+        assert await target.put(b"b") is SendStatus.SEND_OK
+        await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have it")
+
+
+async def test_rule_24_without_a_majority_a_leader_steps_down(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        for node in nodes:
+            if node is not leader:
+                await kill(node)
+        assert await leader.put(b"b", timeout_ms=400) is SendStatus.FLUSH_SLAVE_TIMEOUT
+        await until(lambda: leader.service.role is not Role.MASTER, "it steps down", 6)
+
+
+async def test_rule_26_a_member_that_lost_its_disk_joins_as_a_learner_and_is_added(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        for number in range(20):
+            assert await leader.put(b"%d" % number) is SendStatus.SEND_OK
+        lost = next(n for n in nodes if n is not leader)
+        before = lost.service.me
+        await kill(lost)
+        shutil.rmtree(lost.root)
+        await again(lost)
+        assert lost.service.me != before
+        core = leader.service.core
+        assert isinstance(core, RaftReplica)
+        await until(lambda: lost.service.me in ids(core.members), "its new disk is a member", 10)
+        assert before not in ids(core.members)
+        assert len(core.members) == 3
+        assert lost.bodies() == leader.bodies()
+
+
+async def test_rule_27_a_member_is_removed_through_the_log(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        gone = next(n for n in nodes if n is not leader)
+        await kill(gone)
+        assert await leader.service.remove_member(gone.member) == ""
+        assert await leader.put(b"b") is SendStatus.SEND_OK
+        core = leader.service.core
+        assert isinstance(core, RaftReplica)
+        assert {v.id.member for v in core.members} == {n.member for n in nodes if n is not gone}
+        assert "does not vote" in await leader.service.remove_member(gone.member)
+
+
+async def test_everybody_restarts(tmp_path: Path) -> None:
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        epoch = leader.service.epoch
+        for node in nodes:
+            await kill(node)
+        for node in nodes:
+            await again(node)
+        leader = await elected(nodes)
+        assert leader.service.epoch > epoch
+        assert await leader.put(b"b") is SendStatus.SEND_OK
+        await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")

@@ -1,0 +1,418 @@
+"""A group in Raft mode in the simulated world: the same logs, disks and network, and elections instead of operators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from checker import Violation
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.members import Members, ids
+from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.raft import RaftOptions, RaftReplica
+from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
+from gantry_broker.replication.replica import Role
+from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.state import Durable
+from gantry_broker.replication.types import MemberId
+from machine import DEFAULT, Profile, _accumulate
+from world import Member, Message, World, describe
+
+SETTLE_ROUNDS = 250
+
+
+def describe_raft(body: Any) -> str:
+    if isinstance(body, Poll):
+        return f"{body.kind.value} e{body.epoch} rank={body.rank}" + (" transfer" if body.transfer else "")
+    if isinstance(body, PollAnswer):
+        said = "yes" if body.granted else "no"
+        return f"{body.kind.value}? {said} (e{body.epoch}, leader {body.leader})"
+    return describe(body)
+
+
+class RaftMember(Member):
+    core: RaftReplica | None  # type: ignore[assignment]
+
+    def start(self) -> None:
+        """Acknowledgements count bytes on disk: a start proves its log, unless the disk is another one."""
+        world = self.world
+        self.life += 1
+        if self.disk.saved is None:
+            self.disk.saved = Durable(MemberId(self.number, world.incarnation(self.number)))
+        assert isinstance(world.options, RaftOptions)
+        self.core = RaftReplica(
+            self.disk.saved,
+            self.log,
+            self.disk,
+            world.options,
+            {m.number: m.name for m in world.members},
+            report=self.reports.append,
+            rules=world.rules,
+            now_ms=self.now(),
+            rng=random.Random(world.rng.random()),
+        )
+        self.watch()
+
+    def step(self, action: Callable[[Any], None]) -> None:
+        super().step(action)
+        self.send_out()
+
+    def send_out(self) -> None:
+        core = self.core
+        if core is None:
+            return
+        outbox, core.outbox = core.outbox, []
+        for number, poll in outbox:
+            self.world.post(self.name, f"m{number}", poll)
+
+    def watch(self) -> None:
+        core = self.core
+        if core is not None and core.leader is not None and core.leader.epoch > self.led:
+            self.led = core.leader.epoch
+            self.world.checker.began_epoch(self, core.leader.epoch)
+        if core is not None:
+            self.world.checker.look(self)
+
+
+class RaftWorld(World):
+    """As World; members are RaftMember, and polls are messages too."""
+
+    members: list[RaftMember]  # type: ignore[assignment]
+
+    def __init__(self, count: int, options: RaftOptions, *, rules: Rules = ALL, seed: int = 0, trace: Any) -> None:
+        super().__init__(count, options, rules=rules, seed=seed, trace=trace)
+        self.members = [RaftMember(self, number) for number in range(count)]
+
+    def _receive(self, member: Member, message: Message) -> None:
+        body, reply = message.body, message.source
+
+        def act(core: Any) -> None:
+            if isinstance(body, Poll):
+                answer = core.polled(body, member.now())
+                self.trace(f"  {member.name} answers {describe_raft(answer)}")
+                self.post(member.name, reply, answer)
+            elif isinstance(body, PollAnswer):
+                core.poll_answered(body, member.now())
+
+        if isinstance(body, Fetch | FetchAnswer):
+            super()._receive(member, message)
+        else:
+            member.step(act)
+
+    def client_send(self) -> None:
+        leaders = [m for m in self.members if m.core is not None and m.core.may_append]
+        ident, self.next_id = self.next_id, self.next_id + 1
+        if leaders:
+            self.rng.choice(leaders).send(ident)
+
+    def draw(self) -> str:
+        lines = super().draw().splitlines()[1:]
+        for index, member in enumerate(self.members):
+            core = member.core
+            if core is not None:
+                lines[index] += (
+                    f" {core.me} vote={core.state.vote} members=({','.join(str(v.id) for v in core.members)})"
+                )
+        return "\n".join(lines)
+
+
+RAFT: dict[str, float] = {
+    "deliver": 46,
+    "duplicate": 1.5,
+    "drop": 1.5,
+    "fetch": 18,
+    "send": 9,
+    "flush": 12,
+    "tick": 16,
+    "kill": 0.7,
+    "power": 0.5,
+    "wipe": 0.12,
+    "arm": 0.6,
+    "restart": 4,
+    "cut_off": 0.7,
+    "heal": 1.0,
+    "jump": 0.2,
+    "pause": 0.4,
+    "resume": 1.5,
+    "gone": 1.0,
+    "transfer": 0.6,
+    "remove": 0.3,
+}
+
+
+@dataclass(frozen=True)
+class RaftProfile:
+    steps: int = 320
+    members: int | None = None
+    settle: bool = True
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+class RaftSchedule:
+    """One seeded run of a group in Raft mode; `run` raises Violation."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        profile: RaftProfile = RaftProfile(),
+        rules: Rules = ALL,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.profile = profile
+        self.tracing = trace is not None
+        count = profile.members or self.rng.choice((1, 3, 3, 3, 5))
+        self.world = RaftWorld(count, RaftOptions(sync_flush=True), rules=rules, seed=seed, trace=trace or _ignore)
+        weights = {**RAFT, **profile.weights}
+        self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
+        self._weights = _accumulate(weights.values())
+        self.steps = 0
+
+    def run(self) -> None:
+        world, rng = self.world, self.rng
+        for member in world.members:
+            member.start()
+        if rng.random() < 0.85:
+            for _ in range(14):
+                self._round()
+        for _ in range(self.profile.steps):
+            self.steps += 1
+            world.now += rng.choice((0, 0, 5, 20, 60, 150))
+            rng.choices(self._actions, cum_weights=self._weights)[0]()
+            if len(world.messages) > 50:
+                world.messages.pop(rng.randrange(25))
+        for member in world.members:
+            world.checker.look_whole(member)
+        if self.profile.settle:
+            self._settle()
+
+    def _say(self, text: str) -> None:
+        if self.tracing:
+            self.world.trace(f"{self.world.now:6} {text}")
+
+    def _member(self) -> RaftMember:
+        return self.rng.choice(self.world.members)
+
+    # ---- steps
+
+    def _deliver(self, *, keep: bool = False) -> None:
+        messages = self.world.messages
+        if messages:
+            message = messages[0 if self.rng.random() < 0.6 else self.rng.randrange(len(messages))]
+            if self.tracing:
+                self._say(
+                    f"{'(again later) ' if keep else ''}{message.source}->{message.target} "
+                    f"{describe_raft(message.body)}"
+                )
+            self.world.deliver(message, keep=keep)
+
+    def _duplicate(self) -> None:
+        self._deliver(keep=True)
+
+    def _drop(self) -> None:
+        if self.world.messages:
+            self.world.messages.pop(self.rng.randrange(len(self.world.messages)))
+
+    def _fetch(self) -> None:
+        self.world.fetch(self._member())
+
+    def _send(self) -> None:
+        self._say(f"client sends m{self.world.next_id}")
+        self.world.client_send()
+
+    def _flush(self) -> None:
+        member = self._member()
+        self._say(f"{member.name} flushes")
+        self.world.flush(member)
+
+    def _tick(self) -> None:
+        self.world.tick(self._member())
+
+    def _kill(self) -> None:
+        member = self._member()
+        if member.alive:
+            self._say(f"{member.name} is killed")
+            member.crash(lose_tail=False)
+
+    def _power(self) -> None:
+        member = self._member()
+        self._say(f"{member.name} loses power")
+        member.crash(lose_tail=True)
+
+    def _wipe(self) -> None:
+        """A member loses its disk, as long as every majority that somebody may count on keeps one."""
+        member = self._member()
+        lives = {m.disk.saved.me for m in self.world.members if m.disk.saved is not None and m is not member}
+        seen: list[Members] = [m.core.members for m in self.world.members if m.core is not None]
+        seen += [c.members for m in self.world.members for c in m.log.member_changes]
+        saved = [m.disk.saved.first_members for m in self.world.members if m.disk.saved is not None]
+        groups = [g for g in seen + saved if g]
+        if len(self.world.members) < 3 or not groups:
+            return
+        if all(2 * len(ids(g) & lives) > len(g) + 1 for g in groups):
+            self._say(f"{member.name} loses its disk")
+            member.crash(lose_tail=False)
+            member.log.reset(0, (), b"")
+            member.disk.saved = None
+
+    def _arm(self) -> None:
+        member = self._member()
+        if member.alive and member.power.countdown is None:
+            member.power.countdown = self.rng.randrange(6)
+
+    def _restart(self) -> None:
+        down = [m for m in self.world.members if not m.alive]
+        if down:
+            member = self.rng.choice(down)
+            member.log.recover(self.rng, lose_tail=False)
+            self._say(f"{member.name} starts")
+            member.paused = False
+            member.start()
+
+    def _cut_off(self) -> None:
+        if len(self.world.members) > 1:
+            one, other = self.rng.sample([m.name for m in self.world.members], 2)
+            self._say(f"cut off: {one} -> {other}")
+            self.world.blocked.add((one, other))
+            if self.rng.random() < 0.6:
+                self.world.blocked.add((other, one))
+
+    def _heal(self) -> None:
+        self.world.blocked.clear()
+
+    def _jump(self) -> None:
+        self._member().clock_offset += self.rng.choice((-5_000, -300, 300, 2_000, 60_000))
+
+    def _pause(self) -> None:
+        self._member().paused = True
+
+    def _resume(self) -> None:
+        for member in self.world.members:
+            member.paused = False
+
+    def _gone(self) -> None:
+        """A follower's connection to its leader is refused; sometimes that is not true."""
+        member = self._member()
+        master = None if member.core is None else member.core.cell.master
+        if master is not None and (not self.world.members[master.member].alive or self.rng.random() < 0.1):
+            member.step(lambda core: core.leader_gone(member.now()))
+
+    def _transfer(self) -> None:
+        member = self._member()
+        core = member.core
+        if core is None or core.leader is None:
+            return
+        if core.parked:
+            if core.handed_over():
+                self._say(f"{member.name} transfers its leadership")
+                member.step(lambda c: c.transfer(member.now()))
+            elif self.rng.random() < 0.3:
+                core.give_up_handover()
+            return
+        others = [v.id for v in core.members if v.id != core.me]
+        if others:
+            self._say(f"{member.name} prepares a transfer")
+            core.park(self.rng.choice(others), core.epoch, core.cell.version)
+
+    def _remove(self) -> None:
+        """Somebody removes a member, which then joins again as a learner; without rule 27, several at once."""
+        member = self._member()
+        core = member.core
+        if core is None or core.leader is None or len(core.members) < 2:
+            return
+        gone = self.rng.choice([v for v in core.members if v.id != core.me])
+        left = tuple(v for v in core.members if v != gone)
+        if Rule.SINGLE_CHANGES not in self.world.rules and self.rng.random() < 0.7:
+            left = tuple(v for v in core.members if v.id == core.me or self.rng.random() < 0.4)
+        if len(left) >= 2 or len(self.world.members) < 3 or Rule.SINGLE_CHANGES not in self.world.rules:
+            self._say(f"{member.name} is asked for the members {[str(v.id) for v in left]}")
+            member.step(lambda c: c.change_members(left, member.now()))
+
+    # ---- after the faults
+
+    def _round(self) -> None:
+        world = self.world
+        for member in world.members:
+            world.tick(member)
+        self._deliver_all()
+        for _ in range(2):
+            for member in world.members:
+                world.fetch(member)
+            self._deliver_all()
+            for member in world.members:
+                world.flush(member)
+        world.now += 150
+
+    def _deliver_all(self) -> None:
+        for _ in range(300):
+            if not self.world.messages:
+                return
+            message = self.world.messages[0]
+            if self.tracing:
+                self._say(f"{message.source}->{message.target} {describe_raft(message.body)}")
+            self.world.deliver(message)
+
+    def _settle(self) -> None:
+        world = self.world
+        self._say("faults stop")
+        world.blocked.clear()
+        world.messages.clear()
+        for member in world.members:
+            member.paused, member.power.countdown = False, None
+            if member.core is not None:
+                member.core.give_up_handover()
+        while any(not m.alive for m in world.members):
+            self._restart()
+        ident, asked_in = 0, -20
+        for turn in range(SETTLE_ROUNDS):
+            self._round()
+            answer = world.answers.get(ident)
+            if answer is SendStatus.SEND_OK and self._calm():
+                for member in world.members:
+                    world.checker.look_whole(member)
+                return
+            if answer is not SendStatus.SEND_OK and turn - asked_in > 10:
+                ident, asked_in = world.next_id, turn
+                world.client_send()
+        raise Violation(f"no calm after {SETTLE_ROUNDS} rounds without faults:\n{world.draw()}")
+
+    def _calm(self) -> bool:
+        leaders = [m for m in self.world.members if m.core is not None and m.core.role is Role.MASTER]
+        if len(leaders) != 1:
+            return False
+        leader = leaders[0]
+        assert leader.core is not None
+        everybody = {m.core.me for m in self.world.members if m.core is not None}
+        return ids(leader.core.members) == everybody and all(
+            m.log.end == leader.log.end and m.log.confirmed == leader.log.end for m in self.world.members
+        )
+
+
+def _ignore(text: str) -> None:
+    """Nobody looks."""
+
+
+def run_raft_seed(seed: int, *, profile: RaftProfile = RaftProfile(), rules: Rules = ALL) -> Violation | None:
+    try:
+        RaftSchedule(seed, profile=profile, rules=rules).run()
+    except Violation as violation:
+        return violation
+    return None
+
+
+def draw_raft(seed: int, *, profile: RaftProfile = RaftProfile(), rules: Rules = ALL) -> list[str]:
+    lines: list[str] = []
+    schedule = RaftSchedule(seed, profile=profile, rules=rules, trace=lines.append)
+    try:
+        schedule.run()
+        lines.append("no violation")
+    except Violation as violation:
+        lines.append(schedule.world.draw())
+        lines.append(f"VIOLATION after {schedule.steps} steps: {violation}")
+    return lines
+
+
+__all__ = ["DEFAULT", "PollKind", "Profile", "RaftProfile", "RaftSchedule", "draw_raft", "replace", "run_raft_seed"]
