@@ -121,6 +121,7 @@ class RemotingServer:
         conn = Connection(
             self._handler,
             listener=self._name,
+            accepted=True,
             max_frame=self._max_frame,
             shared=self._shared,
             on_end=self._end,
