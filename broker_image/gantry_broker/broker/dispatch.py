@@ -55,6 +55,7 @@ WRITES: Final = SENDS | {
 MAX_TASKS: Final = 10_000
 """Requests that may wait for something at the same time."""
 _FETCH: Final = int(GantryCode.FETCH)
+_POLL: Final = int(GantryCode.POLL)
 _FORWARD: Final = int(GantryCode.FORWARD)
 
 
@@ -125,6 +126,9 @@ class Dispatcher:
     def _one(self, conn: Connection, frame: Frame) -> None:
         if frame.code == _FETCH:
             self.broker.replication.on_fetch(conn, frame)
+            return
+        if frame.code == _POLL:
+            self.broker.replication.on_poll(conn, frame)
             return
         if frame.code == _FORWARD:
             take_forwarded(self.broker, conn, frame, self._process)
