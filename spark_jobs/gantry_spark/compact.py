@@ -3,8 +3,8 @@
 Kept are the newest record of each key (unless it is a tombstone that is older than tombstones are kept), and records
 without a key. The new log holds just this topic. Its records keep their queues and queue offsets; their place in the
 log changes, so the field that holds it is written anew. A broker that opens the directory builds the queues from the
-log; queue offsets whose records are gone stay empty. `savedBytes` is the size of the records that were left out, without the
-fillers at the ends of segments.
+log; queue offsets whose records are gone stay empty. `savedBytes` is the size of the records that were left out, not
+counting the fillers at the ends of segments.
 """
 
 from __future__ import annotations

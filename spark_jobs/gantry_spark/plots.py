@@ -227,7 +227,7 @@ def ages(topics: Sequence[Topic]) -> str:
 
 def sizes(topics: Sequence[Topic]) -> str:
     """Records by size, a colour for each of the largest topics."""
-    return _stacked(topics, "sizes", "records", _size_class, lambda r: float(r["from"]), "bytes of a record")
+    return _stacked(topics, "sizes", "records", _size_class, lambda r: float(r["from"]), "size of a record")
 
 
 def _age_text(row: Mapping[str, Any]) -> str:
@@ -249,7 +249,7 @@ def _age_order(row: Mapping[str, Any]) -> float:
 
 
 def _size_class(row: Mapping[str, Any]) -> str:
-    return f"{size_text(row['from'])} - {size_text(row['to'] + 1)}"
+    return f"from {size_text(row['from']).replace('.0 ', ' ')}"
 
 
 def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: Any, title: str) -> str:
@@ -279,4 +279,4 @@ def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: 
     figure.update_layout(barmode="stack", bargap=0.3, showlegend=True)
     figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=categories)
     figure.update_yaxes(title=unit)
-    return _html(figure, 350)
+    return _html(figure, 400)

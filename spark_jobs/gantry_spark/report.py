@@ -127,6 +127,7 @@ def run(spark: SparkSession, job: Job) -> Done:
         )
         found = summarize(spark, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
         report = build(found, context)
+        _must_be_a_log(report, job)
         report["run"] = name
         report["durationSeconds"] = round(time.monotonic() - started, 1)
         page = render(report)
@@ -138,6 +139,19 @@ def run(spark: SparkSession, job: Job) -> Done:
         place.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
         _forget(place, job.history)
         return Done(report, page, None if job.out is None else out)
+
+
+def _must_be_a_log(report: dict[str, Any], job: Job) -> None:
+    """Files without a single record are no commit log, whatever their names. Raises SourceError."""
+    if job.topics or job.since_ms is not None or job.window_hours is not None or report["totals"]["records"]:
+        return
+    if report["damage"]["places"]:
+        first = report["damage"]["list"][0]
+        raise SourceError(
+            f"{job.source} holds no commit log: none of its {report['damage']['bytes']:,} bytes are records (from offset "
+            f"{first['offset']} of {first['log']} on: {first['reason']})"
+        )
+    report["notes"].append("The log holds no records.")
 
 
 def clock(job: Job) -> int:

@@ -26,6 +26,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "local[2]",
             {
                 "spark.sql.shuffle.partitions": "2",
+                # These logs are small: what counts is how soon the JVM gets going.
+                "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },

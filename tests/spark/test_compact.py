@@ -1,0 +1,102 @@
+"""The compacted log: what was promised is saved, a broker's store opens it, offsets are kept."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import StoreConfig
+from gantry_spark.compact import compact
+from gantry_spark.errors import OutputError, SourceError
+from gantry_spark.report import Job, run
+from plainlog import LogWriter, Message, read_plain
+from plainreport import _survivors as survivors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(900)
+START = 1_700_000_000_000
+HOUR = 3_600_000
+NOW = START + 40 * HOUR
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(11)
+    path = tmp_path_factory.mktemp("compact") / "store"
+    writer = LogWriter(path)
+    for i in range(1200):
+        key = rng.choice([f"k{rng.randrange(120)}", f"k{rng.randrange(30)}", None, ""])
+        body = b"" if key and rng.random() < 0.2 else rng.randbytes(rng.randrange(1, 400))
+        writer.append(Message("Table", rng.randrange(3), body, key, store_ms=START + i * 30 * HOUR // 1200))
+        if i % 3 == 0:
+            writer.append(Message("Other", 0, b"x" * 50, "k1", store_ms=START))
+    return path
+
+
+def test_promise_and_deed_are_equal_and_a_store_opens_it(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    job = Job(paths=(str(root),), now_ms=NOW, topics=("Table",))
+    promised = next(t for t in run(spark, job).report["topics"] if t["topic"] == "Table")
+    dry = compact(spark, job, "Table", None)
+    out = tmp_path / "compacted"
+    done = compact(spark, job, "Table", out)
+    before = [r for r in read_plain(root)[0] if r.topic == "Table"]
+    after, lost = read_plain(out)
+    assert not lost
+    saved = sum(r.size for r in before) - sum(r.size for r in after)
+    assert saved == promised["savedBytes"] == dry["savedBytes"] == done["savedBytes"] > 0
+    assert len(before) - len(after) == promised["savedRecords"] == done["savedRecords"]
+    assert promised["expiredTombstones"] > 0
+
+    newest = {id(r) for _, r in survivors([("", r) for r in before]).values()}
+    dead = NOW - 24 * HOUR
+    wanted = [
+        r for r in before
+        if not r.props.get("KEYS") or (id(r) in newest and (r.body or r.store_ms >= dead))
+    ]  # fmt: skip
+    same = [(r.queue_id, r.queue_offset, r.body, r.properties, r.store_ms, r.born_host) for r in after]
+    assert same == [(r.queue_id, r.queue_offset, r.body, r.properties, r.store_ms, r.born_host) for r in wanted]
+
+    settings = BrokerSettings(mappedFileSizeCommitLog=64 * 1024)
+    store = MessageStore.open(StoreConfig(out, settings))
+    try:
+        for queue in range(3):
+            mine = [r for r in wanted if r.queue_id == queue]
+            found = []
+            at = store.min_offset("Table", queue)
+            while at < store.max_offset("Table", queue):
+                got = store.get("Table", queue, at, 32, 1 << 20, None)
+                found += _records(got.data)
+                assert got.next_offset > at
+                at = got.next_offset
+            assert [r.queue_offset for r in found] == [r.queue_offset for r in mine]
+            assert store.max_offset("Table", queue) == mine[-1].queue_offset + 1
+    finally:
+        store.close(clean=True)
+
+
+def _records(data: bytes) -> list[object]:
+    from gantry_broker.protocol.message import decode_records
+
+    return list(decode_records(data))
+
+
+def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    job = Job(paths=(str(root),), now_ms=NOW)
+    with pytest.raises(SourceError, match="no record of topic Nothing"):
+        compact(spark, job, "Nothing", None)
+    with pytest.raises(SourceError, match="broker's own topics"):
+        compact(spark, job, "%RETRY%group", None)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    with pytest.raises(OutputError, match="is there already"):
+        compact(spark, job, "Table", tmp_path / "full")
+    keyless = LogWriter(tmp_path / "keyless")
+    keyless.append(Message("Plain"))
+    with pytest.raises(SourceError, match="none of its 1 records has a key"):
+        compact(spark, Job(paths=(str(tmp_path / "keyless"),)), "Plain", None)

@@ -1,0 +1,181 @@
+"""The report against plain Python, figure by figure; incremental against full; promise against deed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gantry_spark.errors import OutputError, SourceError
+from gantry_spark.report import Job, run
+from plainlog import LogWriter, Message, read_plain
+from plainreport import comparable, figures
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(900)
+START = 1_700_000_000_000
+HOUR = 3_600_000
+NOW = START + 40 * HOUR
+TOPICS = ("Prices", "Customers", "Clicks", "Mixed", "täglich", "%RETRY%billing", "%DLQ%billing", "SCHEDULE_TOPIC_XXXX")
+
+
+def messages(rng: random.Random, count: int, begin_h: float, hours: float) -> Iterator[Message]:
+    """All kinds: keyed, keyless, mixed, tombstones, batches of equal times, transactions, delays, retries."""
+    for i in range(count):
+        topic = rng.choice(TOPICS)
+        key = None
+        if topic == "Prices":
+            key = f"p{int(rng.paretovariate(0.8)) % 40}"
+        elif topic == "Customers":
+            key = f"c {rng.randrange(60)}"
+        elif topic == "Mixed":
+            key = rng.choice([None, "", "m1", "m2", f"m{i}"])
+        elif topic == "täglich":
+            key = f"schlüssel-{rng.randrange(9)}"
+        elif topic.startswith("%"):
+            key = "r"
+        body = b"" if key and rng.random() < 0.15 else rng.randbytes(rng.randrange(1, 300))
+        props = {"TAGS": "T"} if rng.random() < 0.5 else {}
+        if topic == "SCHEDULE_TOPIC_XXXX":
+            props["DELAY"] = str(rng.randrange(1, 19))
+        yield Message(
+            topic, rng.randrange(3), body, key, props, START + int((begin_h + hours * (i // 4 * 4) / count) * HOUR),
+            sys_flag=rng.choice([0, 0, 0, 4, 8, 12]), reconsume=rng.randrange(3) if topic.startswith("%RETRY") else 0,
+            v6=(rng.random() < 0.1, rng.random() < 0.1),
+        )  # fmt: skip
+
+
+def make_log(root: Path, seed: int, count: int = 1500) -> LogWriter:
+    rng = random.Random(seed)
+    writer = LogWriter(root)
+    writer.extend(messages(rng, count, 0, 30))
+    return writer
+
+
+def write_offsets(root: Path, table: dict[tuple[str, str, int], int]) -> None:
+    offsets: dict[str, dict[str, int]] = {}
+    for (group, topic, queue), offset in table.items():
+        offsets.setdefault(f"{topic}@{group}", {})[str(queue)] = offset
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": offsets}))
+
+
+def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, since_ms: int | None = None) -> None:
+    logs = {root.name: read_plain(root)[0] for root in roots}
+    expected = figures(logs, NOW, 24 * HOUR, offsets, since_ms)
+    found = {t["topic"]: comparable(t) for t in report["topics"]}
+    assert found.keys() == expected.keys()
+    for topic, values in expected.items():
+        values["hotKeys"] = values["hotKeys"][:20]
+        for name, value in values.items():
+            assert found[topic][name] == value, f"{topic}: {name}"
+    lost = [d for root in roots for d in read_plain(root)[1]] if since_ms is None else []
+    assert report["damage"]["places"] == len(lost)
+    assert report["damage"]["bytes"] == sum(d.end - d.start for d in lost)
+
+
+def without_run(report: dict[str, Any]) -> dict[str, Any]:
+    """What must not differ between a full run and an incremental one."""
+    return {k: v for k, v in report.items() if k not in ("run", "durationSeconds", "scan", "growth")} | {
+        "growth": {k: v for k, v in report["growth"].items() if k not in ("disks", "hoursToFull", "fullAt")}
+    }
+
+
+def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Path) -> None:
+    roots = [tmp_path / "group-a", tmp_path / "group-b"]
+    offsets = {}
+    for seed, root in enumerate(roots):
+        writer = make_log(root, seed)
+        # The first segment has expired, a record is damaged, the tail is torn.
+        writer.path(0).unlink()
+        writer.write(2 * writer.segment + 5000, b"\xff" * 40)
+        writer.write(writer.end - 30, bytes(30))
+        table = {
+            ("late", "Prices", 0): 20,
+            ("late", "Prices", 1): 64,
+            ("late", "Mixed", 2): 10,
+            ("ok", "Customers", 0): 9999,
+            ("lost", "Clicks", 1): 1,
+            ("late", "%RETRY%billing", 0): 5,
+        }
+        write_offsets(root, table)
+        offsets |= {(group, root.name, topic, queue): at for (group, topic, queue), at in table.items()}
+    done = run(spark, Job(paths=tuple(map(str, roots)), now_ms=NOW, read_options={"partitionBytes": "50000"}))
+    assert_matches(done.report, roots, offsets)
+    assert "<html" in done.page
+    assert {t["topic"]: t["recommendation"] for t in done.report["topics"]}["Prices"] == "compact"
+    clicks = next(t for t in done.report["topics"] if t["topic"] == "Clicks")
+    assert clicks["recommendation"] == "lengthen retention"
+    assert not clicks["compactable"]
+
+
+def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkSession, tmp_path: Path) -> None:
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = make_log(root, 7, 800)
+    torn = writer.end
+    half = b"\x00\x00\x01\x00\xda\xa3\x20\xa7torn"
+    writer.write(torn, half)
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    first = run(spark, job).report
+    assert_matches(first, [root], {})
+    assert not first["scan"]["incremental"]
+    writer.write(torn, bytes(len(half)))
+    writer.extend(messages(random.Random(8), 500, 30, 6))
+    writer.path(0).unlink()
+    second = run(spark, job).report
+    assert_matches(second, [root], {})
+    assert second["scan"]["scannedBytes"] < 0.6 * second["scan"]["logBytes"]
+    full = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
+    assert without_run(second) == without_run(full)
+    # Only the newest hours: one segment is cut by the window and read again, the others come from the state.
+    since = START + 20 * HOUR
+    windowed = run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW, since_ms=since)).report
+    assert_matches(windowed, [root], {}, since)
+    assert windowed["scan"]["scannedBytes"] < 2 * writer.segment
+    assert (out / "report.html").exists()
+    assert len(list((out / "reports").iterdir())) == 3
+
+
+def test_state_of_many_runs_is_merged(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_spark.state.MERGE_AT", 1)
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = make_log(root, 3, 200)
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW, history=1)
+    run(spark, job)
+    writer.extend(messages(random.Random(4), 100, 30, 1))
+    merged = run(spark, job).report
+    assert_matches(merged, [root], {})
+    assert len(list((out / "state" / "rows").iterdir())) == 1
+    assert len(list((out / "reports").iterdir())) == 1
+    again = run(spark, job).report
+    assert again["scan"]["scannedBytes"] < 64 * 1024
+    assert_matches(again, [root], {})
+
+
+def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    make_log(root, 5, 100)
+    report = run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Pri*", "Cu?tomers"))).report
+    assert {t["topic"] for t in report["topics"]} == {"Prices", "Customers"}
+    with pytest.raises(SourceError, match=r"no topic matches Nothing; there are .*Prices"):
+        run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
+
+
+def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSession, tmp_path: Path) -> None:
+    root, out = tmp_path / "store", tmp_path / "out"
+    make_log(root, 5, 60)
+    run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW))
+    good = (out / "report.json").read_bytes()
+    shutil.rmtree(root)
+    with pytest.raises(SourceError, match="does not exist"):
+        run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW))
+    assert (out / "report.json").read_bytes() == good
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        run(spark, Job(paths=(str(root),), out=str(tmp_path / "file" / "out"), now_ms=NOW))

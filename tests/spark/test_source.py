@@ -1,0 +1,192 @@
+"""The data source in Spark: columns, pruning, pushed filters, damage, streams, and errors that speak."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gantry_spark.decode import Where
+from gantry_spark.errors import SourceError
+from gantry_spark.pushdown import push
+from gantry_spark.schema import COLUMNS, DEFAULT
+from gantry_spark.source import CommitLogReader, LogPart, Options
+from plainlog import LogWriter, Message, read_plain
+from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, LessThanOrEqual
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(600)
+START = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "store"
+    writer = LogWriter(path)
+    for i in range(900):
+        topic = "Orders" if i % 3 else "Prices"
+        writer.append(Message(topic, i % 4, b"b" * (i % 200), f"k{i}", {"TAGS": "A"}, START + i * 60_000))
+    return path
+
+
+def when(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -> None:
+    frame = spark.read.format("commitlog").load(str(root))
+    assert frame.columns == list(DEFAULT)
+    assert "body" not in frame.columns
+    rows = frame.orderBy("physical_offset").collect()
+    records, _ = read_plain(root)
+    assert [(r.topic, r.queue_id, r.queue_offset, r["keys"], r.properties) for r in rows] == [
+        (r.topic, r.queue_id, r.queue_offset, r.props["KEYS"], r.props) for r in records
+    ]
+
+
+def test_columns_body_and_filters(spark: SparkSession, root: Path) -> None:
+    frame = spark.read.format("commitlog").option("columns", "topic,store_time,body").load(str(root))
+    wanted = frame.where(
+        (frame.topic == "Orders") & (frame.store_time >= when(START + 300 * 60_000)) & (frame.body.isNotNull())
+    )
+    records = [r for r in read_plain(root)[0] if r.topic == "Orders" and r.store_ms >= START + 300 * 60_000]
+    assert sorted(bytes(r.body) for r in wanted.collect()) == sorted(r.body for r in records)
+    by_schema = spark.read.format("commitlog").schema("size int, topic string").load(str(root))
+    assert by_schema.columns == ["size", "topic"]
+    assert by_schema.groupBy().sum("size").collect()[0][0] == sum(r.size for r in read_plain(root)[0])
+
+
+def reader(root: Path, **options: str) -> CommitLogReader:
+    return CommitLogReader(("topic", "size"), Options({"path": str(root), **options}))
+
+
+def test_filters_are_pushed_exactly(root: Path) -> None:
+    time_at = ("store_time",)
+    filters = [
+        EqualTo(("topic",), "Orders"), In(("queue_id",), (1, 2)), IsNotNull(("topic",)), EqualTo(("size",), 5),
+        GreaterThanOrEqual(time_at, when(START)), GreaterThan(time_at, when(START + 5)),
+        LessThan(time_at, when(START + 100)), LessThanOrEqual(("physical_offset",), 77),
+    ]  # fmt: skip
+    where, rest = push(filters)
+    assert where == Where(frozenset({"Orders"}), START + 6, START + 99, frozenset({1, 2}), None, 77)
+    assert rest == [filters[2], filters[3]]
+    micro = datetime(2023, 11, 14, 22, 13, 20, 500, tzinfo=UTC)
+    assert push([GreaterThan(time_at, micro)])[0].min_ms == START + 1
+    assert push([EqualTo(time_at, micro)])[0].max_ms == START  # no whole millisecond equals it: nothing matches
+    assert push([EqualTo(time_at, micro)])[0].min_ms == START + 1
+
+
+def test_segments_outside_the_times_are_no_partitions(root: Path) -> None:
+    whole = reader(root).partitions()
+    late = reader(root)
+    list(late.pushFilters([GreaterThan(("store_time",), when(START + 850 * 60_000))]))
+    parts = late.partitions()
+    assert 0 < len(parts) < len(whole)
+    rows = sum(b.num_rows for p in parts for b in late.read(p))
+    assert rows == sum(1 for r in read_plain(root)[0] if r.store_ms > START + 850 * 60_000)
+    everything = reader(root, partitionBytes="20000").partitions()
+    assert len(everything) > len(whole)
+    assert all(isinstance(p, LogPart) for p in everything)
+
+
+def test_damage_is_skipped_or_shown(spark: SparkSession, tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path)
+    places = writer.extend(Message(body=b"x" * 100, key=str(i)) for i in range(50))
+    writer.write(places[10] + 95, b"!!")
+    writer.write(places[20], b"\xff" * 8)
+    assert spark.read.format("commitlog").load(str(tmp_path)).count() == 48
+    frame = spark.read.format("commitlog").option("damaged", "rows").load(str(tmp_path))
+    found = frame.where("damage is not null").orderBy("physical_offset").collect()
+    assert [(r.physical_offset, r.size, r.damage) for r in found] == [
+        (places[10], places[11] - places[10], "the body does not match its CRC"),
+        (places[20], places[21] - places[20], "no records"),
+    ]
+
+
+def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(300))
+
+    def drain() -> list[str]:
+        frame = spark.readStream.format("commitlog").option("columns", "keys").option("maxBytesPerTrigger", "40000")
+        query = (
+            frame.load(str(root))
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            deadline = time.monotonic() + 120
+            last = -1
+            while time.monotonic() < deadline:
+                query.processAllAvailable()
+                count = len(list((tmp_path / "out").glob("*.parquet")))
+                if count == last:
+                    break
+                last = count
+        finally:
+            query.stop()
+        return sorted(r["keys"] for r in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    assert drain() == sorted(str(i) for i in range(300))
+    writer.extend(Message(key=f"new-{i}") for i in range(50))
+    assert drain() == sorted([*map(str, range(300)), *(f"new-{i}" for i in range(50))])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"columns": "topic,nonsense"}, "'nonsense' is no column"),
+        ({"colums": "topic"}, "option colums: unknown"),
+        ({"damaged": "maybe"}, "write skip or rows"),
+        ({"body": "yes"}, "write true or false"),
+        ({"partitionBytes": "many"}, "write a whole number"),
+        ({"ranges": "0-5"}, "write JSON"),
+        ({"brokers": "http://127.0.0.1:1"}, "give one of"),
+    ],
+)
+def test_wrong_options_are_named(root: Path, options: dict[str, str], says: str) -> None:
+    with pytest.raises(SourceError, match=says):
+        read_columns({"path": str(root), **options})
+
+
+def read_columns(options: dict[str, str]) -> Any:
+    from gantry_spark.source import CommitLogSource
+
+    source = CommitLogSource(options)
+    return source.reader(source.schema()).partitions()
+
+
+def test_what_is_no_log_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="does not exist; give a store directory"):
+        read_columns({"path": str(tmp_path / "nowhere")})
+    with pytest.raises(SourceError, match=r"no commit log in .* is empty; expected files named by 20 digits"):
+        read_columns({"path": str(tmp_path)})
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(SourceError, match=r"no commit log in .* holds notes.txt"):
+        read_columns({"path": str(tmp_path)})
+    with pytest.raises(SourceError, match="is a file; give a store directory"):
+        read_columns({"path": str(tmp_path / "notes.txt")})
+    with pytest.raises(SourceError, match=r"broker http://127.0.0.1:1 does not answer"):
+        read_columns({"brokers": "127.0.0.1:1"})
+    with pytest.raises(SourceError, match=r"NameServer 127.0.0.1:1 does not answer"):
+        read_columns({"cluster": "127.0.0.1:1"})
+
+
+def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    (folder / f"{0:020d}").write_bytes(b"this is no commit log" * 100)
+    (folder / "README").write_text("foreign")
+    frames = reader(tmp_path, damaged="rows")
+    frames.columns = ("topic", "damage", "size")
+    (part,) = frames.partitions()
+    (batch,) = frames.read(part)
+    assert batch.to_pylist() == [{"topic": None, "damage": "a torn tail", "size": 2100}]
+    assert "body" in COLUMNS
