@@ -24,7 +24,7 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
         if not isinstance(found, Sequence) or len(found) != len(wanted):
             return [path]
         return [d for i, v in enumerate(wanted) for d in differences(v, found[i], f"{path}[{i}]")]
-    if found is None and wanted in (False, None):
+    if found is None and (wanted is None or wanted is False):
         # The API server leaves out what is false by default.
         return []
     return [] if wanted == found else [path]

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 OFFSETS_EVERY_S = 20.0
 """A status that differs only in offsets is written no more often."""
+AGAIN_S = 2.0
+"""After a write that failed."""
 GAP_S = 0.3
 """Between two writes."""
 
@@ -84,6 +86,7 @@ class Reporter:
         except (ApiError, ApiUnavailable) as error:
             if not (isinstance(error, ApiError) and error.status == 404):
                 log.warning("status of %s/%s: %s", self._namespace, self._name, error)
+                await asyncio.sleep(AGAIN_S)
                 self.wake()
             return
         self._written, self._written_at = body, time.monotonic()

@@ -1,0 +1,162 @@
+"""What pods and Services say: members' addresses, who is gone, external addresses, wishes, volumes, Leases."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.api import BrokerCluster
+from gantry_operator.failover.surroundings import Facts
+from gantry_operator.kube import access, external, names, volumes
+from gantry_operator.kube.commands import parse_switchover, switchover_wish
+from gantry_operator.kube.leases import CELL, entry_of
+from gantry_operator.kube.observe import broken_for_good, why_not
+from gantry_operator.kube.surroundings import facts_of, pod_ready
+from gantry_operator.plan import plan
+from gantry_operator.registry import RegistryUnavailable
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def pod(ip: str | None = "10.0.0.1", phase: str = "Running", deleted: bool = False, **status: Any) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": "demo-a-0", "namespace": "mq"}
+    if deleted:
+        meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return {"metadata": meta, "spec": {}, "status": {"phase": phase, **({"podIP": ip} if ip else {}), **status}}
+
+
+@pytest.mark.parametrize(
+    ("found", "leaving", "facts"),
+    [
+        (None, False, Facts(gone=True)),
+        (pod(), False, Facts()),
+        (pod(ip=None, phase="Pending"), False, Facts(gone=True)),
+        (pod(phase="Failed"), False, Facts(gone=True)),
+        (pod(deleted=True), False, Facts(deleting=True)),
+        (pod(), True, Facts(deleting=True)),
+    ],
+)
+def test_every_way_for_a_pod_to_go_is_a_fact(found: dict[str, Any] | None, leaving: bool, facts: Facts) -> None:
+    """A master whose pod and volume are deleted together is gone at once: nothing waits for what never comes."""
+    assert facts_of(found, leaving=leaving) == facts
+
+
+def ready(value: str, since: timedelta = timedelta()) -> dict[str, Any]:
+    return {"type": "Ready", "status": value, "lastTransitionTime": (NOW - since).isoformat()}
+
+
+def test_broken_is_what_kubernetes_cannot_start_not_what_is_slow() -> None:
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    assert broken_for_good(pod(containerStatuses=[waiting]), NOW)
+    assert why_not(pod(containerStatuses=[waiting]), "") == "ImagePullBackOff: no such image"
+    assert not broken_for_good(pod(conditions=[ready("False", timedelta(seconds=30))]), NOW)
+    assert broken_for_good(pod(conditions=[ready("False", timedelta(seconds=300))]), NOW)
+    assert not broken_for_good(pod(conditions=[ready("True", timedelta(days=3))]), NOW)
+
+
+def test_a_pod_that_is_being_stopped_is_not_ready() -> None:
+    assert pod_ready(pod(conditions=[ready("True")]))
+    assert not pod_ready(pod(deleted=True, conditions=[ready("True")]))
+    assert not pod_ready(None)
+
+
+OUTSIDE = BrokerCluster.make(
+    "demo", "mq", brokerGroups=[{"name": "a", "members": 2}], external={"type": "NodePort", "host": "{name}.{group}.x"}
+)
+
+
+def node_ports(first: int) -> dict[str, Any]:
+    p = plan(OUTSIDE)
+    return {
+        e.service: {"spec": {"ports": [{"nodePort": first + i}]}} for i, e in enumerate(external.endpoints(OUTSIDE, p))
+    }
+
+
+def test_external_addresses_are_known_once_every_service_has_one() -> None:
+    p = plan(OUTSIDE)
+    services = node_ports(30000)
+    known, missing = external.addresses(OUTSIDE, p, services)
+    assert missing == []
+    assert known == {
+        "demo-namesrv-0": "demo-namesrv-0.namesrv.x:30000",
+        "demo-namesrv-1": "demo-namesrv-1.namesrv.x:30001",
+        "demo-a": "demo-a.a.x:30002",
+        "demo-a-0": "demo-a-0.a.x:30003",
+        "demo-a-1": "demo-a-1.a.x:30004",
+    }
+    del services["demo-a-external"]
+    services["demo-a-0-external"]["spec"]["ports"][0].pop("nodePort")
+    _, missing = external.addresses(OUTSIDE, p, services)
+    assert missing == ["demo-a-external", "demo-a-0-external"]
+
+
+def test_load_balancers_report_their_own_host() -> None:
+    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], external={"type": "LoadBalancer"})
+    e = external.endpoints(cluster, plan(cluster))[0]
+    waiting: dict[str, Any] = {"spec": {}, "status": {"loadBalancer": {}}}
+    assert external.address(cluster, e, waiting) is None
+    given = {"spec": {}, "status": {"loadBalancer": {"ingress": [{"hostname": "lb.example.com"}]}}}
+    assert external.address(cluster, e, given) == "lb.example.com:9876"
+
+
+def test_a_service_that_comes_back_keeps_its_port() -> None:
+    made = external.services(OUTSIDE, plan(OUTSIDE), {"demo-a-external": 31000})
+    ports = {s["metadata"]["name"]: s["spec"]["ports"][0].get("nodePort") for s in made}
+    assert ports["demo-a-external"] == 31000
+    assert ports["demo-a-0-external"] is None
+
+
+def test_wishes() -> None:
+    p = plan(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}, {"name": "b"}]))
+    assert parse_switchover("a", p) == ("a", None)
+    assert parse_switchover(switchover_wish("a", "demo-a-2"), p) == ("a", 2)
+    assert parse_switchover("a=a-1", p) == ("a", 1)
+    assert switchover_wish("a", None) != switchover_wish("a", None)
+    for text, words in (("c", "but a, b"), ("a=demo-a-9", "no member"), ("a=demo-b-1", "of group b, not of a")):
+        with pytest.raises(ValueError, match=words):
+            parse_switchover(text, p)
+
+
+def test_volumes_belong_to_the_cluster_only_under_reclaim_delete() -> None:
+    kept = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
+    gone = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], reclaim="Delete")
+    other = {"kind": "Backup", "name": "nightly", "uid": "b"}
+    assert volumes.owners_wanted(kept, [other]) == [other]
+    wanted = volumes.owners_wanted(gone, [other])
+    assert [o["kind"] for o in wanted] == ["Backup", "BrokerCluster"]
+    assert volumes.owners_wanted(kept, wanted) == [other]
+    assert volumes.owners_wanted(gone, wanted) == wanted
+
+
+def test_volumes_only_grow() -> None:
+    claim = {"spec": {"resources": {"requests": {"storage": "10Gi"}}}}
+    assert volumes.growth(claim, "20Gi") == "20Gi"
+    assert volumes.growth(claim, "10240Mi") is None
+    assert volumes.growth(claim, "1Gi") is None
+
+
+def lease(text: str | None) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": "demo-a", "resourceVersion": "7"}
+    if text is not None:
+        meta["annotations"] = {CELL: text}
+    return {"metadata": meta}
+
+
+def test_a_lease_without_a_cell_is_not_an_empty_registry() -> None:
+    """Rule 22: epochs must not start again because somebody edited the Lease."""
+    cell = Cell(3, 5, MemberId(1, "x"), frozenset({MemberId(1, "x")}))
+    assert entry_of(lease(json.dumps(cell.to_json()))).cell == cell
+    for text in (None, "", "{}", '{"epoch": 1}', "[1]"):
+        with pytest.raises(RegistryUnavailable, match="delete"):
+            entry_of(lease(text))
+
+
+def test_the_admin_token_is_read_back() -> None:
+    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
+    assert access.token_of(access.admin_secret(cluster, "sécret")) == "sécret"
+    assert access.token_of({"data": {"token": "***"}}) is None
+    assert access.token_of({}) is None
+    assert names.admin_secret("demo") == "demo-admin"
