@@ -17,7 +17,7 @@ from gantry_broker.client.consumer import Consumer, Running, now_ms
 from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage
-from gantry_broker.client.session import BACKOFF_FIRST, next_backoff
+from gantry_broker.client.session import BACKOFF_FIRST
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, LockRequest, locked_queues
 from gantry_broker.protocol.codes import RequestCode
@@ -28,6 +28,7 @@ from gantry_broker.remoting.errors import RemotingError
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS: Final = 20.0
+LOCK_RETRY_SECONDS: Final = 0.1
 LOCK_SECONDS: Final = 30.0
 """A lock that was not renewed for so long is not trusted any more; brokers keep it for 60 s."""
 _STEP_SECONDS: Final = 0.05
@@ -108,19 +109,17 @@ class OrderedConsumer(Consumer):
         return time.monotonic() - self._locked.get(queue, -LOCK_SECONDS) < LOCK_SECONDS
 
     async def _renew_forever(self) -> None:
-        pause = BACKOFF_FIRST
+        complete = True
         while True:
-            waiting = RENEW_SECONDS if pause == BACKOFF_FIRST else pause
             try:
-                async with asyncio.timeout(waiting):
+                async with asyncio.timeout(RENEW_SECONDS if complete else LOCK_RETRY_SECONDS):
                     await self._renew_now.wait()
                 self._renew_now.clear()
                 await asyncio.sleep(BACKOFF_FIRST)
             except TimeoutError:
                 pass
             queues = list(self._running)
-            held = await self._lock(queues)
-            pause = BACKOFF_FIRST if len(held) == len(queues) else next_backoff(pause)
+            complete = len(await self._lock(queues)) == len(queues)
 
     async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
         await super()._take_share(topic, [queue for queue in mine if queue in self._running])

@@ -34,8 +34,8 @@ FORCED_POLL_SECONDS: Final = 0.2
 WATCH_SECONDS: Final = 5.0
 """A connection over which nothing came for so long is tried: its broker may have gone without a word."""
 CALL_SECONDS: Final = 3.0
-BACKOFF_FIRST: Final = 0.02
-BACKOFF_MOST: Final = 0.1
+BACKOFF_FIRST: Final = 0.005
+BACKOFF_MOST: Final = 0.05
 
 
 def next_backoff(seconds: float) -> float:
