@@ -248,7 +248,7 @@ def test_queue_ends_may_come_from_a_control_record_instead(leader: MessageStore)
     assert (leader.min_offset("Orders", 0), leader.max_offset("Orders", 0)) == (70, 71)
 
 
-def test_issue_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tail(
+def test_rocketmq_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tail(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     fill(leader, 0, 30)
@@ -264,7 +264,7 @@ def test_issue_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tail(
     store.close(clean=False)
 
 
-def test_issue_467_what_was_not_indexed_when_the_process_died_is_indexed_later(
+def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_later(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     fill(leader, 0, 100)

@@ -34,7 +34,7 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     points = Points.load(store.points_path)
     plan = recovery.plan(store.config.path, log, points, known=epochs is not None)
     bases = log.bases()
-    log.start = recovery._start(bases, log.segment_size)
+    log.start = recovery.first_offset(bases, log.segment_size)
     found = recovery.scan(log, plan.scan_from) if bases else recovery.Scan(0, "an empty store")
     log.end = found.end
     if bases:

@@ -165,7 +165,7 @@ def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> P
     """Decide by what lies there. `known`: we have had the store open before."""
     aborted = (root / "abort").exists()
     bases = log.bases()
-    start = _start(bases, log.segment_size)
+    start = first_offset(bases, log.segment_size)
     has_queues = any((root / "consumequeue").glob("*/*/*"))
     has_index = any((root / "index").glob("*"))
     if not known and bases:
@@ -197,7 +197,7 @@ def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> P
     return Plan(False, clean, durable, trusted, max(start, min(index, trusted)) if has_index else start, rebooted)
 
 
-def _start(bases: list[int], segment_size: int) -> int:
+def first_offset(bases: list[int], segment_size: int) -> int:
     """The first offset of the unbroken run of segments that ends with the last one."""
     if not bases:
         return 0
