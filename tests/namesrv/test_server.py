@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.config import Listener, NameServerConfig
-from gantry_broker.namesrv.kv import KvConfig
+from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
@@ -202,6 +202,18 @@ async def test_key_value_configuration_is_kept(ask: Asker, tmp_path: Path) -> No
     assert (await ask(100, namespace="n", key="k")).code == 1
 
 
+def test_the_key_value_configuration_has_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_broker.namesrv.kv.MAX_ENTRIES", 2)
+    table = KvConfig(tmp_path / "kvConfig.json")
+    table.put("a", "k", "1")
+    table.put("b", "k", "1")
+    table.put("b", "k", "2")
+    with pytest.raises(KvFull, match="2 entries"):
+        table.put("b", "l", "1")
+    with pytest.raises(KvFull, match="1024 characters"):
+        table.put("b", "k" * 2000, "1")
+
+
 def test_a_damaged_key_value_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text("{]")
@@ -236,7 +248,9 @@ async def test_bad_fields_are_named(ask: Asker, code: int, ext: dict[str, str], 
 
 
 async def test_unknown_codes_and_bad_bodies(ask: Asker) -> None:
-    assert (await ask(200_050)).code == 3
+    for code in range(200_000, 200_050):
+        assert (await ask(code)).code == 3
+    assert ask.server.service.requests == {-1: 50}, "random codes do not fill the memory"
     answer = await ask.register(gantryMember=0, gantryAddresses="[1]")
     assert (answer.code, "gantryAddresses" in (answer.remark or "")) == (1, True)
     answer = await ask(322, b"\xff", brokerName="a", brokerAddr="h", clusterName="c", brokerId=0)

@@ -10,6 +10,14 @@ import orjson
 
 MAX_VALUE = 1024 * 1024
 """Characters of the longest value."""
+MAX_NAME = 1024
+"""Characters of the longest namespace or key."""
+MAX_ENTRIES = 20_000
+"""Entries of all namespaces; each change writes all of them."""
+
+
+class KvFull(Exception):
+    """The table holds as much as it may."""
 
 
 class KvConfig:
@@ -34,6 +42,11 @@ class KvConfig:
         return self._tables.get(namespace)
 
     def put(self, namespace: str, key: str, value: str) -> None:
+        """Raises KvFull for a new entry beyond the limits, and OSError."""
+        if len(namespace) > MAX_NAME or len(key) > MAX_NAME:
+            raise KvFull(f"namespace and key have at most {MAX_NAME} characters, not {max(len(namespace), len(key))}")
+        if self.get(namespace, key) is None and sum(map(len, self._tables.values())) >= MAX_ENTRIES:
+            raise KvFull(f"{MAX_ENTRIES} entries are kept; delete some first")
         changed = {**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}}
         self._save(changed)
 

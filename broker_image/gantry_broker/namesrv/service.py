@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import orjson
 
-from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig
+from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson
@@ -31,6 +31,9 @@ from gantry_broker.protocol.headers import (
 from gantry_broker.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
+
+UNSUPPORTED = -1
+"""Stands for all unknown request codes in the count of requests."""
 
 Answer = Callable[["NameService", Connection, Frame], Frame]
 
@@ -68,7 +71,8 @@ class NameService:
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         out = []
         for frame in frames:
-            self.requests[frame.code] = self.requests.get(frame.code, 0) + 1
+            code = frame.code if frame.code in _ANSWERS else UNSUPPORTED  # unknown ones are many: counted as one
+            self.requests[code] = self.requests.get(code, 0) + 1
             answer = self.answer(conn, frame)
             if not frame.is_oneway:
                 out.append(encode_frame(answer))
@@ -90,7 +94,7 @@ class NameService:
             )
         try:
             return method(self, conn, frame)
-        except (BadField, BodyError) as error:
+        except (BadField, BodyError, KvFull) as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except OSError as error:
             log.error("request %d: %s", frame.code, error)
@@ -298,12 +302,9 @@ def metrics(service: NameService) -> str:
         "# HELP gantry_namesrv_requests_total Requests, by code.",
         "# TYPE gantry_namesrv_requests_total counter",
         *(
-            f'gantry_namesrv_requests_total{{code="{code}"}} {count}'
+            f'gantry_namesrv_requests_total{{code="{"unsupported" if code == UNSUPPORTED else code}"}} {count}'
             for code, count in sorted(service.requests.items())
-            if code in _ANSWERS
         ),
-        f'gantry_namesrv_requests_total{{code="unsupported"}} '
-        f"{sum(count for code, count in service.requests.items() if code not in _ANSWERS)}",
     ]
     return "\n".join(lines) + "\n"
 

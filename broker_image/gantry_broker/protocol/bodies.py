@@ -6,106 +6,55 @@ with `to_json` (a value for `fastjson.dumps`). Names on the wire are fastjson's,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
 from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, queue_to_json, short
+from gantry_broker.protocol.figures import (
+    ConsumeOffset,
+    TopicOffset,
+    consume_stats_from_json,
+    consume_stats_to_json,
+    offset_table,
+    topic_stats_from_json,
+    topic_stats_to_json,
+)
 
-
-class BodyError(ValueError):
-    """A request's or answer's body that is not what its code demands."""
-
-
-class Fields:
-    """Careful access to a JSON object: each getter raises BodyError that names the field, or gives its default."""
-
-    __slots__ = ("_map", "_where")
-
-    def __init__(self, value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
-            raise BodyError(f"{where} is a JSON {type(value).__name__}; an object is expected")
-        self._map = value
-        self._where = where
-
-    def names(self) -> set[str]:
-        """The names of all fields."""
-        return {str(name) for name in self._map}
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self._map.get(name)
-        if value is None:
-            if default is None:
-                raise BodyError(f"the field {self._where}.{name} is absent; a text is expected")
-            return default
-        if not isinstance(value, str):
-            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; a text is expected")
-        return value
-
-    def number(self, name: str, default: int | None = None) -> int:
-        value = self._map.get(name)
-        if value is None:
-            if default is None:
-                raise BodyError(f"the field {self._where}.{name} is absent; a whole number is expected")
-            return default
-        if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 20:
-            return int(value)
-        if type(value) is not int or not -(2**63) <= value < 2**63:
-            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; a whole number is expected")
-        return value
-
-    def real(self, name: str, default: float = 0.0) -> float:
-        value = self._map.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; a number is expected")
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self._map.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; true or false is expected")
-        return value
-
-    def items(self, name: str) -> Iterable[Any]:
-        value = self._map.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, (list, tuple)):
-            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; an array is expected")
-        return value
-
-    def map(self, name: str) -> Mapping[Any, Any]:
-        value = self._map.get(name)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise BodyError(f"the field {self._where}.{name} is {_short(value)}; an object is expected")
-        return value
-
-    def texts(self, name: str) -> list[str]:
-        values = list(self.items(name))
-        for value in values:
-            if not isinstance(value, str):
-                raise BodyError(f"an entry of {self._where}.{name} is {_short(value)}; texts are expected")
-        return values
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:80]
-
-
-def parse(body: bytes, where: str) -> Fields:
-    """The object in a body. Raises BodyError."""
-    try:
-        return Fields(fastjson.loads(body), where)
-    except fastjson.JsonError as error:
-        raise BodyError(f"{where}: {error}") from None
+__all__ = [
+    "BodyError",
+    "BrokerData",
+    "ClientConnection",
+    "ClusterInfo",
+    "ConsumeOffset",
+    "ConsumerData",
+    "DataVersion",
+    "Fields",
+    "Heartbeat",
+    "LockRequest",
+    "MessageQueue",
+    "QueueData",
+    "RegisterBody",
+    "SubscriptionData",
+    "SubscriptionGroup",
+    "TopicConfig",
+    "TopicConfigs",
+    "TopicOffset",
+    "TopicRoute",
+    "consume_stats_from_json",
+    "consume_stats_to_json",
+    "locked_queues",
+    "offset_table",
+    "parse",
+    "queue_from_json",
+    "queue_to_json",
+    "topic_list",
+    "topic_stats_from_json",
+    "topic_stats_to_json",
+]
 
 
 @dataclass(slots=True)
@@ -254,7 +203,7 @@ class BrokerData:
         addresses = {}
         for key, address in fields.map("brokerAddrs").items():
             if not str(key).isdigit() or not isinstance(address, str):
-                raise BodyError(f"brokerData.brokerAddrs has {_short(key)}: {_short(address)}; id and address expected")
+                raise BodyError(f"brokerData.brokerAddrs has {short(key)}: {short(address)}; id and address expected")
             addresses[int(key)] = address
         return cls(fields.text("cluster", ""), fields.text("brokerName"), addresses)
 
@@ -346,7 +295,7 @@ class SubscriptionData:
         fields = Fields(value, "subscriptionData")
         codes = list(fields.items("codeSet"))
         if not all(type(code) is int for code in codes):
-            raise BodyError(f"subscriptionData.codeSet is {_short(codes)}; whole numbers are expected")
+            raise BodyError(f"subscriptionData.codeSet is {short(codes)}; whole numbers are expected")
         return cls(
             fields.text("topic"),
             fields.text("subString", "*"),
@@ -490,12 +439,6 @@ class SubscriptionGroup:
         }
 
 
-def queue_from_json(value: Any) -> MessageQueue:
-    """A message queue that is a value (not a key). Raises BodyError."""
-    fields = Fields(value, "messageQueue")
-    return MessageQueue(fields.text("topic"), fields.text("brokerName"), fields.number("queueId"))
-
-
 @dataclass(slots=True)
 class LockRequest:
     """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): who wants which queues."""
@@ -521,116 +464,9 @@ class LockRequest:
         }
 
 
-def queue_to_json(queue: MessageQueue) -> dict[str, Any]:
-    return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
-
-
 def locked_queues(body: bytes) -> list[MessageQueue]:
     """The queues in the answer to LOCK_BATCH_MQ. Raises BodyError."""
     return [queue_from_json(item) for item in parse(body, "locked").items("lockOKMQSet")]
-
-
-@dataclass(slots=True)
-class TopicOffset:
-    """How far a queue reaches, in the answer to GET_TOPIC_STATS_INFO."""
-
-    min_offset: int
-    max_offset: int
-    last_update: int = 0
-
-
-@dataclass(slots=True)
-class ConsumeOffset:
-    """How far a group is in a queue, in the answer to GET_CONSUME_STATS. `last_timestamp` in ms."""
-
-    broker_offset: int
-    consumer_offset: int
-    last_timestamp: int = 0
-    pull_offset: int = 0
-
-
-def topic_stats_to_json(table: Mapping[MessageQueue, TopicOffset], put_tps: float = 0.0) -> dict[str, Any]:
-    return {
-        "offsetTable": {
-            queue: {
-                "lastUpdateTimestamp": item.last_update,
-                "maxOffset": item.max_offset,
-                "minOffset": item.min_offset,
-            }
-            for queue, item in table.items()
-        },
-        "topicPutTps": put_tps,
-    }
-
-
-def topic_stats_from_json(body: bytes) -> dict[MessageQueue, TopicOffset]:
-    """The answer to GET_TOPIC_STATS_INFO. Raises BodyError."""
-    out = {}
-    for queue, item in _queue_table(parse(body, "topicStats"), "offsetTable").items():
-        fields = Fields(item, "topicOffset")
-        out[queue] = TopicOffset(
-            fields.number("minOffset"), fields.number("maxOffset"), fields.number("lastUpdateTimestamp", 0)
-        )
-    return out
-
-
-def consume_stats_to_json(table: Mapping[MessageQueue, ConsumeOffset], tps: float = 0.0) -> dict[str, Any]:
-    return {
-        "consumeTps": tps,
-        "offsetTable": {
-            queue: {
-                "brokerOffset": item.broker_offset,
-                "consumerOffset": item.consumer_offset,
-                "lastTimestamp": item.last_timestamp,
-                "pullOffset": item.pull_offset,
-            }
-            for queue, item in table.items()
-        },
-    }
-
-
-def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffset], float]:
-    """The answer to GET_CONSUME_STATS: offsets by queue, messages per second. Raises BodyError."""
-    stats = parse(body, "consumeStats")
-    out = {}
-    for queue, item in _queue_table(stats, "offsetTable").items():
-        fields = Fields(item, "offset")
-        out[queue] = ConsumeOffset(
-            fields.number("brokerOffset"),
-            fields.number("consumerOffset"),
-            fields.number("lastTimestamp", 0),
-            fields.number("pullOffset", 0),
-        )
-    return out, stats.real("consumeTps")
-
-
-def offset_table(body: bytes) -> dict[MessageQueue, int]:
-    """`{"offsetTable":{queue:offset}}`: reset offsets (220, 222). Raises BodyError.
-
-    The Go and C++ clients' form, a list of `{"brokerName","queueId","topic","offset"}`, is read too.
-    """
-    fields = parse(body, "offsets")
-    out: dict[MessageQueue, int] = {}
-    try:
-        table: Mapping[Any, Any] = _queue_table(fields, "offsetTable")
-    except BodyError:
-        for item in fields.items("offsetTable"):
-            entry = Fields(item, "offset")
-            out[queue_from_json(item)] = entry.number("offset")
-        return out
-    for queue, offset in table.items():
-        if type(offset) is not int:
-            raise BodyError(f"offsets.offsetTable has {_short(offset)} for {queue}; a whole number is expected")
-        out[queue] = offset
-    return out
-
-
-def _queue_table(fields: Fields, name: str) -> Mapping[MessageQueue, Any]:
-    table = fields.map(name)
-    for queue in table:
-        if not isinstance(queue, MessageQueue):
-            raise BodyError(f"a key of {name} is {_short(queue)}; a message queue is expected")
-    return table
 
 
 @dataclass(slots=True)

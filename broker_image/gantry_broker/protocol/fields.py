@@ -1,0 +1,112 @@
+"""Careful access to the JSON of bodies: whatever is wrong is a BodyError that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.fastjson import MessageQueue
+
+
+class BodyError(ValueError):
+    """A request's or answer's body that is not what its code demands."""
+
+
+class Fields:
+    """Careful access to a JSON object: each getter raises BodyError that names the field, or gives its default."""
+
+    __slots__ = ("_map", "_where")
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise BodyError(f"{where} is a JSON {type(value).__name__}; an object is expected")
+        self._map = value
+        self._where = where
+
+    def names(self) -> set[str]:
+        """The names of all fields."""
+        return {str(name) for name in self._map}
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._map.get(name)
+        if value is None:
+            if default is None:
+                raise BodyError(f"the field {self._where}.{name} is absent; a text is expected")
+            return default
+        if not isinstance(value, str):
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; a text is expected")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._map.get(name)
+        if value is None:
+            if default is None:
+                raise BodyError(f"the field {self._where}.{name} is absent; a whole number is expected")
+            return default
+        if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 20:
+            return int(value)
+        if type(value) is not int or not -(2**63) <= value < 2**63:
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; a whole number is expected")
+        return value
+
+    def real(self, name: str, default: float = 0.0) -> float:
+        value = self._map.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; a number is expected")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._map.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; true or false is expected")
+        return value
+
+    def items(self, name: str) -> Iterable[Any]:
+        value = self._map.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, (list, tuple)):
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; an array is expected")
+        return value
+
+    def map(self, name: str) -> Mapping[Any, Any]:
+        value = self._map.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise BodyError(f"the field {self._where}.{name} is {short(value)}; an object is expected")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        values = list(self.items(name))
+        for value in values:
+            if not isinstance(value, str):
+                raise BodyError(f"an entry of {self._where}.{name} is {short(value)}; texts are expected")
+        return values
+
+
+def short(value: Any) -> str:
+    return repr(value)[:80]
+
+
+def parse(body: bytes, where: str) -> Fields:
+    """The object in a body. Raises BodyError."""
+    try:
+        return Fields(fastjson.loads(body), where)
+    except fastjson.JsonError as error:
+        raise BodyError(f"{where}: {error}") from None
+
+
+def queue_from_json(value: Any) -> MessageQueue:
+    """A message queue that is a value (not a key). Raises BodyError."""
+    fields = Fields(value, "messageQueue")
+    return MessageQueue(fields.text("topic"), fields.text("brokerName"), fields.number("queueId"))
+
+
+def queue_to_json(queue: MessageQueue) -> dict[str, Any]:
+    return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
