@@ -90,6 +90,8 @@ class Broker:
         self.on_topics: list[Callable[[], None]] = []
         """Called when topics or groups changed: the fast path forgets, the NameServers are told."""
         self.on_status: list[Callable[[], None]] = []
+        self.letting_go = False
+        """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self._leading = False
         self._role_epoch = -1
         self._opaque = 0

@@ -2,8 +2,8 @@
 
 A write is appended or forwarded, never both (rule 23): while the master is parked nothing is appended, and what is in
 the queue leaves it exactly once, in its order. Forwarding goes in bundles over one connection, one bundle at a time,
-so the order per client connection is kept. When the queue stays empty, clients that are still here are let go at a
-moment when nothing of theirs is outstanding; they come back by the group's address, to the new master.
+so the order per client connection is kept. Then the clients that are still here are let go
+(`ports.py`); they come back by the group's address, to the new master.
 """
 
 from __future__ import annotations
@@ -55,15 +55,13 @@ class Forwarder:
         """Parked writes are still in the queue: later ones go behind them."""
         return bool(self._queue)
 
-    def outstanding(self, conn: Connection) -> bool:
-        return self.in_flight > 0 or any(c is conn for c, _ in self._queue)
-
     def wants(self) -> bool:
         """Whether writes that cannot be appended now are kept."""
         replication = self._broker.replication
         return replication.parked or replication.handed_to is not None or self.busy
 
     def take(self, conn: Connection, frames: list[Frame]) -> None:
+        conn.attrs["forwarded"] = conn.attrs["client"] = True
         for frame in frames:
             if len(self._queue) >= MAX_PARKED or self._bytes > MAX_PARKED_BYTES:
                 if not frame.is_oneway:

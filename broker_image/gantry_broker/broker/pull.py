@@ -216,6 +216,10 @@ def _look(broker: Broker, made: Pull) -> tuple[Got, int]:
     if broker.leading:
         if code == ResponseCode.PULL_OFFSET_MOVED and not broker.settled and made.offset >= got.max_offset:
             code = ResponseCode.PULL_NOT_FOUND
+    elif broker.letting_go and code == ResponseCode.PULL_OFFSET_MOVED:
+        code = ResponseCode.PULL_NOT_FOUND
+    elif broker.letting_go and code == ResponseCode.PULL_NOT_FOUND:
+        pass
     elif code != ResponseCode.SUCCESS and status != GetStatus.NO_MATCHED_MESSAGE:
         code = ResponseCode.PULL_RETRY_IMMEDIATELY
     return got, int(code)

@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
         "_on_end",
         "_opaque",
         "_pending",
+        "_reading_stopped",
         "_shared",
         "_transport",
         "_write",
@@ -111,6 +112,7 @@ class Connection(asyncio.Protocol):
         self.listener = listener
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
+        self._reading_stopped = False
         self.closed = False
         self.paused = False
         self.peer: tuple[str, int] = _UNKNOWN_PEER
@@ -174,7 +176,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.paused = False
         self.last_active = self._shared.now
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._reading_stopped:
             self._transport.resume_reading()
         if self._drained is not None:
             if not self._drained.done():
@@ -256,6 +258,12 @@ class Connection(asyncio.Protocol):
             if self._drained is None:
                 self._drained = self._loop.create_future()
             await asyncio.shield(self._drained)
+
+    def stop_reading(self) -> None:
+        """Takes no more requests; what the peer still sends lies unread and makes closing a reset."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._reading_stopped = True
+            self._transport.pause_reading()
 
     def close(self) -> None:
         """Ends the connection after what was written has gone out."""
