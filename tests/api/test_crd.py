@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.api import crd
+from gantry_operator.api import crd, reference
 from gantry_operator.api.base import parse_duration, parse_quantity
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +78,8 @@ def test_quantities(text: str, number: float) -> None:
 def test_bad_quantities(text: str) -> None:
     with pytest.raises(ValueError, match="write for example"):
         parse_quantity(text)
+
+
+def test_the_reference_page_is_not_stale(tmp_path: Path) -> None:
+    assert reference.main(["--check", "--root", str(ROOT)]) == 0
+    assert reference.main(["--check", "--root", str(tmp_path)]) == 1

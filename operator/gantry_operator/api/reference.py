@@ -1,0 +1,127 @@
+"""docs/resource-reference.md, made from the models: `python -m gantry_operator.api.reference [--check] [--root DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gantry_operator.api.crd import schema
+
+FILE = Path("docs/resource-reference.md")
+
+INTRO = """<!-- Made by `python -m gantry_operator.api.reference` from the models in operator/gantry_operator/api. -->
+
+# The resource: BrokerCluster
+
+`apiVersion: gantry.dev/v1alpha1`, `kind: BrokerCluster`, short name `bc`, namespaced. The same file is applied to
+Kubernetes and started on one machine with `gantry up`. `kubectl explain bc.spec --recursive` shows the same fields.
+
+The smallest one:
+
+```yaml
+apiVersion: gantry.dev/v1alpha1
+kind: BrokerCluster
+metadata:
+  name: demo
+spec:
+  brokerGroups:
+    - name: a
+      members: 3
+```
+
+Annotations that people set on the object:
+
+| annotation | value | effect |
+|---|---|---|
+| `gantry.dev/paused` | `"true"` | the operator changes nothing of what it made; failover goes on |
+| `gantry.dev/switchover` | `GROUP` or `GROUP=MEMBER` | hands the group over; the answer is in `gantry.dev/switchover-result` |
+| `gantry.dev/analyze` | any text | runs the report of `spec.analytics` once, now |
+"""
+
+
+def _type(node: dict[str, Any]) -> str:
+    if node.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "enum" in node:
+        return " \\| ".join(f"`{v}`" for v in node["enum"])
+    kind = str(node.get("type", "object"))
+    if kind == "array":
+        return f"list of {_type(node['items'])}"
+    if kind == "object" and isinstance(node.get("additionalProperties"), dict):
+        return f"map to {_type(node['additionalProperties'])}"
+    return kind
+
+
+def _limits(node: dict[str, Any]) -> str:
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    if low is not None:
+        return f"from {low}"
+    return f"up to {high}" if high is not None else ""
+
+
+def _default(node: dict[str, Any]) -> str:
+    value = node.get("default")
+    if value is None or isinstance(value, dict | list):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _rows(node: dict[str, Any], path: str) -> Iterator[str]:
+    required = node.get("required", [])
+    for name, child in node.get("properties", {}).items():
+        where = f"{path}.{name}" if path else name
+        text = str(child.get("description", "")).split(" Default: ")[0].replace("|", "\\|")
+        if name in required:
+            text = f"**Needed.** {text}"
+        limits = _limits(child)
+        shown = _type(child) + (f", {limits}" if limits else "")
+        yield f"| `{where}` | {shown} | {_default(child)} | {text} |"
+        if child.get("type") == "array":
+            yield from _rows(child["items"], f"{where}[]")
+        else:
+            yield from _rows(child, where)
+
+
+def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
+    for rule in node.get("x-kubernetes-validations", []):
+        yield f"- `{path}{rule.get('fieldPath', '')}`: {rule['message']}"
+    for name, child in node.get("properties", {}).items():
+        yield from _rules(child, f"{path}.{name}" if path else name)
+    if "items" in node:
+        yield from _rules(node["items"], f"{path}[]")
+
+
+def render() -> str:
+    """The page."""
+    root = schema()
+    head = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    spec, status = root["properties"]["spec"], root["properties"]["status"]
+    lines = [INTRO, "## spec", "", *head, *_rows(spec, ""), "", "## What is refused, besides types and limits", ""]
+    lines += [*dict.fromkeys(_rules(root, "")), "", "## status", "", *head, *_rows(status, ""), ""]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gantry_operator.api.reference", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is stale")
+    parser.add_argument("--root", type=Path, default=Path(), help="root of the repository (default: here)")
+    options = parser.parse_args(arguments)
+    file, text = options.root / FILE, render()
+    if file.is_file() and file.read_text(encoding="utf-8") == text:
+        return 0
+    if options.check:
+        print(f"{FILE} is stale: run `python -m gantry_operator.api.reference`", file=sys.stderr)
+        return 1
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"wrote {FILE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
