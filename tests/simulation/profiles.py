@@ -7,6 +7,7 @@ from typing import NamedTuple
 from decided import DecidingOperator
 from machine import MakeOperator, Profile
 from operators import ModelOperator
+from raft_world import RaftProfile
 
 
 class Kind(NamedTuple):
@@ -61,5 +62,18 @@ PROFILES: dict[str, Kind] = {
     "decided-lost-cell": Kind(
         Profile(weights={"lose_cell": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
         DecidingOperator,
+    ),
+}
+
+RAFT_PROFILES: dict[str, RaftProfile] = {
+    "raft": RaftProfile(),
+    # Leaders die and are cut off.
+    "raft-elections": RaftProfile(
+        steps=400,
+        weights={"tick": 25, "kill": 4, "restart": 10, "gone": 8, "send": 8, "fetch": 14, "flush": 16, "cut_off": 1.5},
+    ),
+    # Members come and go while the network parts.
+    "raft-changes": RaftProfile(
+        members=3, weights={"remove": 6, "cut_off": 3, "heal": 0.4, "gone": 3, "tick": 28, "wipe": 0.3}
     ),
 }

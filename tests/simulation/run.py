@@ -20,11 +20,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from checker import Violation
 from gantry_broker.replication.rules import Rule, without
 from machine import draw, run_seed
-from profiles import PROFILES
+from profiles import PROFILES, RAFT_PROFILES
+from raft_world import draw_raft, run_raft_seed
 
 CHUNK = 100
+
+
+NAMES = (*PROFILES, *RAFT_PROFILES)
+
+
+def run_one(seed: int, name: str, rules: frozenset[Rule]) -> Violation | None:
+    if name in RAFT_PROFILES:
+        return run_raft_seed(seed, profile=RAFT_PROFILES[name], rules=rules)
+    return run_seed(seed, profile=PROFILES[name].profile, rules=rules, make_operator=PROFILES[name].operator)
 
 
 def run_chunk(first: int, names: tuple[str, ...], rules: frozenset[Rule]) -> list[tuple[int, str, str]]:
@@ -32,7 +43,7 @@ def run_chunk(first: int, names: tuple[str, ...], rules: frozenset[Rule]) -> lis
     found = []
     for seed in range(first, first + CHUNK):
         name = names[seed % len(names)]
-        violation = run_seed(seed, profile=PROFILES[name].profile, rules=rules, make_operator=PROFILES[name].operator)
+        violation = run_one(seed, name, rules)
         if violation is not None:
             found.append((seed, name, str(violation).splitlines()[0]))
     return found
@@ -62,17 +73,20 @@ def main() -> int:
     parser.add_argument("--forever", action="store_true", help="until stopped")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seed", type=int, help="run this one and draw its trace")
-    parser.add_argument("--profile", choices=sorted(PROFILES), help="only this kind of schedule")
+    parser.add_argument("--profile", choices=sorted(NAMES), help="only this kind of schedule")
     parser.add_argument("--without", type=int, action="append", default=[], metavar="RULE", help="plant a bug")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     rules = without(*(Rule(n) for n in given.without))
-    names = (given.profile,) if given.profile else tuple(PROFILES)
+    names = (given.profile,) if given.profile else NAMES
     if given.seed is not None:
         name = names[given.seed % len(names)]
-        kind = PROFILES[name]
         print(f"profile {name}")
-        lines = draw(given.seed, profile=kind.profile, rules=rules, make_operator=kind.operator)
+        if name in RAFT_PROFILES:
+            lines = draw_raft(given.seed, profile=RAFT_PROFILES[name], rules=rules)
+        else:
+            kind = PROFILES[name]
+            lines = draw(given.seed, profile=kind.profile, rules=rules, make_operator=kind.operator)
         print("\n".join(lines))
         return 0 if lines[-1] == "no violation" else 1
     first = random.SystemRandom().randrange(1 << 40) if given.forever else given.first

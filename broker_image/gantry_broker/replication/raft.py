@@ -225,8 +225,7 @@ class RaftReplica:
             self._stop(f"is a candidate in epoch {epoch}")
             self._polled, self._candidate = kind, True
             self._save(replace(self._state, cell=Cell(epoch), vote=self.me))
-        first = () if self._log.member_changes else self._state.first_members
-        self._ask_all(Poll(kind, epoch, self.me, self._my_address, self.rank, transfer, first))
+        self._ask_all(Poll(kind, epoch, self.me, self._my_address, self.rank, transfer, self.members))
         self._count(now_ms)
 
     def _found_group(self, now_ms: int) -> None:
@@ -290,17 +289,17 @@ class RaftReplica:
 
     def _may_elect(self, poll: Poll) -> bool:
         """Rules 24 and 26: a voter elects nobody whose log ends before its own."""
-        return (self.is_voter or self._founds(poll)) and poll.rank >= self.rank
+        return (self.is_voter or self._is_named(poll)) and poll.rank >= self.rank
 
-    def _founds(self, poll: Poll) -> bool:
-        """It is named, by the life of its disk, among the first members of a group that it knows nothing of yet."""
-        return not self.members and self.me in ids(poll.first_members)
+    def _is_named(self, poll: Poll) -> bool:
+        """It knows of no group yet, and is named among the members by the life of its disk: it votes."""
+        return not self.members and self.me in ids(poll.members)
 
     def _vote(self, poll: Poll, now_ms: int) -> bool:
         if self._hears_leader(now_ms) and not poll.transfer:
             return False
-        founds = self._founds(poll)
-        if poll.epoch < self.epoch or not (founds or self.members):
+        named = self._is_named(poll)
+        if poll.epoch < self.epoch or not (named or self.members):
             return False
         if poll.epoch > self.epoch:
             may = self._may_elect(poll)
@@ -311,7 +310,7 @@ class RaftReplica:
             taken = self._state.vote not in (None, poll.member) or self.leader is not None or self.follower is not None
             if taken or not self._may_elect(poll):
                 return False
-        first = poll.first_members if founds else self._state.first_members
+        first = poll.members if named else self._state.first_members
         self._save(replace(self._state, vote=poll.member, first_members=first))
         self._wait_again(now_ms)
         return True

@@ -32,8 +32,8 @@ class Poll:
     """(epoch of the last record, end) of the sender's log."""
     transfer: bool = False
     """The leader itself wants this election: it is held though the leader is heard."""
-    first_members: Members = ()
-    """Only in the first election of a group."""
+    members: Members = ()
+    """Those of the sender: one that knows of no group yet learns from it that it votes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def poll_frame(poll: Poll) -> Frame:
         "address": poll.address,
         "rank": list(poll.rank),
         "transfer": poll.transfer,
-        "firstMembers": members_to_json(poll.first_members),
+        "members": members_to_json(poll.members),
     }
     return Frame(GantryCode.POLL, body=orjson.dumps(body))
 
@@ -141,7 +141,7 @@ def parse_poll(frame: Frame) -> Poll:
             str(data["address"]),
             (int(data["rank"][0]), int(data["rank"][1])),
             bool(data["transfer"]),
-            members_from_json(data["firstMembers"]),
+            members_from_json(data["members"]),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise WireError(f"poll: {error!r}") from error
