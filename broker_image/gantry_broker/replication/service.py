@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
-CHECKPOINT_S: Final = 60.0
 RAFT_HOLD_S: Final = 0.5
 """A follower must hear its leader well within the time after which it holds an election."""
 POLL_S: Final = 1.0
@@ -105,7 +104,6 @@ class ReplicationService:
         self._tasks: set[asyncio.Future[None]] = set()
         self._flushing = False
         self._flushed_at = 0.0
-        self._checkpoint_at = monotonic()
         self._unix_ms = unix_ms
         self._shown: tuple[object, ...] = ()
         self._acked = asyncio.Event()
@@ -481,9 +479,6 @@ class ReplicationService:
             self.core.tick(self._now())
             now = self._monotonic()
             self._store.upkeep(self._unix_ms())
-            if self._commit is not None and now - self._checkpoint_at >= CHECKPOINT_S:
-                self._checkpoint_at = now
-                self._spawn(self._commit.checkpoint())
             interval = self._config.settings.flushIntervalCommitLog / 1000
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
