@@ -155,7 +155,7 @@ def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
     """The master first: a follower that comes before it would only be refused. An old master is fenced at once,
     except one that parks: it forwards what it parked, for which the new one must lead already."""
     assert master.report is not None
-    told = master.report.order == cell.order and not master.pending
+    told = master.accepted_order == cell.order or (master.report.order == cell.order and not master.pending)
     found: list[Decision] = []
     for m in obs.members:
         # What is pending holds only itself back: a newer cell is told at once.

@@ -7,15 +7,14 @@ beside it, so that one that does not answer holds nobody up. A pass that raises 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
 from gantry_operator.failover.attention import AttentiveClock
+from gantry_operator.failover.base import HANDOVER_AGAIN_S, HANDOVER_MS, GroupWatch, SwitchoverFailed
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.failover.model import (
@@ -33,29 +32,20 @@ from gantry_operator.failover.model import (
     Wait,
     Write,
 )
-from gantry_operator.failover.surroundings import Change, Event, MemberEndpoint, Surroundings
-from gantry_operator.failover.teller import Teller
+from gantry_operator.failover.surroundings import Change, MemberEndpoint, Surroundings
 from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
+from gantry_operator.registry import Entry, RoleRegistry
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 1.0
-"""A pass at least this often."""
-BUSY_S = 0.1
-"""The same while something is not as it should be."""
-TELL_WAIT_S = 3.0
-"""What is waited for becomes an event after this long; a moment's doubt is none."""
-HANDOVER_MS = 2_000
 READY_S = 2.0
 """A hand-over that is ready is swapped within this time or ended; the master parks for longer."""
-HANDOVER_AGAIN_S = 1.0
 ANNOUNCE_AFTER_S = 1.0
 """The address moves after the old master has forwarded what it parked, but does not wait longer for it."""
 
 
-class GroupLoop:
-    """One group. `run` never returns; cancel it. All of it lives in one event loop."""
+class GroupLoop(GroupWatch):
+    """One group in mode MasterSlave: the operator decides who is master."""
 
     def __init__(
         self,
@@ -66,63 +56,31 @@ class GroupLoop:
         settings: Callable[[], FailoverSettings],
         clock: AttentiveClock | None = None,
     ) -> None:
-        """`settings` is asked at each pass. Loops in one event loop should share one `clock`."""
-        self.group = group
-        self.watches: dict[int, MemberWatch] = {}
+        super().__init__(group, surroundings, client, settings, clock)
         self.entry: Entry | None = None
-        self.waits: Wait | None = None
-        """What the last pass waited for; None: all is well or being done."""
-        self.problem = ""
-        """Why the last pass failed; empty: it did not."""
         self._registry = registry
-        self._surroundings = surroundings
-        self._client = client
-        self._settings = settings
-        self._clock = clock if clock is not None else AttentiveClock()
-        self._teller = Teller(client, surroundings.token, self.wake, self._clock.now)
-        self._news = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._following: dict[int, asyncio.Task[None]] = {}
         self._stalls: dict[MemberId, tuple[int, float]] = {}
         self._switchover: Switchover | None = None
         self._handover_asked = False
         self._handover_ready: tuple[HandoverReady, float] | None = None
         self._handover_not_before = 0.0
         self._handover_problem = ""
-        self._noticed_at: float | None = None
-        self._waits_since = 0.0
-        self._waits_told = False
         self._pending_change: tuple[Promote, float] | None = None
-        self._announced = 0
-        self._announcing = False
 
     # ---- from outside
-
-    def wake(self) -> None:
-        """Something happened that may have to be decided on."""
-        self._news.set()
-
-    def silence_s(self, member: int) -> float:
-        """For how long nothing was heard of a member, by time in which this program listened."""
-        return self._clock.now() - self.watches[member].line_at
 
     @property
     def cell(self) -> Cell | None:
         return None if self.entry is None else self.entry.cell
 
     async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
-        """Hand over to member `to`, or to the best. Returns when the new master leads, with what was done in words.
-
-        Raises SwitchoverFailed with the reason when it did not come about in time.
-        """
         before = self.cell
         self._switchover = Switchover(to=to, reason=reason, force=force)
         self._handover_not_before, self._handover_problem = 0.0, ""
         deadline = time.monotonic() + timeout_s
         try:
             while time.monotonic() < deadline:
-                self.wake()
-                await asyncio.sleep(0.02)
+                await self._next_look()
                 cell = self.cell
                 if self.waits is not None and self.waits.code == "switchover-done":
                     return self.waits.reason
@@ -136,44 +94,10 @@ class GroupLoop:
         said = self._handover_problem or (self.waits.reason if self.waits is not None else "") or self.problem
         raise SwitchoverFailed(said or f"no new master within {timeout_s:.0f} s")
 
-    # ---- the loop
+    # ---- the pass
 
-    async def run(self) -> None:
-        self._clock.start()
-        try:
-            while True:
-                again = await self._guarded_pass()
-                if again:
-                    continue
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._pause()):
-                        await self._news.wait()
-                self._news.clear()
-        finally:
-            self._clock.stop()
-            for task in [*self._following.values(), *self._tasks]:
-                task.cancel()
-            await asyncio.gather(*self._following.values(), *self._tasks, return_exceptions=True)
-            await self._teller.close()
-
-    async def _guarded_pass(self) -> bool:
-        """A pass that raises must not be the last one: it is reported, and the next follows after a pause."""
-        try:
-            again = await self._pass()
-        except RegistryUnavailable as error:
-            self._report_problem(f"the role registry does not answer: {error}")
-            return False
-        except Exception as error:
-            log.exception("failover of group %s", self.group)
-            self._report_problem(f"{type(error).__name__}: {error}")
-            return False
-        self.problem = ""
-        return again
-
-    def _report_problem(self, problem: str) -> None:
-        if problem != self.problem:
-            self._surroundings.event(Event("Warning", "FailoverLoopFailed", problem, self.group))
-        self.problem = problem
+    def _changing(self) -> bool:
+        return self._pending_change is not None
 
     async def _pass(self) -> bool:
         """True: the cell was changed, so look again at once."""
@@ -222,6 +146,7 @@ class GroupLoop:
                     never_ran=facts.never_ran,
                     pending=self._teller.pending(e.member, watch.line_at),
                     told_order=self._teller.told_order(e.member),
+                    accepted_order=self._teller.accepted_order(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),
                     refused=refused,
                 )
@@ -345,73 +270,6 @@ class GroupLoop:
             return False
         parks = any(w.report is not None and w.report.parked and w.reach == "ok" for w in self.watches.values())
         return parks and self._teller.busy_for_s() < ANNOUNCE_AFTER_S
-
-    async def _announce(self, master: MemberEndpoint, epoch: int) -> None:
-        try:
-            await self._surroundings.announce(self.group, master, epoch)
-            self._announced = epoch
-        except Exception as error:
-            log.exception("announcing %s", master.name)
-            self._report_problem(f"the address of {self.group} could not be moved: {error}")
-            await asyncio.sleep(BUSY_S)
-        finally:
-            self._announcing = False
-            self.wake()
-
-    # ---- inner parts
-
-    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
-        """One watch per member of the plan; a watch that died is made anew."""
-        wanted = {e.member: e for e in endpoints}
-        for number in list(self.watches):
-            endpoint = wanted.get(number)
-            task = self._following[number]
-            if endpoint is not None and endpoint.http_url == self.watches[number].url and not task.done():
-                continue
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                self._report_problem(f"following {self.watches[number].name} failed: {task.exception()!r}")
-            task.cancel()
-            del self.watches[number], self._following[number]
-        for number, endpoint in wanted.items():
-            if number not in self.watches:
-                watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake, self._clock.now)
-                self.watches[number] = watch
-                self._following[number] = asyncio.create_task(watch.run())
-
-    def _note_wait(self, wait: Wait | None) -> None:
-        if wait is not None and not wait.available:
-            if self._noticed_at is None:
-                self._noticed_at = time.monotonic()
-        elif wait is None and self._pending_change is None:
-            self._noticed_at = None
-        now = self._clock.now()
-        if wait is None or self.waits is None or self.waits.code != wait.code:
-            self._waits_since, self._waits_told = now, False
-        elif not self._waits_told and now - self._waits_since >= TELL_WAIT_S:
-            self._waits_told = True
-            reason = "".join(part.capitalize() for part in wait.code.split("-"))
-            self._event("Normal" if wait.available else "Warning", reason, wait.reason)
-        self.waits = wait
-
-    def _pause(self) -> float:
-        now = self._clock.now()
-        detection = self._settings().detection_ms / 1000
-        if self.waits is not None or self.problem or any(w.reach != "ok" for w in self.watches.values()):
-            return BUSY_S
-        due = min((w.line_at + detection - now for w in self.watches.values()), default=IDLE_S)
-        return min(IDLE_S, max(0.01, due + 0.005))
-
-    def _event(self, kind: str, reason: str, message: str) -> None:
-        self._surroundings.event(Event("Warning" if kind == "Warning" else "Normal", reason, message, self.group))
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-class SwitchoverFailed(Exception):
-    """The reason, in words."""
 
 
 __all__ = ["GroupLoop", "SwitchoverFailed", "make_client"]

@@ -102,6 +102,8 @@ class MemberView:
     """An assignment is on its way, or `report` is older than the answer to the last one."""
     told_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that is pending."""
+    accepted_order: tuple[int, int] = (0, 0)
+    """(epoch, version) of the assignment that it accepted last; its next status line says the same a moment later."""
     stalled_ms: int = 0
     """For how long its acknowledged offset has been behind its master's end without moving."""
     refused: str = ""

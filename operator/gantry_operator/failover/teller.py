@@ -38,6 +38,7 @@ class Teller:
         self._now = now
         self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
         self._orders: dict[int, tuple[int, int]] = {}
+        self._accepted: dict[int, tuple[int, int]] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
         self._refusals: dict[int, tuple[Cell, str]] = {}
@@ -66,6 +67,10 @@ class Teller:
     def told_order(self, member: int) -> tuple[int, int]:
         """(epoch, version) of what it is being told, or was told last."""
         return self._orders.get(member, (0, 0))
+
+    def accepted_order(self, member: int) -> tuple[int, int]:
+        """(epoch, version) of what it accepted last."""
+        return self._accepted.get(member, (0, 0))
 
     def refusal(self, member: int, cell: Cell) -> str:
         """Why it refused this very cell; empty: it did not."""
@@ -118,6 +123,7 @@ class Teller:
             self._told_at[member] = self._now()
             if said.accepted:
                 again = AGAIN_AFTER_SUCCESS_S
+                self._accepted[member] = cell.order
                 self._refusals.pop(member, None)
                 if then is not None:
                     then()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from gantry_operator.failover.loop import SwitchoverFailed
+from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.local.control import ControlError
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.supervisor import AlreadySupervised, Supervisor, load_saved, take_lock

@@ -51,6 +51,9 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config_of_broker = broker_config(
             cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers
         )
+        if cluster.spec.mode == "Raft":
+            first = {m.number: ports.address(m.name) for m in plan.group(member.group).members}
+            config_of_broker = config_of_broker.model_copy(update={"members": first})
         found.append(
             ProcessPlan(
                 member.name,

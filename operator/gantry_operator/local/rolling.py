@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gantry_operator.failover.loop import SwitchoverFailed
+from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.plan import MemberState, Step, next_step
 
 if TYPE_CHECKING:

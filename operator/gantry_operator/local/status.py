@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.replication.types import Cell, MemberId
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.http import httpx, make_client
+from gantry_operator.failover.raft import leader_of
+from gantry_operator.failover.wire import report_from
 from gantry_operator.kube.probe import name_server_knows
 from gantry_operator.kube.state import Seen, SeenMember, status_of
 from gantry_operator.local.control import supervisor_of
@@ -59,11 +62,15 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             cells[group.name] = None
             problems.append(str(error))
     async with make_client() as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
-        members = await asyncio.gather(*(_member(client, m, ports, cells[m.group]) for m in planned.members))
+        asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
             *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
         )
+    if cluster.spec.mode == "Raft":
+        cells = {g.name: _elected([s for m, (s, _) in zip(planned.members, asked, strict=True) if m.group == g.name])
+                 for g in planned.groups}  # fmt: skip
+    members = [_seen(m, cells[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
     by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
     rows = [
         NameServerRow(
@@ -93,20 +100,27 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     return LocalStatus(cluster, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
 
 
-async def _member(client: httpx.AsyncClient, m: MemberPlan, ports: Ports, entry: Entry | None) -> SeenMember:
-    status: dict[str, Any] | None = None
-    problem = ""
+async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[dict[str, Any] | None, str]:
+    """The member's status, or why there is none."""
     try:
         url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
         answer = await client.get(url, timeout=ANSWER_S)
         answer.raise_for_status()
-        status = answer.json()
-    except (httpx.HTTPError, ValueError) as error:
-        problem = "its process does not run" if "refused" in str(error).lower() else "it does not answer"
-        if isinstance(error, httpx.ConnectError):
-            problem = "its process does not run"
-    incarnation = "" if status is None else status["member"]["incarnation"]
-    id = (m.number, incarnation)
+        return dict(answer.json()), ""
+    except httpx.ConnectError:
+        return None, "its process does not run"
+    except (httpx.HTTPError, ValueError):
+        return None, "it does not answer"
+
+
+def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
+    """Mode Raft: what the leader says is what a registry would hold."""
+    leader = leader_of([report_from(s) for s in statuses if s is not None])
+    return None if leader is None else Entry(Cell(leader.epoch, leader.version, leader.id, leader.in_sync))
+
+
+def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> SeenMember:
+    id = None if status is None else MemberId(m.number, status["member"]["incarnation"])
     return SeenMember(
         name=m.name,
         group=m.group,
@@ -114,7 +128,7 @@ async def _member(client: httpx.AsyncClient, m: MemberPlan, ports: Ports, entry:
         status=status,
         pod_ready=status is not None,
         in_sync=entry is not None and id in entry.cell.in_sync,
-        master=entry is not None and id == entry.cell.master,
+        master=entry is not None and id is not None and id == entry.cell.master,
         problem=problem,
     )
 

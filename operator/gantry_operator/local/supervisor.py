@@ -25,8 +25,10 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_duration
 from gantry_operator.failover import FailoverSettings
 from gantry_operator.failover.attention import AttentiveClock
+from gantry_operator.failover.base import GroupWatch, SwitchoverFailed
 from gantry_operator.failover.http import make_client
-from gantry_operator.failover.loop import GroupLoop, SwitchoverFailed
+from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.kube.probe import check_group
 from gantry_operator.local import control
@@ -79,7 +81,7 @@ class Supervisor:
         self.ports = Ports.load(folder.ports)
         self.events = EventLog(folder.events, show)
         self.children = Children(folder, self.events.add, self._processes_changed)
-        self.loops: dict[str, GroupLoop] = {}
+        self.loops: dict[str, GroupWatch] = {}
         self.ready = False
         self.not_ready = "starting"
         self._registry = FileRegistry(folder.registry)
@@ -119,14 +121,16 @@ class Supervisor:
         await self._client.aclose()
         await self._remoting.close()
 
-    def watch_only(self, group: str) -> GroupLoop:
+    def watch_only(self, group: str) -> GroupWatch:
         """The failover of one group over what runs, without starting anything. Raises KeyError."""
         self.plan.group(group)
         self.children.plan(process_plans(self.cluster, self.plan, self.ports, self.folder), keep_alive=False)
         self.loops[group] = self._make_loop(group)
         return self.loops[group]
 
-    def _make_loop(self, group: str) -> GroupLoop:
+    def _make_loop(self, group: str) -> GroupWatch:
+        if self.cluster.spec.mode == "Raft":
+            return RaftLoop(group, self, self._client, lambda: failover_settings(self.cluster), self._clock)
         return GroupLoop(
             group, self._registry, self, self._client, lambda: failover_settings(self.cluster), self._clock
         )
@@ -149,7 +153,7 @@ class Supervisor:
     def _all_names(self) -> list[str]:
         return [s.name for s in self.plan.name_servers] + [m.name for m in self.plan.members]
 
-    async def _keep_running(self, loop: GroupLoop) -> None:
+    async def _keep_running(self, loop: GroupWatch) -> None:
         """A failover loop never ends by itself; if it does, it is a fault that is seen, and it is started again."""
         while True:
             try:

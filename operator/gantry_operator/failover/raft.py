@@ -1,0 +1,163 @@
+"""A group in mode Raft elects its leader by itself. Here it is watched, its address moved, and a transfer asked for.
+
+Nothing is recorded or assigned: what the members say is the truth, and the highest epoch wins. A leader that is sick
+but alive (its disk is full) or about to be stopped is asked to hand over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gantry_broker.replication.types import Cell, MemberId
+
+from gantry_operator.failover.base import HANDOVER_AGAIN_S, HANDOVER_MS, GroupWatch, SwitchoverFailed
+from gantry_operator.failover.model import Report, Switchover, Wait
+from gantry_operator.failover.surroundings import Change, MemberEndpoint
+from gantry_operator.failover.watch import MemberWatch
+
+
+def leader_of(reports: Sequence[Report]) -> Report | None:
+    """The one that leads in the highest epoch; one of an older epoch does not know yet that it leads no more."""
+    epoch = max((r.epoch for r in reports), default=0)
+    return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
+
+
+def heirs(leader: Report, others: Sequence[Report]) -> list[Report]:
+    """Who may be transferred to: voters that answer, the furthest log first."""
+    able = [r for r in others if r.id in leader.in_sync and r.id != leader.id and r.role == "Slave"]
+    return sorted(able, key=lambda r: (r.rank, -r.id.member), reverse=True)
+
+
+class RaftLoop(GroupWatch):
+    """One group in mode Raft."""
+
+    _cell: Cell | None = None
+    _wish: Switchover | None = None
+    _asked = False
+    _not_before = 0.0
+    _refused = ""
+
+    @property
+    def cell(self) -> Cell | None:
+        """As the leader says: its epoch, the number of changes of members, the voters. The last known one while there
+        is none."""
+        return self._cell
+
+    async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
+        before = self._cell
+        if before is None or before.master is None:
+            raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
+        if to == before.master.member and self.waits is None:
+            return f"{self.watches[to].name} is master already"
+        self._wish, self._refused, self._not_before = Switchover(to, reason), "", 0.0
+        deadline = time.monotonic() + timeout_s
+        try:
+            while time.monotonic() < deadline:
+                await self._next_look()
+                now = self._cell
+                if now is not None and now.master is not None and now.epoch > before.epoch:
+                    if to in (None, now.master.member):
+                        return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
+                    before = now
+        finally:
+            self._wish = None
+        raise SwitchoverFailed(self._refused or f"no new leader within {timeout_s:.0f} s")
+
+    async def _pass(self) -> bool:
+        endpoints = list(self._surroundings.members(self.group))
+        self._follow(endpoints)
+        heard = self._heard(endpoints)
+        leader = leader_of([w.report for w in heard if w.report is not None])
+        if leader is None:
+            self._note_wait(Wait("election", self._why_no_leader(heard, endpoints), available=False))
+            return False
+        self._note_wait(None)
+        former, self._cell = self._cell, Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
+        if former is None or former.epoch != leader.epoch:
+            self._leads(leader, former)
+        self._announce_if_due(endpoints, leader)
+        self._hand_over(heard, leader)
+        return False
+
+    def _heard(self, endpoints: list[MemberEndpoint]) -> list[MemberWatch]:
+        detection = self._settings().detection_ms / 1000
+        found = []
+        for e in endpoints:
+            watch = self.watches[e.member]
+            answers = watch.reach == "ok" and self.silence_s(e.member) < detection
+            if answers and not self._surroundings.facts(e.name).gone:
+                found.append(watch)
+        return found
+
+    def _why_no_leader(self, heard: list[MemberWatch], endpoints: list[MemberEndpoint]) -> str:
+        away = [e.name for e in endpoints if self.watches[e.member] not in heard]
+        if 2 * len(heard) <= len(endpoints):
+            return f"no majority: {', '.join(away)} does not answer"
+        return "the members elect a leader" + (f"; {', '.join(away)} does not answer" if away else "")
+
+    def _leads(self, leader: Report, former: Cell | None) -> None:
+        name = self.watches[leader.id.member].name
+        if former is None or former.master is None:
+            # What was before this program watched is not known, so it is no change.
+            self._event("Normal", "Leader", f"{name} leads epoch {leader.epoch}")
+            return
+        wish = self._wish
+        planned = wish is not None and wish.to in (None, leader.id.member)
+        reason = wish.reason if wish is not None and planned else "elected by the group"
+        now = time.monotonic()
+        started = self._noticed_at if self._noticed_at is not None else now
+        self._noticed_at = None
+        old = self.watches.get(former.master.member)
+        self._event("Normal" if planned else "Warning", "HandOver" if planned else "Failover",
+                    f"{name} leads epoch {leader.epoch}: {reason}")  # fmt: skip
+        self._surroundings.changed(
+            Change(
+                group=self.group,
+                old=None if old is None else old.name,
+                new=name,
+                reason=reason,
+                epoch=leader.epoch,
+                at_unix_ms=time.time_ns() // 1_000_000,
+                duration_ms=int((now - started) * 1000),
+                planned=planned,
+            )
+        )
+
+    def _announce_if_due(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
+        if self._announced == leader.epoch or self._announcing:
+            return
+        master = next(e for e in endpoints if e.member == leader.id.member)
+        self._announcing = True
+        self._spawn(self._announce(master, leader.epoch))
+
+    def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
+        wish = self._wish or self._sick(leader)
+        if wish is None or self._asked or time.monotonic() < self._not_before or wish.to == leader.id.member:
+            return
+        able = heirs(leader, [w.report for w in heard if w.report is not None and not self._sick(w.report)])
+        if wish.to is not None:
+            able = [r for r in able if r.id.member == wish.to]
+        if not able:
+            self._refused = "no member that could lead answers" if wish.to is None else f"member {wish.to} cannot lead"
+            return
+        self._asked = True
+        cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
+        self._spawn(self._transfer(self.watches[leader.id.member].url, able[0].id, cell))
+
+    def _sick(self, report: Report) -> Switchover | None:
+        """Why it should not lead though it lives."""
+        watch = self.watches[report.id.member]
+        if self._surroundings.facts(watch.name).deleting:
+            return Switchover(reason=f"{watch.name} is about to be stopped")
+        disk = (watch.status or {}).get("disk") or {}
+        return Switchover(reason=f"the disk of {watch.name} is full") if disk.get("full") else None
+
+    async def _transfer(self, url: str, target: MemberId, cell: Cell) -> None:
+        try:
+            ready, self._refused = await self._teller.handover(url, target, cell, HANDOVER_MS)
+            if not ready:
+                self._not_before = time.monotonic() + HANDOVER_AGAIN_S
+        finally:
+            self._asked = False
+            self.wake()
