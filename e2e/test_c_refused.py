@@ -20,7 +20,11 @@ BAD = {
     "unknown field": (changed(replicaton="Sync"), "replicaton"),
     "unknown field within": (changed(broker={"deletewhen": "04"}), "deletewhen"),
     "not one of": (changed(replication="sync"), "spec.replication"),
-    "Raft": (changed(mode="Raft"), "write MasterSlave"),
+    "changed mode": (changed(mode="Raft"), "mode cannot be changed"),
+    "Raft of two": (
+        changed(mode="Raft", brokerGroups=[{"name": "a", "members": 2}]).replace("name: demo", "name: other"),
+        "members: 3 or more",
+    ),
     "no group": (changed(brokerGroups=[]), "spec.brokerGroups"),
     "group name": (changed(brokerGroups=[GROUP_A, {"name": "B"}]), "spec.brokerGroups[1].name"),
     "reserved group name": (changed(brokerGroups=[GROUP_A, {"name": "master"}]), "name is reserved"),

@@ -30,7 +30,7 @@ def test_quickstart_is_two_name_servers_and_one_group_of_three() -> None:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     (manifest(replicaton="Sync"), "spec.replicaton", "did you mean replication?"),
     (manifest(replication="sync"), "spec.replication", "'Sync' or 'Async'"),
-    (manifest(mode="Raft"), "spec.mode", "write MasterSlave"),
+    (manifest(mode="Raft", brokerGroups=[{"name": "a", "members": 2}]), "spec.brokerGroups", "members: 3 or more"),
     (manifest(brokerGroups=[]), "spec.brokerGroups", "at least 1"),
     (manifest(brokerGroups=[{"name": "A"}]), "spec.brokerGroups[0].name", "lower-case letters"),
     (manifest(brokerGroups=[{"name": "master"}]), "spec.brokerGroups[0].name", "reserved"),

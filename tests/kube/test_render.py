@@ -44,6 +44,7 @@ def clusters(draw: st.DrawFn) -> BrokerCluster:
         },
         "storage": draw(st.sampled_from([{"size": "1Gi"}, {"size": "20Gi", "className": "fast"}])),
         "imagePullSecrets": draw(st.sampled_from([[], ["registry"]])),
+        "mode": draw(st.sampled_from(["MasterSlave", "Raft"])) if min(members.values()) >= 3 else "MasterSlave",
         "external": draw(st.sampled_from([None, {"type": "NodePort", "host": "{name}.x"}, {"type": "LoadBalancer"}])),
     }
     cluster = BrokerCluster.make(draw(cluster_names), draw(st.sampled_from(["default", "mq"])), **spec)
@@ -87,6 +88,7 @@ def test_what_holds_for_every_cluster(cluster: BrokerCluster) -> None:
         )
         assert (config.cluster, config.group, config.member, config.name) == (cluster.name, m.group, m.number, m.name)
         assert config.group_address.startswith(f"{cluster.name}-{m.group}-master.{cluster.namespace}.svc:")
+        assert set(config.members) == ({g.number for g in p.group(m.group).members} if config.mode == "Raft" else set())
         assert len(config.name_servers) == cluster.spec.nameServers.replicas
         assert bool(config.listener_addresses) == (cluster.spec.external is not None)
     for s in p.name_servers:

@@ -1,4 +1,4 @@
-"""docs/resource-reference.md, made from the models: `python -m gantry_operator.api.reference [--check] [--root DIR]`."""
+"""docs/resource-reference.md from the models: `python -m gantry_operator.api.reference [--check] [--root DIR]`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Annotations that people set on the object:
 | annotation | value | effect |
 |---|---|---|
 | `gantry.dev/paused` | `"true"` | the operator changes nothing of what it made; failover goes on |
-| `gantry.dev/switchover` | `GROUP` or `GROUP=MEMBER` | hands the group over; the answer is in `gantry.dev/switchover-result` |
+| `gantry.dev/switchover` | `GROUP` or `GROUP=MEMBER` | hands over; the answer: `gantry.dev/switchover-result` |
 | `gantry.dev/analyze` | any text | runs the report of `spec.analytics` once, now |
 """
 

@@ -163,8 +163,8 @@ class BrokerClusterSpec(Model):
     )
     mode: Literal["MasterSlave", "Raft"] = Field(
         "MasterSlave",
-        description="Who decides on the master: the operator (MasterSlave) or the group itself by election (Raft). "
-        "Raft is not offered yet.",
+        description="Who decides on the master: the operator (MasterSlave) or the group itself by election (Raft), "
+        "which needs three members or more; replication, minInSyncReplicas and failover say nothing there, a majority does.",
         json_schema_extra=immutable("mode cannot be changed on a cluster that exists: write the former mode"),
     )
     replication: Literal["Sync", "Async"] = Field(
@@ -206,10 +206,11 @@ class BrokerClusterSpec(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.mode != 'Raft'",
-            "mode Raft is not offered yet: write MasterSlave, whose failover the operator does",
-            lambda s: s.mode != "Raft",
-            "mode",
+            "self.mode != 'Raft' || self.brokerGroups.all(g, g.members >= 3)",
+            "brokerGroups has a group that is too small for mode Raft, where a majority of two is both and of one "
+            "nobody else: write members: 3 or more, or mode: MasterSlave",
+            lambda s: s.mode != "Raft" or all(g.members >= 3 for g in s.brokerGroups),
+            "brokerGroups",
         ),
         Rule(
             "self.brokerGroups.all(g, g.members >= self.minInSyncReplicas)",
@@ -230,6 +231,13 @@ class BrokerClusterSpec(Model):
             "rule": "oldSelf.brokerGroups.all(o, self.brokerGroups.exists(g, g.name == o.name))",
             "message": "brokerGroups lacks a group that exists: removing or renaming one would lose its messages; "
             "write it as before, and add new groups beside it",
+            "fieldPath": ".brokerGroups",
+        },
+        {
+            "rule": "self.mode != 'Raft' || self.brokerGroups.all(g, oldSelf.brokerGroups.all(o, o.name != g.name || "
+            "g.members >= o.members))",
+            "message": "brokerGroups[].members cannot be lowered in mode Raft: members leave such a group by a vote "
+            "that is not offered here yet; write the former number",
             "fieldPath": ".brokerGroups",
         },
         {

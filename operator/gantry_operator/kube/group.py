@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
         name_servers=nameserver.addresses(cluster, plan),
         token_file=Path(pods.TOKEN_DIR) / pods.TOKEN_KEY,
         memory_limit_bytes=None if memory is None else int(parse_quantity(memory)),
+        raft_members={
+            m.number: f"{member_host(cluster, m)}:{names.BROKER_PORT}" for m in plan.group(member.group).members
+        },
     )
 
 
@@ -83,9 +87,13 @@ def objects(
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
             },
         },
-        # The first member's config stands for all: adding a member restarts none.
-        _stateful_set(cluster, group, image, replicas, digest(configs[f"{group.members[0].name}.json"])),
+        _stateful_set(cluster, group, image, replicas, _common(configs[f"{group.members[0].name}.json"])),
     ]
+
+
+def _common(first: str) -> str:
+    """The first member's config stands for all, without the others' names: adding a member restarts none."""
+    return digest({k: v for k, v in json.loads(first).items() if k != "members"})
 
 
 def with_leaving(cluster: BrokerCluster, group: GroupPlan, replicas: int) -> tuple[MemberPlan, ...]:

@@ -56,8 +56,12 @@ def broker_config(
     name_servers: Sequence[str],
     token_file: Path | None = None,
     memory_limit_bytes: int | None = None,
+    raft_members: Mapping[int, str] | None = None,
 ) -> BrokerConfig:
-    """The config of one broker. `name_servers` are their addresses as the broker reaches them."""
+    """The config of one broker. `name_servers` are their addresses as the broker reaches them.
+
+    `raft_members`: in mode Raft the member address of every member of the group, by number.
+    """
     spec = cluster.spec
     return BrokerConfig(
         cluster=cluster.name,
@@ -66,6 +70,7 @@ def broker_config(
         name=member.name,
         data_dir=data_dir,
         mode=spec.mode,
+        members=dict(raft_members or {}) if spec.mode == "Raft" else {},
         listen_host=listen_host,
         port=addresses.port,
         http_port=addresses.http_port,
