@@ -1,0 +1,119 @@
+"""A broker over several lives: restarts, foreign stores, flush modes, demotions."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from gantry_broker.broker import snapshots
+from gantry_broker.protocol.message import decode_records
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+STORES = Path(__file__).parent.parent / "data" / "stores"
+MakeBench = Callable[..., Any]
+
+
+@pytest.fixture
+def make_bench(request: pytest.FixtureRequest, bench: Bench, tmp_path: Path) -> MakeBench:
+    """`make_bench(path, **options)`: another broker of the same kind; the caller closes it."""
+    kind = type(bench)
+    return lambda path=None, **options: kind(path or tmp_path / "other", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"flush": "Sync"}, {"replication": "Async"}, {"replication": "Async", "flush": "Sync"}]
+)
+async def test_sends_are_answered_in_every_mode(make_bench: MakeBench, options: dict[str, str]) -> None:
+    made = make_bench(**options)
+    await made.lead()
+    answers = [await made.send(b"%d" % n) for n in range(5)]
+    assert [a.code for a in answers] == [0] * 5
+    if options.get("flush") == "Sync":
+        assert made.store.flushed == made.store.end
+    await made.close()
+
+
+async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(make_bench: MakeBench) -> None:
+    first = make_bench()
+    await first.lead()
+    for number in range(3):
+        await first.send(b"%d" % number, queueId=number % 2)
+    await first.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2})
+    first.broker.flush_offsets()
+    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta))
+    await first.send(b"after the snapshot", "Late")
+    await first.close()
+    second = make_bench()
+    found = snapshots.load(second.config.data_dir / "config")
+    assert found is not None
+    second.broker.meta.load(*found)
+    second.broker.replay_tables()
+    await second.lead()
+    assert {"T", "Late"} <= set(second.broker.meta.working.topics)
+    assert (await second.ask(14, {"consumerGroup": "G", "topic": "T", "queueId": 0})).ext == {"offset": "2"}
+    assert (await second.send(b"next")).ext["queueOffset"] == "2"
+    await second.close()
+
+
+async def test_tables_can_be_built_from_the_log_alone(make_bench: MakeBench) -> None:
+    made = make_bench()
+    await made.lead()
+    await made.send(b"x", "Made")
+    await made.ask(15, {"consumerGroup": "G", "topic": "Made", "queueId": 1, "commitOffset": 7})
+    made.broker.flush_offsets()
+    before = made.broker.meta.confirmed.copy()
+    made.broker.meta.follow()
+    made.broker.rebuild_tables()
+    assert made.broker.meta.confirmed.topics == before.topics
+    assert made.broker.meta.confirmed.offsets == before.offsets
+    await made.close()
+
+
+async def test_what_was_not_confirmed_is_undone_by_a_demotion(make_bench: MakeBench) -> None:
+    made = make_bench(min_in_sync=2)
+    await made.broker.replication.start()
+    me, other = made.broker.replication.me, MemberId(1, "other")
+    cell = Cell(1, 1, me, frozenset({me, other}))
+    await made.broker.replication.assign(Assignment(cell, "127.0.0.1:10911"))
+    frame = made.frame(310, made.send_ext("Unsure"), b"x")
+    made.give(frame)
+    made.broker.meta.commit_offset("Unsure", "G", 0, 5)
+    assert "Unsure" in made.broker.meta.working.topics
+    await made.broker.replication.assign(Assignment(Cell(2, 2, other, frozenset({me, other})), "127.0.0.1:1"))
+    answer = await made.answer(frame.opaque)
+    assert answer.code == 12, "rule 10: FLUSH_SLAVE_TIMEOUT before anything else"
+    assert "Unsure" not in made.broker.meta.working.topics
+    assert made.broker.meta.working.offset("Unsure", "G", 0) == -1
+    assert (await made.send(b"y")).code == 14
+    await made.close()
+
+
+@pytest.mark.parametrize("version", ["49", "5x"])
+async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path: Path, version: str) -> None:
+    path = tmp_path / f"from-{version}"
+    with tarfile.open(STORES / f"{version}-clean.tar.gz") as archive:
+        archive.extractall(path, filter="data")
+    (path / "clean").rename(path / "store")
+    made = make_bench(path)
+    found = snapshots.load(path / "store" / "config")
+    assert found is not None
+    made.broker.meta.load(*found)
+    made.broker.replay_tables()
+    await made.lead()
+    manifest = orjson.loads((STORES / f"{version}-manifest.json").read_bytes())
+    sent = next(s for s in manifest["sent"] if s["topic"] == "LabTopic")
+    ext = made.pull_ext("LabTopic", int(sent["queueOffset"]), queueId=sent["queueId"])
+    records = decode_records((await made.ask(11, ext)).body)
+    assert records[0].uniq_key == sent["msgId"]
+    offset = await made.ask(14, {"consumerGroup": "CG_cluster", "topic": "LabTopic", "queueId": 0})
+    assert int(offset.ext["offset"]) > 0
+    high = int((await made.ask(30, {"topic": "LabTopic", "queueId": 1})).ext["offset"])
+    assert (await made.send(b"new", "LabTopic", queueId=1)).ext["queueOffset"] == str(high)
+    await made.close()
