@@ -1,0 +1,48 @@
+"""A group in mode Raft under `gantry up`: it elects by itself, the address follows, a switchover is a transfer."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import pytest
+from local_cluster import Cluster, Load, check_account, kill, take_down
+
+
+@pytest.fixture(scope="module")
+def raft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("raft"), nameServers={"replicas": 1}, mode="Raft")
+    try:
+        made.up()
+        yield made
+    finally:
+        take_down(made)
+
+
+async def test_a_killed_leader_is_followed_by_an_elected_one(raft: Cluster) -> None:
+    before = raft.until("a leader", raft.master)
+    assert not (raft.folder.registry / "a.json").exists(), "nothing is assigned in this mode"
+    async with Load.on(raft, "Elected", "e") as load:
+        await load.more(100)
+        kill(before["pid"], signal.SIGKILL)
+        await load.more(200)
+    after = raft.until("another leads", lambda: raft.master()["epoch"] > before["epoch"] and raft.master())
+    assert after["address"] == before["address"], "clients keep their address"
+    await check_account(raft, load)
+
+
+async def test_a_switchover_transfers_the_leadership(raft: Cluster) -> None:
+    raft.until("all three answer", lambda: all(m["ready"] for m in raft.members().values()))
+    before = raft.master()
+    target = next(m["name"] for m in raft.members().values() if m["role"] == "Slave")
+    async with Load.on(raft, "Transfer", "t") as load:
+        await load.more(100)
+        done = await asyncio.to_thread(raft.gantry, "switchover", "a", "--to", target)
+        await load.more(100)
+    assert target in done.stdout
+    assert raft.master()["name"] == target != before["name"]
+    assert load.errors == []
+    await check_account(raft, load)
+    last = raft.resource()["status"]["lastFailover"]
+    assert (last["to"], last["planned"]) == (target, True)
