@@ -164,7 +164,7 @@ class BrokerClusterSpec(Model):
     mode: Literal["MasterSlave", "Raft"] = Field(
         "MasterSlave",
         description="Who decides on the master: the operator (MasterSlave) or the group itself by election (Raft), "
-        "which needs three members or more; replication, minInSyncReplicas and failover say nothing there, a majority does.",
+        "which needs three members or more; a majority counts there, not replication, minInSyncReplicas and failover.",
         json_schema_extra=immutable("mode cannot be changed on a cluster that exists: write the former mode"),
     )
     replication: Literal["Sync", "Async"] = Field(
