@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import select
@@ -24,6 +25,7 @@ from rig.wire import Refused, Wire, read_topic
 INPUTS = int(os.environ.get("GANTRY_FUZZ_INPUTS", "5000"))
 AT_ONCE = 50
 ANSWER_S = 20.0
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +89,9 @@ def _frames(data: bytes) -> list[Frame]:
         pytest.fail(f"the server answered what is no frame: {error}, {data[:200]!r}")
 
 
-def _serves(target: Target, number: int) -> None:
-    """A normal client is served: a topic is made, a message goes in and comes back."""
+def _serves(target: Target) -> str:
+    """A normal client is served: a topic is made, a message goes in and comes back. Gives the topic."""
+    number = next(_NUMBERS)
     topic = f"after-{number}"
     with Wire(target.broker_address) as broker:
         broker.call(
@@ -118,7 +121,7 @@ def _serves(target: Target, number: int) -> None:
         except Refused:
             found = []
         if found == [f"body {number}".encode()]:
-            return
+            return topic
         assert time.monotonic() < deadline, f"{topic}: {found}"
         time.sleep(0.1)
 
@@ -137,8 +140,8 @@ def _throw(target: Target, address: str, pid: int, seed: str) -> None:
         if done == AT_ONCE * 10:
             base = usage(pid).rss
         if done % 1000 == 0:
-            _serves(target, done)
-    _serves(target, -1)
+            _serves(target)
+    _serves(target)
     grown = usage(pid).rss - base
     assert grown < growth_limit, f"{seed}: grew by {grown / 2**20:.1f} MiB over {INPUTS} inputs"
 
@@ -179,7 +182,7 @@ def test_half_sent_frames_take_no_memory(target: Target) -> None:
         s = socket.create_connection((host, int(port)), 5)
         s.sendall(data)
         held.append(s)
-    _serves(target, 200_000)
+    _serves(target)
     assert usage(pid).rss - before < 40 * 2**20
     for s in held:
         s.close()
@@ -189,11 +192,11 @@ def test_half_sent_frames_take_no_memory(target: Target) -> None:
 def test_slow_reader_takes_no_memory(target: Target) -> None:
     """A client that asks for much and reads nothing: the server stops reading from it."""
     with Wire(target.broker_address) as broker:
-        _serves(target, 300_000)
+        topic = _serves(target)
         for _ in range(64):
             broker.call(
                 RequestCode.SEND_MESSAGE,
-                {"producerGroup": "p", "topic": "after-300000", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
+                {"producerGroup": "p", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
                  "queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "",
                  "reconsumeTimes": "0", "unitMode": "false", "batch": "false"},
                 bytes(100_000),
@@ -205,7 +208,7 @@ def test_slow_reader_takes_no_memory(target: Target) -> None:
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     s.settimeout(1)
     pull = {
-        "consumerGroup": "slow", "topic": "after-300000", "queueId": "0", "queueOffset": "1", "maxMsgNums": "32",
+        "consumerGroup": "slow", "topic": topic, "queueId": "0", "queueOffset": "1", "maxMsgNums": "32",
         "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
         "expressionType": "TAG",
     }  # fmt: skip
@@ -217,7 +220,7 @@ def test_slow_reader_takes_no_memory(target: Target) -> None:
     grown = usage(pid).rss - before
     s.close()
     assert grown < 64 * 2**20, f"grew by {grown / 2**20:.1f} MiB"
-    _serves(target, 300_001)
+    _serves(target)
 
 
 def test_closing_in_the_middle(target: Target) -> None:
@@ -229,7 +232,7 @@ def test_closing_in_the_middle(target: Target) -> None:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, (1).to_bytes(4, sys.byteorder) + bytes(4))
         s.sendall(rng.choice(corpus.golden()["client->server"])[: rng.randint(1, 400)])
         s.close()
-    _serves(target, 400_000)
+    _serves(target)
 
 
 @pytest.fixture(autouse=True)

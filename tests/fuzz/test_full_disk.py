@@ -1,0 +1,102 @@
+"""A disk that fills up: writes are refused with a clear code, reads go on, and writing goes on when there is room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from rig import gantry
+from rig.target import Target
+from rig.wire import Refused, Wire, read_topic
+
+DISK = 24 * 2**20
+BALLAST = 8 * 2**20
+BODY = 16_000
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a small disk is a tmpfs of its own: mounting it needs root")
+    folder = tmp_path / "demo-a-0"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "gantry-test", str(folder)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=False)
+
+
+@pytest.fixture
+def target(small_disk: Path, tmp_path: Path) -> Iterator[Target]:
+    settings = {"mappedFileSizeCommitLog": 4 * 2**20, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
+    (small_disk / "ballast").write_bytes(bytes(BALLAST))
+    with gantry.single(tmp_path, settings) as running:
+        yield running
+
+
+def _send(broker: Wire, number: int) -> None:
+    broker.call(
+        RequestCode.SEND_MESSAGE,
+        {
+            "producerGroup": "p", "topic": "full", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
+            "queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "",
+            "reconsumeTimes": "0", "unitMode": "false", "batch": "false",
+        },
+        f"full#{number}#".encode().ljust(BODY, b"x"),
+    )  # fmt: skip
+
+
+def _numbers(target: Target) -> list[int]:
+    return [int(record.body.split(b"#")[1]) for record in read_topic(target.namesrv, "full")]
+
+
+@pytest.mark.timeout(120)
+def test_full_disk(target: Target, small_disk: Path) -> None:
+    acknowledged: list[int] = []
+    number = 0
+    with Wire(target.broker_address) as broker:
+        refusal: Refused | None = None
+        while refusal is None:
+            assert number < DISK // BODY, "the disk never filled up"
+            try:
+                _send(broker, number)
+                acknowledged.append(number)
+            except Refused as error:
+                refusal = error
+            number += 1
+        assert len(acknowledged) > 100
+        # RocketMQ's code for a store that cannot be written; the text says why.
+        assert refusal.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR), refusal
+        assert "disk" in str(refusal).lower(), refusal
+        for _ in range(20):
+            with pytest.raises(Refused):
+                _send(broker, number)
+            number += 1
+        assert _numbers(target) == acknowledged, "all that was acknowledged, and nothing else, is read"
+        (small_disk / "ballast").unlink()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                _send(broker, number)
+                acknowledged.append(number)
+                break
+            except Refused:
+                assert time.monotonic() < deadline, "there is room again, but nothing is stored"
+                time.sleep(0.2)
+            finally:
+                number += 1
+        _send(broker, number)
+        acknowledged.append(number)
+    assert _numbers(target) == acknowledged
