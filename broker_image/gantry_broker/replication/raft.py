@@ -83,6 +83,7 @@ class RaftReplica:
         self._heard_ms = now_ms - options.election_ms
         self._candidate = False
         self._polled: PollKind | None = None
+        self._polled_ms = 0
         self._granted: set[MemberId] = set()
         self._fresh: dict[int, MemberId] = {}
         self._ticked_ms = 0
@@ -219,7 +220,9 @@ class RaftReplica:
         if not self.is_voter:
             self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
-        self._polled, self._granted = kind, {self.me}
+        retry_ms = self.options.election_ms // 3
+        self._deadline = now_ms + retry_ms + self._rng.randrange(retry_ms)
+        self._polled, self._polled_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         if kind is PollKind.VOTE:
             self._stop(f"is a candidate in epoch {epoch}")
@@ -237,7 +240,6 @@ class RaftReplica:
             self._save(replace(self._state, first_members=members))
             self._campaign(PollKind.VOTE, now_ms)
             return
-        self._fresh.clear()
         self._deadline = now_ms + self.options.gone_ms + self._rng.randrange(self.options.gone_ms)
         self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
 
@@ -271,7 +273,10 @@ class RaftReplica:
         if poll.member.member == self.me.member:
             return self._answer(poll, now_ms, granted=False)
         if poll.kind is PollKind.PRE_VOTE:
-            granted = not self._hears_leader(now_ms) and poll.epoch > self.epoch and self._may_elect(poll)
+            free = not self._hears_leader(now_ms) and not self._goes_first(poll, now_ms)
+            granted = free and poll.epoch > self.epoch and self._may_elect(poll)
+            if granted:
+                self._deadline = max(self._deadline, now_ms + self.options.gone_ms)
         elif poll.kind is PollKind.VOTE:
             granted = self._vote(poll, now_ms)
         elif poll.kind is PollKind.BEGIN and poll.epoch >= self.epoch:
@@ -290,6 +295,14 @@ class RaftReplica:
     def _may_elect(self, poll: Poll) -> bool:
         """Rules 24 and 26: a voter elects nobody whose log ends before its own."""
         return (self.is_voter or self._is_named(poll)) and poll.rank >= self.rank
+
+    def _goes_first(self, poll: Poll, now_ms: int) -> bool:
+        """Of two that notice at the same moment that the leader is gone, one lets the other go first.
+
+        Otherwise each would vote for itself, and both would wait for the next round.
+        """
+        polls = self._polled is PollKind.PRE_VOTE and 0 <= now_ms - self._polled_ms < self.options.gone_ms
+        return polls and (self.rank, self.me) > (poll.rank, poll.member)
 
     def _is_named(self, poll: Poll) -> bool:
         """It knows of no group yet, and is named among the members by the life of its disk: it votes."""
