@@ -19,7 +19,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.attention import AttentiveClock
-from gantry_operator.failover.loop import SwitchoverFailed
+from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.kube import external, metrics, names, nameserver, volumes
 from gantry_operator.kube.availability import Availability
 from gantry_operator.kube.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object

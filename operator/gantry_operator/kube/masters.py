@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from gantry_operator.api import BrokerCluster, LastFailover
 from gantry_operator.api.base import parse_duration
 from gantry_operator.failover.attention import AttentiveClock
+from gantry_operator.failover.base import GroupWatch
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event
 from gantry_operator.kube import metrics
 from gantry_operator.kube.client import KubeApi
@@ -35,7 +37,7 @@ class Masters:
     ) -> None:
         self.namespace, self.name = cluster
         self.last: LastFailover | None = None
-        self.loops: dict[str, GroupLoop] = {}
+        self.loops: dict[str, GroupWatch] = {}
         self.registry = LeaseRegistry(api, self.name, self.namespace)
         self.pods = PodSurroundings(api, pods, self.name, self.namespace, self._said, self._changed)
         self.pods.answers = self._answers
@@ -59,11 +61,14 @@ class Masters:
         for g in spec.brokerGroups:
             task = self._tasks.get(g.name)
             if task is None or task.done():
-                self.loops[g.name] = GroupLoop(
-                    g.name, self.registry, self.pods, self._http, lambda: self._settings, self._clock
-                )
+                self.loops[g.name] = self._loop(g.name, spec.mode)
                 self._tasks[g.name] = asyncio.create_task(self.loops[g.name].run())
         self.wake()
+
+    def _loop(self, group: str, mode: str) -> GroupWatch:
+        if mode == "Raft":
+            return RaftLoop(group, self.pods, self._http, lambda: self._settings, self._clock)
+        return GroupLoop(group, self.registry, self.pods, self._http, lambda: self._settings, self._clock)
 
     def wake(self) -> None:
         for loop in self.loops.values():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from gantry_operator.api.status import NameServerRow
-from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.base import GroupWatch
 from gantry_operator.kube import names
 from gantry_operator.kube.client import Object
 from gantry_operator.kube.mirror import Mirror
@@ -18,7 +18,7 @@ REVISION_LABEL = "controller-revision-hash"
 
 
 def member_states(
-    stateful_set: Object, loop: GroupLoop, pods: PodSurroundings, group: str, now: datetime
+    stateful_set: Object, loop: GroupWatch, pods: PodSurroundings, group: str, now: datetime
 ) -> list[MemberState]:
     """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync."""
     newest = (stateful_set.get("status") or {}).get("updateRevision")
@@ -68,7 +68,7 @@ def broken_for_good(pod: Object, now: datetime) -> bool:
 
 
 def seen_members(
-    running: Iterable[tuple[str, int, str]], loops: Mapping[str, GroupLoop], pods: PodSurroundings
+    running: Iterable[tuple[str, int, str]], loops: Mapping[str, GroupWatch], pods: PodSurroundings
 ) -> list[SeenMember]:
     out = []
     for group, number, name in running:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from gantry_operator.failover.loop import GroupLoop, SwitchoverFailed
+from gantry_operator.failover.base import GroupWatch, SwitchoverFailed
 from gantry_operator.kube import names
 from gantry_operator.kube.client import POD, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.events import EventRecorder
@@ -30,7 +30,7 @@ class Roller:
         api: KubeApi,
         stateful_sets: Mirror,
         pods: PodSurroundings,
-        loops: Mapping[str, GroupLoop],
+        loops: Mapping[str, GroupWatch],
         events: EventRecorder,
         cluster: tuple[str, str],
         enabled: Callable[[], bool],
