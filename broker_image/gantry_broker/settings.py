@@ -19,7 +19,8 @@ class BrokerSettings(BaseModel):
     defaultTopicQueueNums: int = Field(8, ge=1, le=1024, description="Queues of an auto-created topic, at most.")
     maxMessageSize: int = Field(4_194_304, ge=1024, le=16_000_000, description="Largest message body, in bytes.")
     deleteWhen: str = Field(
-        "04", pattern=r"^([01]\d|2[0-3])(;([01]\d|2[0-3]))*$",
+        "04",
+        pattern=r"^([01]\d|2[0-3])(;([01]\d|2[0-3]))*$",
         description="Hours of the day at which expired segments are deleted, two digits each, separated by ';'.",
     )
     fileReservedTime: int = Field(72, ge=1, description="Hours that a segment is kept after its last write.")

@@ -125,9 +125,7 @@ def test_broadcasting(driver: Driver, target: Target, fresh: str) -> None:
 def test_where_a_new_group_starts(driver: Driver, target: Target, fresh: str, start: str) -> None:
     """A topic whose first message is still there is read from its begin, whatever the client asks for."""
     driver.run("produce", topic=fresh, run=fresh, count=20)
-    got = driver.run(
-        "consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=20, timeout_s=8, start=start
-    ).summary
+    got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=20, timeout_s=8, start=start).summary
     assert got["unique"] == 20
 
 
