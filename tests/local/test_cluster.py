@@ -8,8 +8,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from gantry_operator.local.process import start_mark
 from local_cluster import Cluster, Load, check_account, kill
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) -> None:

@@ -6,8 +6,11 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from gantry_operator.local.process import start_mark
 from local_cluster import Cluster, kill, take_down
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_down_leaves_nothing_running_and_up_brings_the_messages_back(tmp_path: Path) -> None:

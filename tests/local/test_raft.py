@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from local_cluster import Cluster, Load, check_account, kill, take_down
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def raft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
