@@ -31,7 +31,7 @@ def test_the_operator_dies_during_failovers(demo: Cluster, host: Host, figure: F
         pytest.skip("needs access to the nodes' processes: kind or the local scripts")
     seed = time.time_ns() % 1_000_000
     moments = random.Random(seed)
-    rounds = 5
+    rounds = 4
     load = Load(demo, "operator", 17 * rounds)
     for _ in range(rounds):
         master = demo.master()

@@ -47,7 +47,7 @@ def test_groups_cannot_be_removed(demo: Cluster) -> None:
 
 def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure) -> None:
     before = {n: u for n, u in demo.uids().items() if n.startswith("demo-a")}
-    load = Load(demo, "roll", 75)
+    load = Load(demo, "roll", 50)
     begun = time.monotonic()
     demo.patch({"spec": {"broker": {"fileReservedTime": 48}}})
 

@@ -1,0 +1,40 @@
+"""A group that elects its leader by itself: the Service follows whoever leads, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kube import Cluster, Figure, Host, Load, apply, example, kubectl, until
+
+KILLED_MS = 3_000
+
+
+@pytest.fixture(scope="module")
+def elected(namespace: str) -> Cluster:
+    """examples/raft.yaml, ready."""
+    apply(namespace, example("raft.yaml"))
+    cluster = Cluster(namespace, "elected")
+    cluster.wait_running()
+    return cluster
+
+
+def test_the_leader_is_killed_and_handed_over(elected: Cluster, host: Host, figure: Figure) -> None:
+    load = Load(elected, "raft", 22)
+    old = elected.master_name()
+    kubectl("-n", elected.namespace, "annotate", "bc", "elected", f"gantry.dev/switchover=a #{time.time_ns()}")
+    until("another leader", lambda: elected.master_name() != old, 30, 0.1)
+    elected.wait_running()
+    if host.available:
+        leader = elected.master()
+        old = leader["metadata"]["name"]
+        host.signal("KILL", old, leader["spec"]["nodeName"])
+        until("another leader", lambda: elected.master_name() != old, 30, 0.1)
+        elected.wait_running()
+    result = load.result()
+    figure("Raft: leader handed over, then killed", result)
+    assert result["lost"] == 0, result
+    assert result["maxGapMs"] < KILLED_MS, result
+    status = elected.status()
+    assert status["members"][0]["epoch"] > 1
+    assert elected.object()["spec"]["mode"] == "Raft"
