@@ -352,11 +352,13 @@ class Broker:
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, []
+        held = len(self.held) > 0
         for topic, queue_id in dict.fromkeys(grown):
             told = self.on_grown.get(topic)
             if told is not None:
                 told(queue_id)
-            self.on_grew(topic, queue_id)
+            if held:
+                self.on_grew(topic, queue_id)
 
     def _on_cut(self, to: int) -> None:
         if self.meta.applied > to:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import sys
 import time
@@ -134,6 +135,14 @@ def setup_logging(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
+def _allow_open_files() -> None:
+    """As many as the system lets this process have: every client and every consume queue needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def run(config: BrokerConfig) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -153,6 +162,7 @@ async def run(config: BrokerConfig) -> None:
 
 
 def main() -> int:
+    _allow_open_files()
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see gantry_broker.config.BrokerConfig")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])

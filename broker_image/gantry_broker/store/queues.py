@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from gantry_broker.store.consumequeue import ENTRY, ConsumeQueue
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.keyhash import KeyHasher
 
-MAX_OPEN_FILES: Final = 256
+MAX_OPEN_FILES: Final = 2_048
 MAX_TOPIC_BYTES: Final = 255
 """A topic is the name of a directory."""
 
@@ -42,6 +43,11 @@ class TopicQueues:
         self.is_control = name == CONTROL_TOPIC
 
 
+def _open_files() -> int:
+    """A quarter of what the process may open, which sockets need too."""
+    return max(64, min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
 class QueueTable:
     """The queues under `consumequeue/`, and which of them hold entries that are not in a file yet."""
 
@@ -54,7 +60,7 @@ class QueueTable:
         self.unsynced: set[str] = set()
         """Files written since the last checkpoint."""
         self.by_bytes: dict[bytes, TopicQueues] = {}
-        self._fds = FdCache(MAX_OPEN_FILES)
+        self._fds = FdCache(_open_files())
         directory.mkdir(parents=True, exist_ok=True)
         for topic in os.listdir(directory):
             try:
