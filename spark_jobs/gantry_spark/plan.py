@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from gantry_spark.decode import Where
+from gantry_spark.errors import Expired
 from gantry_spark.scan import LogBytes, Range, last_border, next_record, store_time_at
 
 SMALLEST_PART: Final = 16 * 1024 * 1024
@@ -79,14 +80,24 @@ def plan(
             spans = [s for s in spans if not _outside(s, where)]
         if not spans:
             continue
-        with log.open(index) as source:
-            for start, stop in spans:
-                whole = Range(start, stop, segment.limit, segment.end, last)
-                borders = [start, *_cuts(source, whole, target), stop]
-                times = [store_time_at(source, border, whole) for border in borders[:-1]] + [None]
-                for k, (a, b) in enumerate(pairwise(borders)):
-                    parts.append(Part(index, Range(a, b, segment.limit, segment.end, last), times[k], times[k + 1]))
+        try:
+            parts += _parts_of(log, index, spans, target, last)
+        except Expired:
+            continue  # It went between the listing and now: its records are no longer in the log.
     return _wanted(parts, where, slack_ms)
+
+
+def _parts_of(log: Log, index: int, spans: Sequence[tuple[int, int]], target: int, last: bool) -> list[Part]:
+    segment = log.segments[index]
+    parts: list[Part] = []
+    with log.open(index) as source:
+        for start, stop in spans:
+            whole = Range(start, stop, segment.limit, segment.end, last)
+            borders = [start, *_cuts(source, whole, target), stop]
+            times = [store_time_at(source, border, whole) for border in borders[:-1]] + [None]
+            for k, (a, b) in enumerate(pairwise(borders)):
+                parts.append(Part(index, Range(a, b, segment.limit, segment.end, last), times[k], times[k + 1]))
+    return parts
 
 
 def _overlap(segment: LogSegment, within: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ figures (`summary`), and writes under the output directory, in this order:
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gantry_spark import state as states
-from gantry_spark.errors import SourceError
+from gantry_spark.errors import Expired, SourceError
 from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
@@ -148,8 +149,8 @@ def _must_be_a_log(report: dict[str, Any], job: Job) -> None:
     if report["damage"]["places"]:
         first = report["damage"]["list"][0]
         raise SourceError(
-            f"{job.source} holds no commit log: none of its {report['damage']['bytes']:,} bytes are records (from offset "
-            f"{first['offset']} of {first['log']} on: {first['reason']})"
+            f"{job.source} holds no commit log: none of its {report['damage']['bytes']:,} bytes are records (from "
+            f"offset {first['offset']} of {first['log']} on: {first['reason']})"
         )
     report["notes"].append("The log holds no records.")
 
@@ -307,8 +308,9 @@ class Counting:
 def _first_times(log: Any) -> list[int]:
     times = []
     for index, segment in enumerate(log.segments):
-        with log.open(index) as source:
-            whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
+        whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
+        found = None
+        with contextlib.suppress(Expired), log.open(index) as source:
             found = store_time_at(source, segment.start, whole)
         times.append(-1 if found is None else found)
     return times

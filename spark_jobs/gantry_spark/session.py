@@ -57,6 +57,7 @@ def local_conf(memory: str = "1g") -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
     }
 

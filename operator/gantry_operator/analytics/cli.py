@@ -179,7 +179,7 @@ def _show(report: dict[str, Any]) -> None:
         )  # fmt: skip
     console().print(table)
     growth = report["growth"]
-    full = f"; the disk is full at {growth['fullAt']}" if growth["fullAt"] else ""
+    full = f"; the disk is full at {growth['fullAt']}" if growth["fillsBeforeRetention"] else ""
     note(f"growth: {size(growth['bytesPerHour'])} an hour{full}")
     if report["damage"]["places"]:
         note(f"damage: {report['damage']['places']} places, {size(report['damage']['bytes'])}; see the report")

@@ -1,0 +1,88 @@
+"""The commands and what they say when something is wrong, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gantry_spark.session import NoJava, check_java
+from plainlog import LogWriter, Message
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def gantry(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gantry_operator.cli", *args], capture_output=True, text=True, check=False,
+        env=os.environ | environ, timeout=500,
+    )  # fmt: skip
+
+
+def test_analyze_and_report(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    writer.extend(Message("Table", 0, b"value", f"k{i % 10}") for i in range(100))
+    state = str(tmp_path / "state")
+    done = gantry("analyze", str(tmp_path / "store"), "-o", "json", XDG_STATE_HOME=state)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    (topic,) = report["topics"]
+    assert (topic["topic"], topic["records"], topic["distinctKeys"], topic["supersededRecords"]) == (
+        "Table",
+        100,
+        10,
+        90,
+    )
+    assert topic["recommendation"] == "compact"
+    page = gantry("report", str(tmp_path / "store"), "--save", str(tmp_path / "copy.html"), XDG_STATE_HOME=state)
+    assert page.returncode == 0, page.stderr
+    assert "Savings by topic" in (tmp_path / "copy.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("analyze", "/no/such/store"), 2, "/no/such/store does not exist; give a store directory"),
+        (("analyze", "nobody"), 3, "no local cluster is called 'nobody'"),
+        (("report", "."), 1, "run gantry analyze"),
+        (("compact", "Table", "."), 2, "--dry-run, or --out DIR"),
+        (("analyze", ".", "--since", "soon"), 2, "--since: 'soon' is no length of time"),
+        (("compact", "Table", ".", "--dry-run", "--as-of", "noon"), 2, "write a time such as"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
+    done = gantry(*args, XDG_STATE_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+    LogWriter(tmp_path / "store").append(Message())
+    done = gantry("analyze", str(tmp_path / "store"), JAVA_HOME=str(tmp_path / "nowhere"), XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "Spark 4 needs Java 17 or 21" in done.stderr
+    with pytest.raises(NoJava, match="no java on the PATH"):
+        check_java({"PATH": str(tmp_path)})
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    old.chmod(0o755)
+    with pytest.raises(NoJava, match="is version 11"):
+        check_java({"JAVA_HOME": str(tmp_path)})
+
+
+def test_the_job_leaves_a_summary_for_the_pod(tmp_path: Path) -> None:
+    message = tmp_path / "termination-log"
+    done = subprocess.run(
+        [sys.executable, "-m", "gantry_spark.report", "--path", str(tmp_path), "--termination-log", str(message),
+         "--master", "local[1]"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    left = json.loads(message.read_text())
+    assert left["result"] == "Failed"
+    assert left["message"].startswith(f"no commit log in {tmp_path}")

@@ -1,0 +1,104 @@
+"""The page in a headless browser: every plot is drawn, nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_spark.forecast import Disk
+from gantry_spark.model import Context, build
+from gantry_spark.page import render
+from gantry_spark.summary import GroupOffset, Summary
+
+HOUR = 3_600_000
+NOW = 500_000 * HOUR
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def report() -> dict[str, Any]:
+    """A report of made-up rows, as Spark's queries give them."""
+    found = Summary()
+    for topic, keyed, size in (("Prices", True, 300), ("Clicks <b>", False, 90), ("%RETRY%billing", True, 100)):
+        hours = range(NOW // HOUR - 30, NOW // HOUR)
+        n = 100 * len(hours)
+        zero = dict.fromkeys(("tombstones", "resent", "delayed", "prepared", "committed", "rolled_back"), 0)
+        found.queues.append(
+            {"log": "a", "topic": topic, "queue_id": 0, "n": n, "bytes": n * size, "body_bytes": n * size // 2,
+             "keyed": n * keyed, "keyed_bytes": n * size * keyed, **zero, "min_qo": 0, "max_qo": n - 1,
+             "min_ms": hours[0] * HOUR, "max_ms": NOW - HOUR}
+        )  # fmt: skip
+        found.hours += [
+            {"topic": topic, "hour": h, "n": 100, "bytes": 100 * size, "keyed": 100 * keyed,
+             "keyed_bytes": 100 * size * keyed} for h in hours
+        ]  # fmt: skip
+        found.sizes += [{"topic": topic, "bucket": b, "n": n // 3, "bytes": n * size // 3} for b in (6, 8, 9)]
+        if keyed:
+            keys = {"keys": 50, "n": n, "newest_bytes": 50 * size, "tombstones": 1, "kept": 49, "kept_bytes": 49 * size}
+            found.topic_keys.append({"topic": topic, **keys})
+            found.kept_queues.append({"topic": topic, "log": "a", "queue_id": 0, **keys})
+            found.queue_keys.append({"topic": topic, "place_log": "a", "place_queue": 0, "places": 50})
+            found.kept_hours.append({"topic": topic, "hour": NOW // HOUR - 1, "kept_bytes": 49 * size})
+            found.versions += [{"topic": topic, "bucket": b, "keys": 25, "n": n // 2} for b in (0, 4)]
+            found.hot += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
+    found.groups = [{"group": "late", "log": "a", "topic": "Prices", "queue_id": 0, "keyed": 900, "kept": 40,
+                     "oldest": NOW - 9 * HOUR}]  # fmt: skip
+    found.damage = [{"log": "a", "segment": 0, "phys": 77, "bytes": 9, "reason": "no records"}]
+    context = Context(
+        "demo", NOW, disks=[Disk("a", 10**9, 1_500_000)], offsets=[GroupOffset("late", "a", "Prices", 0, 2000)],
+        log_bytes=10**6, new_bytes=10**6, segments=1, notes=["a note"],
+    )  # fmt: skip
+    return build(found, context) | {"run": "r", "durationSeconds": 1.0}
+
+
+def test_the_figures_of_the_made_up_report() -> None:
+    made = report()
+    prices = made["topics"][0]
+    assert prices["topic"] == "Prices"
+    assert prices["savedBytes"] == (3000 - 49) * 300
+    assert prices["recommendation"] == "compact"
+    assert "Wait for group late" in prices["reason"]
+    assert made["growth"]["fillsBeforeRetention"]
+    assert made["growth"]["hoursToFull"] == pytest.approx(1_500_000 / (100 * 490), rel=0.01)
+    assert made["retries"] == [
+        {"group": "billing", "retries": 3000, "retryBytes": 300_000, "deadLetters": 0, "deadLetterBytes": 0}
+    ]
+
+
+def test_the_page_is_whole_and_escapes_names() -> None:
+    page = render(report())
+    assert "Clicks &lt;b&gt;" in page
+    assert "<td>Clicks <b>" not in page
+    own = re.sub(r"<script type=\"text/javascript\">.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", own)
+    for title in ("What to do", "Savings by topic", "Growth and forecast", "Hot keys", "Ages", "Damage", "Notes"):
+        assert f"<h2>{title}</h2>" in page
+
+
+def test_a_report_of_nothing_is_a_page_too() -> None:
+    assert "no topics of users" in render(build(Summary(), Context("empty", NOW)) | {"run": "r", "durationSeconds": 0})
+
+
+def test_a_browser_draws_every_plot(tmp_path: Path) -> None:
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no headless browser here: install chromium to have the page drawn")
+    path = tmp_path / "report.html"
+    path.write_text(render(report()))
+    arguments = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+                 "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]  # fmt: skip
+    shot = tmp_path / "page.png"
+    subprocess.run(
+        [*arguments, "--window-size=1280,2900", f"--screenshot={shot}", path.as_uri()],
+        capture_output=True, check=True, timeout=110,
+    )  # fmt: skip
+    assert shot.stat().st_size > 100_000
+    drawn = subprocess.run(
+        [*arguments, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=110
+    ).stdout
+    assert drawn.count('class="main-svg"') >= 8
+    assert drawn.count('class="point"') + drawn.count('class="points"') > 30
+    assert "Uncaught" not in drawn

@@ -1,0 +1,221 @@
+"""Scheduling in Kubernetes without one: the manifests, the cron schedules, the status."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import yaml
+from gantry_operator.analytics import cron, manifests
+from gantry_operator.analytics.status import analytics_status, from_termination_message
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.status import AnalyticsStatus
+from gantry_spark.entrypoint import executor_command
+from gantry_spark.main import arguments, job_of
+
+URLS = ["http://demo-a-0.demo-a.default.svc:10921", "http://demo-a-1.demo-a.default.svc:10921"]
+
+
+def cluster(**analytics: Any) -> BrokerCluster:
+    made = BrokerCluster.make("demo", brokerGroups=[{"name": "a", "members": 2}], analytics=analytics)
+    made.metadata.uid = "uid-1"
+    return made
+
+
+def rendered(**analytics: Any) -> dict[str, dict[str, Any]]:
+    return {o["kind"]: o for o in manifests.render(cluster(**analytics), URLS, "spark:1", token=True)}
+
+
+def driver_of(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    template: dict[str, Any] = objects["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    return template
+
+
+def conf_of(objects: dict[str, dict[str, Any]]) -> dict[str, str]:
+    args = driver_of(objects)["containers"][0]["args"]
+    return dict(args[i + 1].split("=", 1) for i, a in enumerate(args) if a == "--conf")
+
+
+def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
+    objects = rendered(schedule="0 3 * * *", timeZone="Europe/Berlin", topics=["Orders", "P*"], window="7d")
+    assert set(objects) == {"ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "ConfigMap", "CronJob"}
+    for o in objects.values():
+        assert o["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+        assert o["metadata"]["name"] == "demo-analytics"
+    spec = objects["CronJob"]["spec"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert (spec["schedule"], spec["timeZone"], spec["suspend"]) == ("0 3 * * *", "Europe/Berlin", False)
+    assert spec["jobTemplate"]["spec"]["backoffLimit"] == 2
+    pod = driver_of(objects)
+    assert pod["restartPolicy"] == "Never"
+    assert pod["securityContext"]["runAsNonRoot"]
+    conf = conf_of(objects)
+    assert conf["spark.executor.instances"] == "2"
+    assert conf["spark.kubernetes.driver.pod.name"] == "$(POD_NAME)"
+    assert conf["spark.kubernetes.executor.volumes.persistentVolumeClaim.reports.options.claimName"] == "demo-analytics"
+    template = yaml.safe_load(objects["ConfigMap"]["data"]["executor.yaml"])
+    assert template["spec"]["automountServiceAccountToken"] is False
+    verbs = {v for r in objects["Role"]["rules"] for v in r["verbs"]}
+    assert "*" not in verbs
+    assert "update" not in verbs
+
+
+def test_the_driver_understands_its_arguments() -> None:
+    args = driver_of(rendered(topics=["Orders", "P*"], reportsHistory=4))["containers"][0]["args"]
+    assert args[0] == "report"
+    parsed = arguments().parse_args(args[1:])
+    job = job_of(parsed)
+    assert job.brokers == tuple(URLS)
+    assert (job.topics, job.window_hours, job.history, job.out) == (("Orders", "P*"), 168.0, 4, "/reports")
+    assert job.token_file == "/etc/gantry-admin/token"
+    assert job.rate == manifests.RATE
+
+
+def test_without_executors_and_with_a_path() -> None:
+    objects = rendered(executors=0, output={"path": "s3a://reports/demo"}, sparkConf={"spark.x": "1"})
+    assert "PersistentVolumeClaim" not in objects
+    conf = conf_of(objects)
+    assert conf["spark.master"] == "local[*]"
+    assert conf["spark.x"] == "1"
+    assert not any("persistentVolumeClaim" in k for k in conf)
+
+
+def test_resources_become_heap_and_overhead() -> None:
+    resources = {"executor": {"requests": {"cpu": "500m"}, "limits": {"memory": "4Gi", "cpu": "2"}}}
+    conf = conf_of(rendered(resources=resources))
+    assert conf["spark.executor.cores"] == "2"
+    assert conf["spark.kubernetes.executor.request.cores"] == "500m"
+    heap, over = (int(conf[f"spark.executor.{k}"].rstrip("m")) for k in ("memory", "memoryOverhead"))
+    assert heap + over == 4096
+
+
+def test_nothing_without_analytics_or_image() -> None:
+    plain = BrokerCluster.make("demo", brokerGroups=[{"name": "a", "members": 1}])
+    assert manifests.render(plain, URLS, "spark:1", token=False) == []
+    with pytest.raises(ValueError, match=r"spec.analytics.image: no image with Spark is known"):
+        manifests.render(cluster(), URLS, "", token=False)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ("61 * * * *", "'61' is no minute; write numbers from 0 to 59"),
+        ("* * *", "has 3 fields; write five"),
+        ("0 25 * * *", "'25' is no hour"),
+        ("0 0 * * 9", "'9' is no day of week"),
+        ("*/0 * * * *", r"'\*/0' is no minute"),
+        ("@often", "no such nickname"),
+    ],
+)
+def test_schedules_that_do_not_parse_are_explained(schedule: str, says: str) -> None:
+    with pytest.raises(cron.ScheduleError, match=says):
+        cron.parse(schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zone", "due"),
+    [
+        ("0 3 * * *", None, "2026-03-02T03:00:00+00:00"),
+        ("*/15 * * * *", None, "2026-03-01T12:15:00+00:00"),
+        ("30 12 * * *", "Europe/Berlin", "2026-03-02T11:30:00+00:00"),
+        ("0 0 1 1 *", None, "2027-01-01T00:00:00+00:00"),
+        ("@weekly", None, "2026-03-08T00:00:00+00:00"),
+        ("0 6 * * mon-fri", None, "2026-03-02T06:00:00+00:00"),
+        ("0 0 13 * fri", None, "2026-03-06T00:00:00+00:00"),
+        ("0 0 30 2 *", None, None),
+    ],
+)
+def test_when_a_schedule_is_due(schedule: str, zone: str | None, due: str | None) -> None:
+    now = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
+    found = cron.next_run(schedule, zone, now)
+    assert (None if found is None else found.isoformat()) == due
+
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+GOOD = (
+    '{"result":"Succeeded","run":"r","report":"/reports/reports/r/report.html","durationSeconds":26.1,'
+    '"scannedBytes":1000,"records":2000,"savedBytes":3000000,'
+    '"topSavings":[{"topic":"Prices","savedBytes":2000000,"recommendation":"compact"}]}'
+)
+
+
+def job(name: str, created: str, condition: str | None, message: str = "") -> dict[str, Any]:
+    status: dict[str, Any] = {"startTime": created}
+    if condition:
+        status["conditions"] = [{"type": condition, "status": "True", "reason": "Because", "message": message}]
+        status["completionTime"] = created
+    return {"metadata": {"name": name, "creationTimestamp": created}, "status": status}
+
+
+def pod(owner: str, message: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"{owner}-x", "ownerReferences": [{"kind": "Job", "name": owner}]},
+        "status": {"containerStatuses": [{"state": {"terminated": {"message": message}}}]},
+    }
+
+
+def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
+    spec = cluster(schedule="0 3 * * *").spec.analytics
+    assert spec is not None
+    good = job("demo-1", "2026-03-01T03:00:00Z", "Complete")
+    status = analytics_status(spec, None, [good], [pod("demo-1", GOOD)], NOW)
+    assert (status.lastResult, status.durationSeconds, status.scannedBytes) == ("Succeeded", 26.1, 1000)
+    assert [t.topic for t in status.topSavings] == ["Prices"]
+    assert status.message == "2,000 records; compaction would save 2.9 MiB, most of it in Prices (1.9 MiB)."
+    assert status.nextRun == "2026-03-02T03:00:00Z"
+
+    bad = job("demo-2", "2026-03-01T04:00:00Z", "Failed", "too many retries")
+    said = '{"result":"Failed","message":"broker http://x does not answer"}'
+    failed = analytics_status(spec, status, [good, bad], [pod("demo-2", said)], NOW)
+    assert (failed.lastResult, failed.message) == ("Failed", "broker http://x does not answer")
+    assert [t.topic for t in failed.topSavings] == ["Prices"]
+    assert failed.report == "/reports/reports/r/report.html"
+    silent = analytics_status(spec, status, [good, bad], [], NOW)
+    assert silent.message == "Because: too many retries"
+
+
+def test_running_suspended_and_wrong_schedules() -> None:
+    spec = cluster(schedule="0 3 * * *", suspend=True).spec.analytics
+    assert spec is not None
+    status = analytics_status(spec, None, [job("demo-3", "2026-03-01T05:00:00Z", None)], [], NOW)
+    assert (status.lastResult, status.message, status.nextRun) == ("Running", "demo-3 is running.", None)
+    wrong = spec.model_copy(update={"schedule": "61 * * * *", "suspend": False})
+    failed = analytics_status(wrong, AnalyticsStatus(report="old"), [], [], NOW)
+    assert failed.lastResult == "Failed"
+    assert "'61' is no minute" in failed.message
+    assert failed.report == "old"
+
+
+def test_only_one_run_at_a_time() -> None:
+    assert manifests.may_start([job("a", "t", "Complete"), job("b", "t", "Failed")]) is None
+    assert "c is still running" in (manifests.may_start([job("c", "t", None)]) or "")
+    made = rendered()["CronJob"]
+    made["metadata"]["uid"] = "cron-uid"
+    now = manifests.job_now(made, "20260301")
+    assert now["metadata"]["ownerReferences"][0]["uid"] == "cron-uid"
+    assert now["metadata"]["name"] == "demo-analytics-20260301"
+    assert now["spec"] == made["spec"]["jobTemplate"]["spec"]
+
+
+def test_termination_messages_of_others_are_no_summaries() -> None:
+    assert from_termination_message(None) is None
+    assert from_termination_message("Killed") is None
+    assert from_termination_message("[1]") is None
+    assert from_termination_message('{"result":"Nonsense"}') is None
+
+
+def test_the_command_of_an_executor() -> None:
+    environ = {
+        "SPARK_EXECUTOR_MEMORY": "512m", "SPARK_DRIVER_URL": "spark://x", "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "2", "SPARK_APPLICATION_ID": "app", "SPARK_EXECUTOR_POD_IP": "10.0.0.1",
+        "SPARK_RESOURCE_PROFILE_ID": "0", "SPARK_EXECUTOR_POD_NAME": "pod", "SPARK_HOME": "/opt/spark",
+        "SPARK_JAVA_OPT_10": "-Dten", "SPARK_JAVA_OPT_2": "-Dtwo",
+    }  # fmt: skip
+    command = executor_command(environ, "/usr/bin/java", "/work")
+    assert command[:5] == ["/usr/bin/java", "-Dtwo", "-Dten", "-Xms512m", "-Xmx512m"]
+    assert command[command.index("-cp") + 1] == "/opt/spark/jars/*:/work"
+    assert command[command.index("--podName") + 1] == "pod"
+    del environ["SPARK_DRIVER_URL"]
+    with pytest.raises(KeyError, match="SPARK_DRIVER_URL"):
+        executor_command(environ, "/usr/bin/java", "/work")
