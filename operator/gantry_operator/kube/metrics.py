@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
 
 RECONCILES = Counter("gantry_operator_reconciles_total", "Reconciliations by outcome.", ["outcome"], registry=REGISTRY)
 RECONCILE_SECONDS = Histogram(
