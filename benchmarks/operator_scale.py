@@ -1,6 +1,6 @@
-"""How the operator fares with many clusters: `python benchmarks/operator_scale.py 10 30` on the Kubernetes of KUBECONFIG.
+"""How the operator fares with many clusters: `python benchmarks/operator_scale.py 10 30`, on KUBECONFIG's Kubernetes.
 
-The operator must be installed (helm/gantry). For each number, clusters of one NameServer and one group of one broker are
+The operator must be installed (helm/gantry). For each number, clusters of one NameServer and one broker are
 made in a namespace of their own; printed as JSON: seconds until all are Available, then over a minute of idling the
 operator's API requests per cluster and minute, its CPU (share of a core) and its resident memory.
 """
