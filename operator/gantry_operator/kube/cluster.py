@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 0.05
 """Changes come in bunches; a pass starts this long after the first."""
+WARM_UP_S = 8.0
+"""An operator that has just begun to lead says nothing of members that it had no time to hear."""
 AGAIN_S = 2.0
 """After a pass that failed or waits for something that no watch tells of."""
 
@@ -68,6 +70,7 @@ class ClusterKeeper:
         self._plan: Plan | None = None
         self._dirty = asyncio.Event()
         self._findings = Findings()
+        self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._obeying: asyncio.Task[None] | None = None
         api, mirrors, key = shared.api, shared.mirrors, (self.namespace, self.name)
@@ -93,6 +96,7 @@ class ClusterKeeper:
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
+        asyncio.get_running_loop().call_later(WARM_UP_S, self._report.wake)
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *([self._obeying] if self._obeying is not None else [])]
@@ -247,6 +251,8 @@ class ClusterKeeper:
         if self._obj["metadata"].get("deletionTimestamp") is not None:
             return None
         self._ask_for_checks()
+        if self._warming_up():
+            return None
         seen = Seen(
             members=seen_members(self._running(), self._masters.loops, self._pods),
             name_servers=seen_name_servers(self._plan, self._shared.mirrors["Pod"]),
@@ -259,6 +265,14 @@ class ClusterKeeper:
             analytics=self._reports.status(self._cluster),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _warming_up(self) -> bool:
+        """What another operator wrote is better than what this one does not know yet."""
+        if time.monotonic() > self._begun + WARM_UP_S or not (self._obj.get("status") or {}).get("conditions"):
+            return False
+        members = seen_members(self._running(), self._masters.loops, self._pods)
+        heard = bool(members) and all(m.status is not None for m in members)
+        return not (heard and set(self._availability.answers()) == {m.group for m in members})
 
     def _ask_for_checks(self) -> None:
         """Availability is checked anew whenever a group's master or epoch is another, and from time to time."""
