@@ -52,7 +52,7 @@ class BrokerProcess:
                 store_host=host,
             )
         )
-        self.client = RemotingClient()
+        self.client = RemotingClient(on_disconnect=lambda address: self.registrar.lost(address))
         self.broker = Broker(config, self.store, self.client, pack_host(*host))
         self.dispatcher = Dispatcher(self.broker)
         self.ports = Ports(self.broker, self.dispatcher)

@@ -39,6 +39,7 @@ class Registrar:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, asyncio.Event] = {}
         self._failing: set[str] = set()
+        self._closing = False
         self.last_ok_ms: dict[str, int] = {}
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
 
@@ -54,10 +55,17 @@ class Registrar:
         for event in self._wanted.values():
             event.set()
 
+    def lost(self, address: str) -> None:
+        """A connection of this broker has ended. A NameServer that restarted knows no route until it is told again."""
+        event = self._wanted.get(address)
+        if event is not None:
+            event.set()
+
     async def _keep(self, address: str) -> None:
         broker = self._broker
         wanted = self._wanted[address]
-        while True:
+        # Not `while True`: Python 3.11's wait_for can lose a cancellation that comes together with its result.
+        while not self._closing:
             wanted.clear()
             delay = broker.settings.registerNameServerPeriod / 1000
             try:
@@ -73,6 +81,8 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
+            if self._closing:
+                return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await wanted.wait()
@@ -133,6 +143,8 @@ class Registrar:
 
     async def close(self) -> None:
         """Takes this broker out of the routes."""
+        self._closing = True
+        self.soon()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
