@@ -51,6 +51,9 @@ class DecidingOperator:
         self._wanted: Switchover | None = None
 
     def read(self) -> None:
+        """A registry that is found empty: what the members said before that may be older than the lost cell."""
+        if self.cell is not None and self._world.registry.cell is None:
+            self._seen.clear()
         self.cell = self._world.registry.cell
 
     def poll(self, number: int) -> None:

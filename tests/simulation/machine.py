@@ -325,8 +325,8 @@ class Schedule:
                 for member in world.members:
                     world.checker.look_whole(member)
                 return
-            if self._nobody_left():
-                return
+            if self._nobody_left() or not world.checker.clean:
+                return  # Records were given up: a follower that was shown them stops until somebody allows the cut.
             if answer is not SendStatus.SEND_OK and turn - asked_in > 8:
                 ident, asked_in = world.next_id, turn
                 world.client_send()

@@ -72,7 +72,7 @@ def describe(body: Any) -> str:
         return f"assign {describe_cell(body.cell)}" + (" unclean" if body.unclean else "")
     if isinstance(body, Report):
         return f"report {body.role.value} {body.order} end={body.position[1]}"
-    return " ".join(str(part) for part in body)
+    return " ".join(describe_cell(part) if isinstance(part, Cell) else str(part) for part in body)
 
 
 def describe_cell(cell: Cell) -> str:
