@@ -16,6 +16,7 @@ from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
+from gantry_broker.replication.types import Assignment
 from operators import ModelOperator, Operator
 from world import Member, World, describe
 
@@ -295,7 +296,9 @@ class Schedule:
 
     def _lose_cell(self) -> None:
         """The registry loses its content; an operator must not guess a new one (rule 22)."""
-        if self.world.registry.cell is not None and not self._lost_cell:
+        # An assignment that is still under way when the disks are asked would be known to nobody who answers.
+        under_way = any(isinstance(m.body, Assignment) for m in self.world.messages)
+        if self.world.registry.cell is not None and not self._lost_cell and not under_way:
             self._say("the registry is emptied")
             self._lost_cell = True
             # What nobody was told of is as if it had never been.

@@ -45,7 +45,8 @@ def recovered_cell(obs: Observation, why: str) -> Recover | Wait:
     known = obs.cell
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
-    missing = [m for m in obs.members if not m.heard]
+    # What was said before the last assignment arrived is older than what that disk knows now.
+    missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
         return Wait("recover", f"{why}; waiting for {_names(missing)}: every disk is asked first", False)
     new_disks = [r for r in heard if r.empty]
