@@ -147,6 +147,15 @@ def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
     assert d.cell == CELL
 
 
+def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> None:
+    """A cluster that is deleted: each new master would be about to be stopped as well."""
+    leaving = [replace(member(n), deleting=True) for n in range(3)]
+    assert decide(group(*leaving)) == []
+    [d] = decide(group(leaving[0], leaving[1], member(2)))
+    assert isinstance(d, AskHandover)
+    assert d.target == C
+
+
 def test_no_candidate_says_who_is_missing() -> None:
     w = wait(group(a=unheard(0, gone=True), cell=replace(CELL, in_sync=frozenset({A}))))
     assert w.code == "no-candidate"

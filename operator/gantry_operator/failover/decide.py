@@ -65,7 +65,7 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
     decisions = _tells(obs, cell, view)
     if state.state == "leading" and not decisions:
         wanted = obs.switchover
-        if wanted is None and view.deleting:
+        if wanted is None and view.deleting and _somebody_stays(obs, cell):
             wanted = Switchover(reason=f"{view.name} is about to be stopped")
         if wanted is not None:
             return [_start_handover(obs, cell, view, wanted)]
@@ -125,6 +125,12 @@ def _isolated(obs: Observation, cell: Cell) -> Promote | None:
     if len(cut_off) < obs.settings.min_in_sync:
         return None
     return promote(obs, cell, cut_off[0], cell.master, "the master is cut off from every follower in sync")
+
+
+def _somebody_stays(obs: Observation, cell: Cell) -> bool:
+    """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
+    views = [obs.view(r.id.member) for r in candidates(obs, cell, without=cell.master)]
+    return any(v is not None and not v.deleting for v in views)
 
 
 def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> AskHandover | Wait:
