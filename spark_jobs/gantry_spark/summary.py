@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window as SqlWindow
 from pyspark.sql import functions as f
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
+QUEUES: Final = 64
+"""Queues whose numbers are the bits of one `places` entry."""
 
 
 @dataclass(frozen=True)
@@ -65,26 +67,51 @@ def counted_segments(rows: DataFrame) -> list[Row]:
 
 
 def newest_by_key(rows: DataFrame) -> DataFrame:
-    """One row a key and topic: versions, bytes, where and how large the newest version is, and all queues it is in."""
-    version = f.struct("phys", "size", "ms", "qo", "tombstone", "queue_id")
+    """One row a key and topic: versions, bytes, where and how large the newest version is, and the queues it is in.
+
+    `places` has for each log and each 64 queues (`block`) the queues as bits. All aggregates but those that bring
+    several logs together are over plain numbers, which Spark keeps in hash tables; of anything else it would sort.
+    """
+    newest = [f.max_by(name, "phys").alias(name) for name in ("size", "ms", "qo", "tombstone", "queue_id")]
+    bit = f.call_function("shiftleft", f.lit(1).cast("long"), (f.col("queue_id") % QUEUES).cast("int"))
     by_log = (
         rows.filter(f.col("kind") == "key")
-        .groupBy("log", "topic", "key")
+        .select("*", f.floor(f.col("queue_id") / QUEUES).cast("int").alias("block"), bit.alias("bit"))
+        .groupBy("log", "topic", "key", "block")
         .agg(
-            f.sum("n").alias("n"),
-            f.sum("bytes").alias("bytes"),
-            f.max(version).alias("v"),
-            f.collect_set("queue_id").alias("queues"),
+            f.sum("n").alias("n"), f.sum("bytes").alias("bytes"), f.max("phys").alias("phys"), *newest,
+            f.bit_or("bit").alias("queues"),
         )
+    )  # fmt: skip
+    place = f.struct("log", "block", "queues")
+    if not _needs_merging(rows):
+        return by_log.select(
+            "topic", "key", "n", "bytes", "ms", "log", "phys", "size", "qo", "tombstone", "queue_id",
+            f.array(place).alias("places"),
+        )  # fmt: skip
+    # Within a log the newest is the one furthest on, whatever its time: first one row a log, then one a topic.
+    version = f.struct("phys", "ms", "size", "qo", "tombstone", "queue_id")
+    by_log = by_log.groupBy("log", "topic", "key").agg(
+        f.sum("n").alias("n"),
+        f.sum("bytes").alias("bytes"),
+        f.max(version).alias("v"),
+        f.collect_list(place).alias("places"),
     )
     ordered = f.struct("v.ms", "log", "v.phys", "v.size", "v.qo", "v.tombstone", "v.queue_id")
     by_topic = by_log.groupBy("topic", "key").agg(
         f.sum("n").alias("n"),
         f.sum("bytes").alias("bytes"),
         f.max(ordered).alias("v"),
-        f.collect_list(f.struct("log", "queues")).alias("places"),
+        f.flatten(f.collect_list("places")).alias("places"),
     )
     return by_topic.select("topic", "key", "n", "bytes", "v.*", "places")
+
+
+def _needs_merging(rows: DataFrame) -> bool:
+    """Whether a key can be in more than one log, or in queues of more than one block."""
+    counts = rows.filter(f.col("kind") == "count")
+    found = counts.agg(f.count_distinct("log").alias("logs"), f.max("queue_id").alias("queue")).collect()[0]
+    return found["logs"] > 1 or (found["queue"] or 0) >= QUEUES
 
 
 def summarize(
@@ -139,46 +166,53 @@ def _kept(gone_before_ms: int) -> Any:
 
 
 def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: int) -> None:
-    """Everything that has a key, in one pass; a key is laid out over the queues that it is in, the first row counts."""
+    """Everything that has a key."""
     laid = keys.select(
-        "*", f.posexplode(f.flatten(f.transform("places", lambda p: f.transform(
-            p["queues"], lambda q: f.struct(p["log"].alias("place_log"), q.alias("place_queue")),
-        )))).alias("position", "place"),
-    )  # fmt: skip
-    first = f.col("position") == 0
-    laid = laid.select(
-        "topic", "log", "queue_id", "place.place_log", "place.place_queue",
+        "topic", "log", "queue_id",
         f.floor(f.col("ms") / HOUR_MS).cast("long").alias("hour"),
         (f.length(f.bin("n")) - 1).alias("bucket"),
-        f.when(first, 1).otherwise(0).alias("one"),
-        f.when(first & _kept(gone_before_ms), 1).otherwise(0).alias("stays"),
-        f.when(first & f.col("tombstone"), 1).otherwise(0).alias("dead"),
+        f.when(_kept(gone_before_ms), 1).otherwise(0).alias("stays"),
+        f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
     laid.createOrReplaceTempView("gantry_keys")
     found = keys.sparkSession.sql(
-        """select topic, log, queue_id, place_log, place_queue, hour, bucket,
-             sum(one) as keys, sum(one * versions) as n, sum(one * size) as newest_bytes, sum(dead) as tombstones,
-             sum(stays) as kept, sum(stays * size) as kept_bytes, count(*) as places,
-             grouping_id(topic, log, queue_id, place_log, place_queue, hour, bucket) as grouped
+        """select topic, log, queue_id, hour, bucket,
+             count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(dead) as tombstones,
+             sum(stays) as kept, sum(stays * size) as kept_bytes,
+             grouping_id(topic, log, queue_id, hour, bucket) as grouped
            from gantry_keys
-           group by grouping sets ((topic), (topic, log, queue_id), (topic, place_log, place_queue), (topic, hour),
-                                   (topic, bucket))"""
+           group by grouping sets ((topic), (topic, log, queue_id), (topic, hour), (topic, bucket))"""
     )
     lists = {
-        0b0111111: result.topic_keys,
-        0b0001111: result.kept_queues,
-        0b0110011: result.queue_keys,
-        0b0111101: result.kept_hours,
-        0b0111110: result.versions,
+        0b01111: result.topic_keys,
+        0b00011: result.kept_queues,
+        0b01101: result.kept_hours,
+        0b01110: result.versions,
     }
     for row in _rows(found):
         lists[row["grouped"]].append(row)
+    _count_keys_of_queues(result, keys)
     # Spark keeps just the first `top` of each task before the shuffle, so one topic with all the keys is no problem.
     place = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
     ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(place).alias("place"))
     result.hot = _rows(ranked.filter(f.col("place") <= top))
     result.hot.sort(key=lambda h: (h["topic"], h["place"]))
+
+
+def _count_keys_of_queues(result: Summary, keys: DataFrame) -> None:
+    """Distinct keys by queue: how often each queue's bit is set."""
+    places = keys.select("topic", f.explode("places").alias("place"))
+    bits = [
+        f.sum(f.call_function("shiftrightunsigned", f.col("place.queues"), f.lit(i)).bitwiseAND(1)).alias(f"q{i}")
+        for i in range(QUEUES)
+    ]
+    by_block = places.groupBy("topic", f.col("place.log").alias("log"), f.col("place.block").alias("block")).agg(*bits)
+    for row in _rows(by_block):
+        for i in range(QUEUES):
+            if row[f"q{i}"]:
+                queue = {"place_log": row["log"], "place_queue": row["block"] * QUEUES + i, "places": row[f"q{i}"]}
+                result.queue_keys.append({"topic": row["topic"], **queue})
 
 
 def _summarize_groups(

@@ -1,0 +1,203 @@
+"""How fast the commit-log source and the report are, side by side with their limits and rivals in one run.
+
+For each body size a log is made, then read: the bytes alone (the limit), by the source's decoder, by a plain Python
+loop, by Spark through the source, and by Spark from Parquet with the same columns; then the report. MB are 10^6 bytes
+of log, also for Parquet. `MB/s/core` divides by the CPU time of all processes that took part (this one, the JVM,
+Spark's Python workers), so that it means the same on a busy machine; `MB/s` divides by the time on the clock.
+
+    python benchmarks/spark_scan.py --gib 2 --bodies 200,1024
+    python benchmarks/spark_scan.py --scaling 0.5,1,2,4       # cost and memory against size
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gantry_broker.protocol.message import decode_record
+from gantry_spark.decode import Where, batch_of
+from gantry_spark.directory import DirectoryLog, find
+from gantry_spark.plan import plan
+from gantry_spark.report import Job, run
+from gantry_spark.scan import Records, scan
+from gantry_spark.schema import DEFAULT, arrow_schema
+from gantry_spark.session import session
+from spark_loggen import write_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
+START_MS = 1_700_000_000_000
+PLAIN_BYTES = 64 * 1024 * 1024
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def family() -> dict[int, tuple[str, float, int]]:
+    """Name, CPU seconds (ended children counted) and resident bytes of this process and its descendants."""
+    parents: dict[int, int] = {}
+    found: dict[int, tuple[str, float, int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path(f"/proc/{entry}/stat").read_text()
+        except OSError:
+            continue
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        fields = stat[stat.rindex(")") + 2 :].split()
+        parents[int(entry)] = int(fields[1])
+        found[int(entry)] = (name, sum(map(int, fields[11:15])) / _TICK, int(fields[21]) * os.sysconf("SC_PAGESIZE"))
+    mine = {os.getpid()}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in mine} - mine
+        if not more:
+            return {pid: found[pid] for pid in mine if pid in found}
+        mine |= more
+
+
+def cpu() -> float:
+    return sum(seconds for _, seconds, _ in family().values())
+
+
+def show(what: str, wall: float, used: float, size: int, records: int) -> None:
+    rates = f"{size / wall / 1e6:8.0f} {size / used / 1e6:10.0f} {records / used:15,.0f}"
+    print(f"{what:44s} {wall:8.1f} {used:8.1f} {rates}", flush=True)
+
+
+class Table:
+    """Prints lines as they come."""
+
+    def __init__(self) -> None:
+        print(f"{'what':44s} {'seconds':>8s} {'CPU s':>8s} {'MB/s':>8s} {'MB/s/core':>10s} {'records/s/core':>15s}")
+
+    @contextmanager
+    def line(self, what: str, size: int, records: int) -> Iterator[None]:
+        began, spent = time.perf_counter(), cpu()
+        yield
+        wall, used = time.perf_counter() - began, max(cpu() - spent, 0.01)
+        show(what, wall, used, size, records)
+
+
+def read_bytes(root: Path) -> None:
+    buffer = memoryview(bytearray(8 * 1024 * 1024))
+    for path in sorted((root / "commitlog").iterdir()):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def decode(root: Path, columns: tuple[str, ...], verify: bool) -> int:
+    """What a task of the source does, without Spark; the number of records."""
+    log = DirectoryLog(find(str(root)))
+    schema = arrow_schema(columns)
+    count = 0
+    for part in plan(log, 256 * 1024 * 1024, Where()):
+        with log.open(part.segment) as source:
+            for found in scan(source, part.range, verify):
+                if isinstance(found, Records):
+                    count += batch_of(log.name, 0, found, columns, schema, Where()).num_rows
+    return count
+
+
+def plain_python(root: Path) -> tuple[int, int]:
+    """Records and bytes that a loop over `decode_record` reads: the first 64 MiB."""
+    data = sorted((root / "commitlog").iterdir())[0].open("rb").read(PLAIN_BYTES)
+    at = count = 0
+    while at + 4 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        if at + size > len(data) or size == 0:
+            break
+        record = decode_record(data, at)
+        assert record.props["KEYS"]
+        at += size
+        count += 1
+    return count, at
+
+
+def noop(frame: object) -> None:
+    frame.write.format("noop").mode("overwrite").save()  # type: ignore[attr-defined]
+
+
+def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table) -> None:
+    root = work / f"log-{body}"
+    records = write_log(root, int(gib * 2**30), body, start_ms=START_MS, span_ms=48 * 3_600_000)
+    size = sum(s.limit - s.start for s in find(str(root)).segments)
+    print(f"-- {records:,} records with bodies of {body} B, {size / 2**30:.2f} GiB")
+    read_bytes(root)
+    with table.line("the bytes alone", size, records):
+        read_bytes(root)
+    for what, columns in (("8 columns", FEW), (f"all {len(DEFAULT)} columns", DEFAULT)):
+        with table.line(f"source alone, {what}", size, records):
+            assert decode(root, columns, True) == records
+    with table.line("source alone, 8 columns, CRC not checked", size, records):
+        decode(root, FEW, False)
+    began, spent = time.perf_counter(), cpu()
+    count, read = plain_python(root)
+    wall, used = time.perf_counter() - began, cpu() - spent
+    show("plain Python loop (first 64 MiB)", wall, used, read, count)
+    frame = spark.read.format("commitlog").option("columns", ",".join(FEW)).load(str(root))
+    parquet = str(work / f"parquet-{body}")
+    frame.write.mode("overwrite").parquet(parquet)
+    noop(spark.read.parquet(parquet))
+    with table.line("Spark from the log, 8 columns", size, records):
+        noop(frame)
+    with table.line("Spark from Parquet, 8 columns", size, records):
+        noop(spark.read.parquet(parquet))
+    with table.line("the report", size, records):
+        report = run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000)).report
+    assert report["totals"]["records"] == records
+    shutil.rmtree(root)
+    shutil.rmtree(parquet)
+
+
+def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -> None:
+    """The report over growing logs with the same topics, keys and hours: time a GiB, and the driver's memory."""
+    for gib in sizes:
+        root = work / f"scale-{gib}"
+        records = write_log(root, int(gib * 2**30), 1024, start_ms=START_MS, span_ms=48 * 3_600_000)
+        size = sum(s.limit - s.start for s in find(str(root)).segments)
+        with table.line(f"the report, {gib:g} GiB", size, records):
+            run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000))
+        with table.line(f"source alone, 8 columns, {gib:g} GiB", size, records):
+            decode(root, FEW, True)
+        resident = family()
+        own = resident[os.getpid()][2]
+        jvm = sum(rss for name, _, rss in resident.values() if name == "java")
+        print(f"   driver: Python {own / 2**20:.0f} MiB, JVM {jvm / 2**20:.0f} MiB resident", flush=True)
+        shutil.rmtree(root)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=2.0, help="size of each log (2)")
+    parser.add_argument("--bodies", default="200,1024", help="bytes of a body (200,1024)")
+    parser.add_argument("--scaling", help="sizes in GiB: the report's cost and memory by size instead")
+    parser.add_argument("--cores", type=int, default=1, help="cores that Spark uses (1)")
+    parser.add_argument("--dir", help="where the logs are made (a temporary directory)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gantry-bench-", dir=args.dir) as folder:
+        spark = session("benchmark", f"local[{args.cores}]", {"spark.local.dir": folder})
+        table = Table()
+        try:
+            if args.scaling:
+                scaling(spark, Path(folder), [float(s) for s in args.scaling.split(",")], table)
+            else:
+                for body in args.bodies.split(","):
+                    compare(spark, Path(folder), args.gib, int(body), table)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()
