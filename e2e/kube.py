@@ -96,6 +96,20 @@ class Cluster:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{kubectl('-n', self.namespace, 'describe', 'bc', self.name)}") from None
 
+    def epoch(self, group: str = "a") -> int:
+        """The highest that a member of the group follows, by the status."""
+        return max(int(m["epoch"]) for m in self.status()["members"] if m["group"] == group)
+
+    def wait_recovered(self, epoch: int, timeout: float = 120) -> None:
+        """Everybody is ready and in sync in an epoch above `epoch`: a status of before the failure does not count."""
+
+        def recovered() -> bool:
+            status = self.status()
+            rows = [m for m in status["members"] if m["group"] == "a"]
+            return status["phase"] == "Running" and len({m["epoch"] for m in rows}) == 1 and rows[0]["epoch"] > epoch
+
+        until(f"all in sync above epoch {epoch}", recovered, timeout)
+
     def pods(self, selector: str = "app.kubernetes.io/component=broker") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = get(self.namespace, "pods", selector=f"gantry.dev/cluster={self.name},{selector}")
         return found
@@ -190,7 +204,7 @@ class Host:
         command = ["pkill", f"-{signal}", "-f", brokers_process(member)]
         if self.kind == "kind":
             command = ["docker", "exec", node, *command]
-        run(*command)
+        until(f"the broker of {member} gets the signal", lambda: run(*command) is not None, 15)
 
     def node(self, action: str, node: str) -> None:
         """kill, start, cut or heal."""

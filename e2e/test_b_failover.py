@@ -18,17 +18,17 @@ def check(result: dict[str, object], limit_ms: int) -> None:
     assert result["maxGapMs"] < limit_ms, result
 
 
-def wait_other_master(cluster: Cluster, old: str) -> None:
+def wait_other_master(cluster: Cluster, old: str, epoch: int) -> None:
     until("another master", lambda: cluster.master_name() != old, 30, 0.1)
-    cluster.wait_running()
+    cluster.wait_recovered(epoch)
 
 
 def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
-    load = Load(demo, "delete", 14)
+    load = Load(demo, "delete", 18)
     for _ in range(2):
-        old = demo.master_name()
+        old, epoch = demo.master_name(), demo.epoch()
         kubectl("-n", demo.namespace, "delete", "pod", old, "--wait=false")
-        wait_other_master(demo, old)
+        wait_other_master(demo, old, epoch)
     result = load.result()
     figure("failover: master's pod deleted twice", result)
     check(result, KILLED_MS)
@@ -37,12 +37,12 @@ def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
 def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure) -> None:
     if not host.available:
         pytest.skip("needs access to the nodes' processes: kind or the local scripts")
-    load = Load(demo, "kill9", 20)
+    load = Load(demo, "kill9", 24)
     for _ in range(3):
         master = demo.master()
-        old = master["metadata"]["name"]
+        old, epoch = master["metadata"]["name"], demo.epoch()
         host.signal("KILL", old, master["spec"]["nodeName"])
-        wait_other_master(demo, old)
+        wait_other_master(demo, old, epoch)
     result = load.result()
     figure("failover: master's process killed three times", result)
     check(result, KILLED_MS)
@@ -68,13 +68,13 @@ def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure
 
 
 def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> None:
-    load = Load(demo, "switch", 12)
+    load = Load(demo, "switch", 14)
     for _ in range(3):
-        old = demo.master_name()
+        old, epoch = demo.master_name(), demo.epoch()
         kubectl(
             "-n", demo.namespace, "annotate", "bc", "demo", f"gantry.dev/switchover=a #{time.time_ns()}", "--overwrite"
         )
-        wait_other_master(demo, old)
+        wait_other_master(demo, old, epoch)
     result = load.result()
     figure("switchover: three times by annotation", result)
     check(result, KILLED_MS)

@@ -21,16 +21,16 @@ def elected(namespace: str) -> Cluster:
 
 def test_the_leader_is_killed_and_handed_over(elected: Cluster, host: Host, figure: Figure) -> None:
     load = Load(elected, "raft", 22)
-    old = elected.master_name()
+    old, epoch = elected.master_name(), elected.epoch()
     kubectl("-n", elected.namespace, "annotate", "bc", "elected", f"gantry.dev/switchover=a #{time.time_ns()}")
     until("another leader", lambda: elected.master_name() != old, 30, 0.1)
-    elected.wait_running()
+    elected.wait_recovered(epoch)
     if host.available:
         leader = elected.master()
-        old = leader["metadata"]["name"]
+        old, epoch = leader["metadata"]["name"], elected.epoch()
         host.signal("KILL", old, leader["spec"]["nodeName"])
         until("another leader", lambda: elected.master_name() != old, 30, 0.1)
-        elected.wait_running()
+        elected.wait_recovered(epoch)
     result = load.result()
     figure("Raft: leader handed over, then killed", result)
     assert result["lost"] == 0, result
