@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import re
 import webbrowser
@@ -27,6 +28,16 @@ SourceArgument = Annotated[
         "(host:port). Left out: the cluster that you started.",
         show_default=False,
     ),
+]
+CLUSTER = "Which cluster"
+DirOption = Annotated[Path | None, typer.Option("--dir", help="Folder of a local cluster.", rich_help_panel=CLUSTER)]
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", help="A kubectl context: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="A namespace: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
 ]
 OutputOption = Annotated[str, typer.Option("--output", "-o", help="json: for programs.")]
 
@@ -53,9 +64,14 @@ class Source:
         return str(state_home() / "analytics" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.name)}-{mark}")
 
 
-def resolve(text: str | None) -> Source:
+def on_kubernetes(context: str | None, namespace: str | None) -> bool:
+    """Whether a command is about a cluster on Kubernetes, as for the other commands."""
+    return context is not None or namespace is not None or bool(os.environ.get("GANTRY_KUBERNETES"))
+
+
+def resolve(text: str | None, directory: Path | None = None) -> Source:
     """Raises CliError: there is no such cluster or directory."""
-    if text is not None:
+    if text is not None and directory is None:
         if text.startswith(("http://", "https://")):
             return Source(text, brokers=tuple(text.split(",")))
         if Path(text).exists():
@@ -69,7 +85,7 @@ def resolve(text: str | None) -> Source:
     from gantry_operator.local.status import http_urls
 
     try:
-        folder = find_folder(None, text)
+        folder = find_folder(directory, text)
     except ClusterNotFound as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
     return Source(text or folder.root.name, brokers=tuple(http_urls(folder)), folder=folder.root)
@@ -125,14 +141,21 @@ def analyze(
     rate: Annotated[int, typer.Option(min=0, help="Bytes a second read from brokers; 0: no limit.")] = 0,
     token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
     memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
+    timeout: Annotated[float, typer.Option(help="Kubernetes: seconds to wait for the run.")] = 1800.0,
+    directory: DirOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
     output: OutputOption = "text",
 ) -> None:
     """Say for each topic what log compaction would save, and more: hot keys, growth, ages, who would be hurt.
 
-    A second run reads only what is new.
+    A second run reads only what is new. On Kubernetes the operator starts the cluster's own job (spec.analytics).
     """
     as_json = _wants_json(output)
-    found = resolve(source)
+    if on_kubernetes(context, namespace):
+        _analyze_there(source, context, namespace, timeout, as_json)
+        return
+    found = resolve(source, directory)
     chosen = tuple(t.strip() for text in topics or [] for t in text.split(",") if t.strip())
     job = _job(
         found,
@@ -161,6 +184,29 @@ def analyze(
     else:
         _show(done.report)
     note(f"report: {done.out}/report.html (gantry report {source or ''})".replace(" )", ")"))
+
+
+def _ondemand() -> Any:
+    """The part that speaks to Kubernetes. Raises CliError: what to install."""
+    try:
+        return importlib.import_module("gantry_operator.analytics.ondemand")
+    except ModuleNotFoundError as error:
+        raise CliError(
+            f"Kubernetes needs more than a plain install ({error.name} is missing): pip install 'gantry-mq[operator]'"
+        ) from None
+
+
+def _analyze_there(name: str | None, context: str | None, namespace: str | None, timeout: float, as_json: bool) -> None:
+    import asyncio
+
+    status = asyncio.run(_ondemand().analyze(context, namespace, name, timeout))
+    if as_json:
+        print_json(status)
+        return
+    typer.echo(status.get("message", ""))
+    for t in status.get("topSavings", []):
+        typer.echo(f"  {t['topic']}: {size(t['savedBytes'])} ({t['recommendation']})")
+    note(f"report: {status.get('report')}")
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -199,6 +245,7 @@ def compact(
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
     memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
+    directory: DirOption = None,
     output: OutputOption = "text",
 ) -> None:
     """Keep only the newest record of each key of a topic: say what that saves, or write the compacted log.
@@ -208,7 +255,7 @@ def compact(
     as_json = _wants_json(output)
     if dry_run == (out is not None):
         raise CliError("say what to do: --dry-run, or --out DIR", Exit.USAGE)
-    found = resolve(source)
+    found = resolve(source, directory)
     job = _job(
         found,
         tombstone_hours=_hours(tombstones, "--tombstones"),
@@ -254,9 +301,15 @@ def report(
     out: Annotated[str | None, typer.Option(help="Where `analyze --out` put it.")] = None,
     copy: Annotated[Path | None, typer.Option("--save", help="Copy the page there.")] = None,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+    directory: DirOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
 ) -> None:
-    """Open the page of the last report."""
-    folder = Path(out or resolve(source).out)
+    """Open the page of the last report. On Kubernetes: say where it lies and what it found."""
+    if on_kubernetes(context, namespace):
+        _last_there(source, context, namespace)
+        return
+    folder = Path(out or resolve(source, directory).out)
     page = folder / "report.html"
     if not page.exists():
         raise CliError(f"there is no report in {folder} yet: run gantry analyze {source or ''}".rstrip())
@@ -269,6 +322,16 @@ def report(
     typer.echo(str(page))
     if browser and copy is None and os.isatty(1):
         webbrowser.open(page.absolute().as_uri())
+
+
+def _last_there(name: str | None, context: str | None, namespace: str | None) -> None:
+    import asyncio
+
+    status = asyncio.run(_ondemand().last(context, namespace, name))
+    if not status.get("report"):
+        raise CliError(f"there is no report yet{': ' + status['message'] if status.get('message') else ''}")
+    typer.echo(status["report"])
+    note(f"{status.get('message', '')} It lies on the volume or path of spec.analytics.output.")
 
 
 def register(app: typer.Typer) -> None:
