@@ -26,11 +26,11 @@ def _count_tries(producer: Producer) -> None:
     """Counts the requests of each send: a message that was sent twice may rightly be stored twice."""
     inner = producer.session.remoting.request
 
-    async def request(address: str, frame: Frame, timeout: float) -> Frame:
+    async def request(address: str, frame: Frame, timeout: float, *, silence: float | None = None) -> Frame:
         tries = _TRIES.get(None)
         if tries is not None:
             tries[0] += 1
-        return await inner(address, frame, timeout)
+        return await inner(address, frame, timeout, silence=silence)
 
     producer.session.remoting.request = request  # type: ignore[method-assign]
 

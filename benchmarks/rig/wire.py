@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,12 +26,42 @@ class Refused(Exception):
         self.code = code
 
 
-class Wire:
-    """One connection to "host:port"."""
+_CLONE_NEWNET = 0x40000000
 
-    def __init__(self, address: str, timeout_s: float = 10.0) -> None:
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout_s)
+
+def connect(address: str, timeout_s: float = 10.0, prefix: list[str] | None = None) -> socket.socket:
+    """A connection to "host:port"; prefix is that of a Target: the network namespace in which the port is.
+
+    A thread that enters the namespace makes the socket, which stays there; everybody else stays where they are.
+    """
+    host, port = address.rsplit(":", 1)
+    if not prefix:
+        return socket.create_connection((host, int(port)), timeout_s)
+    made: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def enter() -> None:
+        try:
+            with open(f"/var/run/netns/{prefix[-1]}") as namespace:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            made.append(socket.create_connection((host, int(port)), timeout_s))
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+class Wire:
+    """One connection to "host:port"; prefix as in `connect`."""
+
+    def __init__(self, address: str, timeout_s: float = 10.0, prefix: list[str] | None = None) -> None:
+        self.socket = connect(address, timeout_s, prefix)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = FrameDecoder()
         self._opaque = itertools.count(1)

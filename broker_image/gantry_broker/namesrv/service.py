@@ -335,3 +335,5 @@ _ANSWERS: dict[int, Answer] = {
     RequestCode.GET_NAMESRV_CONFIG: NameService._get_config,
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
 }
+SERVED = frozenset(int(code) for code in _ANSWERS)
+"""The request codes that a NameServer answers."""

@@ -1,0 +1,110 @@
+"""Writes and checks the table of docs/compatibility.md: every request code of RocketMQ 4.9.7 and 5.5.0.
+
+    python tests/interop/compatibility.py     # rewrites the table
+
+What is served comes from the handler tables themselves; which test proves it is told in PROOF below.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.broker.dispatch import SENDS
+from gantry_broker.broker.handlers.table import TABLE
+from gantry_broker.namesrv.service import SERVED
+from gantry_broker.protocol.codes import RequestCode as Code
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "compatibility.md"
+CODES = ROOT / "tests" / "data" / "request_codes.json"
+BEGIN, END = "<!-- request codes: begin -->", "<!-- request codes: end -->"
+
+TO_CLIENTS = {
+    Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
+    Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
+}  # fmt: skip
+"""Sent by the broker to clients, not the other way."""
+
+ANSWERS = "tests/interop/test_compatibility.py::test_answers"
+_CONSUME = "tests/interop/test_consume.py::"
+_SEND = "tests/interop/test_send.py::"
+_ADMIN = "tests/interop/test_mqadmin.py::"
+_QUERY = "tests/interop/test_query.py::"
+_TRANSACTION = "tests/interop/test_transactions.py::test_commit_rollback_and_check"
+PROOF: dict[int, str] = {
+    Code.SEND_MESSAGE: "tests/fuzz/test_live.py::test_broker",
+    Code.SEND_MESSAGE_V2: f"{_SEND}test_modes",
+    Code.SEND_BATCH_MESSAGE: f"{_SEND}test_batch_offsets",
+    Code.SEND_REPLY_MESSAGE_V2: f"{_SEND}test_request_reply",
+    Code.PUSH_REPLY_MESSAGE_TO_CLIENT: f"{_SEND}test_request_reply",
+    Code.PULL_MESSAGE: f"{_CONSUME}test_ways",
+    Code.QUERY_CONSUMER_OFFSET: f"{_CONSUME}test_committed_offsets_hold",
+    Code.UPDATE_CONSUMER_OFFSET: f"{_CONSUME}test_committed_offsets_hold",
+    Code.GET_CONSUMER_LIST_BY_GROUP: f"{_CONSUME}test_clustering_shares",
+    Code.NOTIFY_CONSUMER_IDS_CHANGED: f"{_CONSUME}test_clustering_shares",
+    Code.HEART_BEAT: f"{_CONSUME}test_clustering_shares",
+    Code.UNREGISTER_CLIENT: f"{_CONSUME}test_committed_offsets_hold",
+    Code.LOCK_BATCH_MQ: f"{_CONSUME}test_orderly_locks",
+    Code.UNLOCK_BATCH_MQ: f"{_CONSUME}test_orderly_locks",
+    Code.CONSUMER_SEND_MSG_BACK: f"{_CONSUME}test_dead_letters",
+    Code.CHECK_CLIENT_CONFIG: f"{_CONSUME}test_bad_sql_is_refused",
+    Code.END_TRANSACTION: _TRANSACTION,
+    Code.CHECK_TRANSACTION_STATE: _TRANSACTION,
+    Code.QUERY_MESSAGE: f"{_QUERY}test_by_key_and_id",
+    Code.VIEW_MESSAGE_BY_ID: f"{_QUERY}test_by_key_and_id",
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: f"{_QUERY}test_offsets_and_times",
+    Code.GET_MAX_OFFSET: f"{_QUERY}test_offsets_and_times",
+    Code.GET_MIN_OFFSET: f"{_QUERY}test_offsets_and_times",
+    Code.GET_EARLIEST_MSG_STORETIME: f"{_QUERY}test_offsets_and_times",
+    Code.UPDATE_AND_CREATE_TOPIC: f"{_SEND}test_read_and_write_queues_differ",
+    Code.GET_ROUTEINFO_BY_TOPIC: f"{_ADMIN}test_topic_route",
+    Code.GET_BROKER_CLUSTER_INFO: f"{_ADMIN}test_cluster_list",
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: f"{_ADMIN}test_topic_list",
+    Code.GET_TOPIC_STATS_INFO: f"{_ADMIN}test_topic_status",
+    Code.GET_BROKER_RUNTIME_INFO: f"{_ADMIN}test_broker_status",
+    Code.REGISTER_BROKER: "tests/fuzz/test_live.py::test_name_server",
+}
+
+BROKER = {int(code) for code in TABLE} | set(SENDS)
+NAME_SERVER = set(SERVED)
+
+
+def codes() -> list[dict[str, Any]]:
+    """name, in_4_9_7, in_5_5_0 (numbers or None) and served_by_4_9_7 (found by asking its servers)."""
+    found: list[dict[str, Any]] = json.loads(CODES.read_text())
+    return found
+
+
+def state(code: int) -> str:
+    """Who of ours answers a request with this code."""
+    served = [name for name, table in (("broker", BROKER), ("NameServer", NAME_SERVER)) if code in table]
+    if served:
+        return ", ".join(served)
+    return "sent to clients" if code in TO_CLIENTS else "not supported"
+
+
+def table() -> str:
+    """The Markdown between the marks."""
+    lines = ["| request | 4.9.7 | 5.5.0 | in 4.9.7 served by | in Gantry | proof |", "|---|---|---|---|---|---|"]
+    for row in codes():
+        code = row["in_4_9_7"] if row["in_4_9_7"] is not None else row["in_5_5_0"]
+        theirs = ", ".join(row["served_by_4_9_7"]).replace("name server", "NameServer")
+        if not theirs:
+            theirs = "" if row["in_4_9_7"] is None else "(to clients)" if code in TO_CLIENTS else "nobody"
+        numbers = [str(row[version]) if row[version] is not None else "-" for version in ("in_4_9_7", "in_5_5_0")]
+        proof = PROOF.get(code, ANSWERS).removeprefix("tests/")
+        lines.append(f"| {row['name']} | {numbers[0]} | {numbers[1]} | {theirs} | {state(code)} | `{proof}` |")
+    return "\n".join(lines)
+
+
+def rendered() -> str:
+    """The document with the table as it should be. Raises ValueError when the marks are missing."""
+    text = DOCUMENT.read_text()
+    start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return f"{text[:start]}\n{table()}\n{text[stop:]}"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(rendered())
