@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from gantry_spark.texts import size_text, span_text
+
 if TYPE_CHECKING:
     from gantry_spark.model import Context
 
@@ -45,9 +47,9 @@ def recommend(
     total = max(1, context.log_bytes)
     if groups and worst <= READ_EARLY * reserved and topic["bytes"] >= BIG * total and growth["fillsBeforeRetention"]:
         return SHORTEN, (
-            f"{why} All {len(groups)} consumer groups have read it up to {_hours(worst)} ago, while records are kept "
-            f"for {reserved} h, and at {_bytes(growth['bytesPerHour'])} an hour the disk is full in "
-            f"{_hours(growth['hoursToFull'])}: {_hours(max(1.0, 2 * worst))} would do."
+            f"{why} All {len(groups)} consumer groups have read it up to {span_text(worst)} ago, records are kept "
+            f"for {reserved} h, and at {size_text(growth['bytesPerHour'])} an hour the disk is full in "
+            f"{span_text(growth['hoursToFull'])}: {span_text(max(1.0, 2 * worst))} would do."
         )
     return LEAVE, why
 
@@ -60,8 +62,8 @@ def _lengthen(lost: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any
     if late:
         slow = max(late, key=lambda g: float(g["behindHours"]))
         parts.append(
-            f"group {slow['group']} is {_hours(slow['behindHours'])} behind, with {slow['behindRecords']:,} records to "
-            f"read"
+            f"group {slow['group']} is {span_text(slow['behindHours'])} behind, with {slow['behindRecords']:,} records "
+            f"to read"
         )
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}; records are kept for {reserved} h."
@@ -70,7 +72,7 @@ def _lengthen(lost: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any
 def _compact(topic: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], ratio: float, keyless: int) -> str:
     text = (
         f"{topic['supersededRecords']:,} of {topic['records']:,} records are older versions of "
-        f"{topic['distinctKeys']:,} keys: compaction saves {_bytes(topic['savedBytes'])}, {ratio:.0%} of the topic."
+        f"{topic['distinctKeys']:,} keys: compaction saves {size_text(topic['savedBytes'])}, {ratio:.0%} of the topic."
     )
     if keyless:
         text += f" The {keyless:,} records without a key stay."
@@ -91,25 +93,11 @@ def _not_compact(topic: Mapping[str, Any], ratio: float, keyless: int) -> str:
     if topic["keyedRecords"] < KEYED * topic["records"]:
         return (
             f"Only {topic['keyedRecords']:,} of {topic['records']:,} records have a key, so it is no table of newest "
-            f"values; compaction would save {_bytes(topic['savedBytes'])} ({ratio:.0%})."
+            f"values; compaction would save {size_text(topic['savedBytes'])} ({ratio:.0%})."
         )
     if not topic["savedBytes"]:
         return f"Compaction would save nothing: each of its {topic['distinctKeys']:,} keys has one version."
     return (
-        f"Compaction would save {_bytes(topic['savedBytes'])}, just {ratio:.0%}: there are "
+        f"Compaction would save {size_text(topic['savedBytes'])}, just {ratio:.0%}: there are "
         f"{topic['distinctKeys']:,} keys in {topic['keyedRecords']:,} records."
     )
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _hours(hours: float | None) -> str:
-    if hours is None:
-        return "never"
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

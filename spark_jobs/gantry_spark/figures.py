@@ -24,12 +24,12 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 
 from gantry_spark.decode import Where, batch_of
 from gantry_spark.errors import Expired
+from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
 from gantry_spark.scan import Damage, scan
 from gantry_spark.schema import arrow_schema
 from gantry_spark.source import LogPart, Options, partitions_of
 
-HOUR_MS: Final = 3_600_000
 MARK_BITS: Final = 64
 FLUSH_ROWS: Final = 200_000
 """Key rows held before they are handed on."""

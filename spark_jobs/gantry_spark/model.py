@@ -12,8 +12,8 @@ from typing import Any, Final
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 
 from gantry_spark.advice import recommend
-from gantry_spark.figures import HOUR_MS, SUMS
-from gantry_spark.forecast import Disk, forecast
+from gantry_spark.figures import SUMS
+from gantry_spark.forecast import HOUR_MS, Disk, forecast
 from gantry_spark.summary import GroupOffset, Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)

@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from gantry_spark import plots
 from gantry_spark.advice import COMPACT, LENGTHEN, SHORTEN
-from gantry_spark.plots import size_text
+from gantry_spark.texts import size_text, span_text
 
 _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
 _STYLE: Final = """
@@ -109,7 +109,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
     if full is None:
         disk = ("-", "until the disk is full: not known")
     elif growth["fillsBeforeRetention"]:
-        disk = (_span(full), "until the disk is full")
+        disk = (span_text(full), "until the disk is full")
     else:
         disk = ("no", "does the disk fill: retention comes first")
     tiles = [
@@ -231,7 +231,3 @@ def _damage(damage: Mapping[str, Any]) -> str:
 def _notes(notes: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(n)}</li>" for n in notes)
     return _section("Notes", "What could not be looked at.", f"<ul>{items}</ul>" if items else "")
-
-
-def _span(hours: float) -> str:
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:,.0f} days"

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
+from gantry_spark.texts import size_text
+
 SHOWN: Final = 15
 KEEP: Final = "#9db7d5"
 SAVE: Final = "#1f6feb"
@@ -16,15 +18,6 @@ COLORS: Final = ("#1f6feb", "#14804a", "#d97706", "#8b5cf6", "#0891b2", "#be185d
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 Topic = Mapping[str, Any]
-
-
-def size_text(count: float) -> str:
-    """Bytes for people: 1.4 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
 
 
 def _unit(most: float) -> tuple[str, float]:

@@ -202,17 +202,17 @@ class Counting:
         before = states.State.from_json(self.place.read(STATE))
         self._clean(before.runs)
         now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
-        todo = states.todo(before, now)
-        self.scanned = todo.bytes
+        ahead = states.unread(before, now)
+        self.scanned = ahead.bytes
         counted: dict[tuple[str, int], states.Counted] = {}
-        if todo.ranges:
-            self._count(todo.ranges, None, f"{ROWS}/run={self.run}")
+        if ahead.ranges:
+            self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
             fresh = self._read([self.run])
             counted = {
                 (r["log"], r["segment"]): states.Counted(r["end"], r["min_ms"], r["max_ms"])
                 for r in counted_segments(fresh)
             }
-        state = states.after(todo, now, self.run, counted)
+        state = states.after(ahead, now, self.run, counted)
         if len(state.runs) > states.MERGE_AT:
             state = self._merge(state)
         self.place.write(STATE, state.to_json())

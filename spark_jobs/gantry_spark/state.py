@@ -98,7 +98,7 @@ class Now:
 
 
 @dataclass(frozen=True)
-class Todo:
+class Unread:
     """What a run goes on from, and the ranges that it has to read: (start, stop) by log."""
 
     kept: tuple[Known, ...]
@@ -109,7 +109,7 @@ class Todo:
         return sum(b - a for spans in self.ranges.values() for a, b in spans)
 
 
-def todo(state: State, logs: Iterable[Now]) -> Todo:
+def unread(state: State, logs: Iterable[Now]) -> Unread:
     """Compare what is counted with the logs as they are now.
 
     A segment that is gone is dropped. One that is shorter than what was read of it, or begins with another record, is
@@ -130,7 +130,7 @@ def todo(state: State, logs: Iterable[Now]) -> Todo:
             if begin < segment.limit:
                 spans.append((begin, segment.limit))
         ranges[log.log] = spans
-    return Todo(tuple(kept), {log: spans for log, spans in ranges.items() if spans})
+    return Unread(tuple(kept), {log: spans for log, spans in ranges.items() if spans})
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ class Counted:
     max_ms: int
 
 
-def after(todo: Todo, logs: Iterable[Now], run: str, counted: dict[tuple[str, int], Counted]) -> State:
-    """The state after a run has counted all of `todo`.
+def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str, int], Counted]) -> State:
+    """The state after a run has counted all of `ahead`.
 
     Everything of a segment that has a successor is read; the last segment goes on growing after its last record.
     """
-    kept = {(k.log, k.segment): k for k in todo.kept}
+    kept = {(k.log, k.segment): k for k in ahead.kept}
     result: list[Known] = []
     for log in logs:
         for index, (segment, first_ms) in enumerate(zip(log.segments, log.first_ms, strict=True)):

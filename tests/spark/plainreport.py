@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -80,7 +81,7 @@ def _topic(
         "savedRecords": len(gone) if compactable else 0,
         "savedBytes": sum(r.size for _, r in gone) if compactable else 0,
         "resent": sum(1 for _, r in rows if r.reconsume_times > 0),
-        "delayed": sum(1 for _, r in rows if r.props.get("DELAY", "").isdigit()),
+        "delayed": sum(1 for _, r in rows if re.fullmatch("[0-9]{1,9}", r.props.get("DELAY", ""))),
         "transactions": {
             "prepared": sum(1 for _, r in rows if r.sys_flag & 12 == 4),
             "committed": sum(1 for _, r in rows if r.sys_flag & 12 == 8),

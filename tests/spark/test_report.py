@@ -167,6 +167,13 @@ def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> No
         run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
 
 
+def test_queues_beyond_the_first_64(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.extend(Message("It's", queue * 40, key=str(i)) for i in range(5) for queue in range(3))
+    assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], {})
+
+
 def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     make_log(root, 5, 60)
@@ -176,6 +183,11 @@ def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSessio
     with pytest.raises(SourceError, match="does not exist"):
         run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW))
     assert (out / "report.json").read_bytes() == good
+    junk = tmp_path / "junk" / "commitlog"
+    junk.mkdir(parents=True)
+    (junk / f"{0:020d}").write_bytes(b"no commit log" * 1000)
+    with pytest.raises(SourceError, match=r"holds no commit log: none of its 13,000 bytes are records"):
+        run(spark, Job(paths=(str(junk.parent),), now_ms=NOW))
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         run(spark, Job(paths=(str(root),), out=str(tmp_path / "file" / "out"), now_ms=NOW))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tarfile
 from itertools import pairwise
 from pathlib import Path
@@ -64,7 +65,7 @@ def assert_same(row: dict[str, Any], record: Record) -> None:
         "body_size": len(record.body),
         "flag": record.flag,
         "system_flag": record.sys_flag,
-        "delay_level": int(level) if level and level.isdigit() else None,
+        "delay_level": int(level) if level and re.fullmatch("[0-9]{1,9}", level) else None,
         "reconsume_times": record.reconsume_times,
         "transaction": {4: "prepared", 8: "committed", 12: "rolled back"}.get(record.sys_flag & 12),
         "prepared_offset": record.prepared_offset,

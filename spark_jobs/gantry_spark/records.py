@@ -1,0 +1,211 @@
+"""The records of a block, checked all at once: heads, lengths, bodies' CRC, topics."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from gantry_broker.protocol.codes import SysFlag
+
+from gantry_spark.layout import HEAD, MAGIC_V1, MAGIC_V2, Bools, Bytes, Ints, take_fixed, take_slices
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of the log [start, end) that are no records, and why."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass
+class Records:
+    """The good records of one block. All arrays have one element per record; positions are into `buf`."""
+
+    buf: Bytes
+    base: int
+    at: Ints
+    head: Any
+    store_ms: Ints
+    body_at: Ints
+    body_len: Ints
+    topics: Any
+    props_at: Ints
+    props_len: Ints
+    born_v6: Bools
+    store_v6: Bools
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def field(self, name: str) -> Ints:
+        """A field of the head by its name in `layout.HEAD`, right also for IPv6 hosts."""
+        if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):
+            shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
+            kind, place = HEAD.fields[name][:2] if HEAD.fields else (np.dtype(">i8"), 0)
+            return take_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
+        result: Ints = self.head[name].astype(np.int64)
+        return result
+
+    def where(self, keep: Bools) -> Records:
+        """Only the records that `keep` marks."""
+        return Records(
+            self.buf,
+            self.base,
+            self.at[keep],
+            self.head[keep],
+            self.store_ms[keep],
+            self.body_at[keep],
+            self.body_len[keep],
+            self.topics.filter(pa.array(keep)),
+            self.props_at[keep],
+            self.props_len[keep],
+            self.born_v6[keep],
+            self.store_v6[keep],
+        )
+
+
+@dataclass
+class Checked:
+    """All records of a block, good or not: `structure` and `content` say which are."""
+
+    buf: Bytes
+    base: int
+    at: Ints
+    head: Any
+    structure: Bools
+    content: Bools
+    store_ms: Ints
+    body_at: Ints
+    body_len: Ints
+    topics: Any
+    topic_rows: Bools
+    props_at: Ints
+    props_len: Ints
+    born_v6: Bools
+    store_v6: Bools
+
+    def records(self, broken: int | None) -> Records:
+        """The good ones before index `broken` (None: all)."""
+        keep = self.structure & self.content
+        if broken is not None:
+            keep[broken:] = False
+        topics = self.topics
+        if not bool(keep.all()) or broken is not None:
+            topics = topics.filter(pa.array(keep[self.topic_rows]))
+        return Records(
+            self.buf,
+            self.base,
+            self.at[keep],
+            self.head[keep],
+            self.store_ms[keep],
+            self.body_at[keep],
+            self.body_len[keep],
+            topics,
+            self.props_at[keep],
+            self.props_len[keep],
+            self.born_v6[keep],
+            self.store_v6[keep],
+        )
+
+
+def first_break(structure: Bools) -> int | None:
+    """Index of the first record that does not hold together; None: all do."""
+    return None if bool(structure.all()) else int(np.argmin(structure))
+
+
+def check(buf: Bytes, base: int, starts: list[int], verify: bool) -> tuple[Checked | None, list[Damage]]:
+    """Check all records of a block at once; damage lists those whose content (not structure) is wrong."""
+    if not starts:
+        return None, []
+    at = np.array(starts, dtype=np.int64)
+    head = take_fixed(buf, at, HEAD)
+    magic = head["magic"]
+    size = head["size"].astype(np.int64)
+    sys_flag = head["sys_flag"]
+    two = magic == MAGIC_V2
+    ok: Bools = ((magic == MAGIC_V1) | two) & (head["phys"] == base + at)
+    born_v6: Bools = (sys_flag & int(SysFlag.BORN_HOST_V6)) != 0
+    store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
+    store_ms = head["store_ms"].astype(np.int64)
+    body_len = head["body_len"].astype(np.int64)
+    fixed = np.full(len(at), HEAD.itemsize, dtype=np.int64)
+    if bool((born_v6 | store_v6).any()):
+        fixed += 12 * (born_v6.astype(np.int64) + store_v6)
+        fits = at + fixed <= len(buf)
+        ok &= fits
+        safe = np.where(fits, at, 0)
+        late = np.where(fits, fixed, HEAD.itemsize)
+        store_ms = take_fixed(buf, safe + 56 + 12 * np.where(fits, born_v6, False), ">i8").astype(np.int64)
+        body_len = take_fixed(buf, safe + late - 4, ">i4").astype(np.int64)
+    ok &= (size >= fixed + 4) & (body_len >= 0) & (fixed + body_len + 3 <= size)
+    body_at = at + fixed
+    topic_at = np.where(ok, body_at + body_len, at)
+    topic_len = buf[topic_at].astype(np.int64)
+    if bool(two.any()):
+        topic_len = np.where(two, topic_len << 8 | buf[topic_at + 1], topic_len)
+    topic_at = topic_at + np.where(two, 2, 1)
+    ok &= topic_at + topic_len + 2 <= at + size
+    props_at = np.where(ok, topic_at + topic_len, at)
+    props_len = buf[props_at].astype(np.int64) << 8 | buf[props_at + 1]
+    props_at = props_at + 2
+    ok &= props_at + props_len == at + size
+    content, topics, damage = _check_content(buf, base, at, head, ok, body_at, body_len, topic_at, topic_len, verify)
+    return (
+        Checked(
+            buf, base, at, head, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
+            born_v6, store_v6,
+        ),
+        damage,
+    )  # fmt: skip
+
+
+def _check_content(
+    buf: Bytes,
+    base: int,
+    at: Ints,
+    head: Any,
+    ok: Bools,
+    body_at: Ints,
+    body_len: Ints,
+    topic_at: Ints,
+    topic_len: Ints,
+    verify: bool,
+) -> tuple[Bools, Any, list[Damage]]:
+    """Bodies and topics: which records are good, the topics of the structurally good ones, and the damage."""
+    content = np.ones(len(at), dtype=np.bool_)
+    bad: list[tuple[int, str]] = []
+    if verify:
+        view = memoryview(buf.data)
+        crc32 = zlib.crc32
+        begins, ends = body_at.tolist(), (body_at + body_len).tolist()
+        if bool(ok.all()):
+            sums = [crc32(view[a:b]) for a, b in zip(begins, ends, strict=True)]
+        else:
+            sums = [crc32(view[a:b]) if o else 0 for a, b, o in zip(begins, ends, ok.tolist(), strict=True)]
+        wrong = (np.array(sums, dtype=np.int64) & 0x7FFFFFFF) != head["crc"]
+        for index in np.flatnonzero(wrong & ok).tolist():
+            content[index] = False
+            bad.append((index, "the body does not match its CRC"))
+    topics = take_slices(buf, topic_at[ok], topic_len[ok])
+    try:
+        topics = topics.cast(pa.string())
+    except pa.ArrowInvalid:
+        rows = np.flatnonzero(ok).tolist()
+        texts: list[str | None] = []
+        for index, raw in zip(rows, topics.to_pylist(), strict=True):
+            try:
+                texts.append(raw.decode())
+            except UnicodeDecodeError:
+                texts.append(None)
+                if content[index]:
+                    content[index] = False
+                    bad.append((index, "the topic is not UTF-8"))
+        topics = pa.array(texts, type=pa.string())
+    bad.sort()
+    places = [(base + int(at[i]), base + int(at[i]) + int(head["size"][i]), why) for i, why in bad]
+    return content, topics, [Damage(*place) for place in places]

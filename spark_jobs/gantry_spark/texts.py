@@ -1,0 +1,17 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def size_text(count: float) -> str:
+    """Bytes: 1.4 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def span_text(hours: float) -> str:
+    """A length of time: 3.5 h, 12.0 days."""
+    return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"
