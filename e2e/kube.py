@@ -117,7 +117,7 @@ class Cluster:
     def uids(self) -> dict[str, str]:
         """Of every broker's pod, with the number of its container's restarts."""
         return {
-            p["metadata"]["name"]: f"{p['metadata']['uid']} {p['status']['containerStatuses'][0]['restartCount']}"
+            p["metadata"]["name"]: f"{p['metadata']['uid']} {sum(c['restartCount'] for c in containers(p))}"
             for p in self.pods()
         }
 
@@ -139,6 +139,12 @@ class Cluster:
     @property
     def name_servers(self) -> str:
         return str(self.status()["addresses"]["nameServers"])
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Their statuses; none before the kubelet has seen the pod."""
+    found: list[dict[str, Any]] = pod["status"].get("containerStatuses") or []
+    return found
 
 
 class Load:
