@@ -94,6 +94,8 @@ class Driver:
         flags = [
             f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
             f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
+            # A new retry topic is noticed by a rebalance, which is every 20 s by default.
+            "-Drocketmq.client.rebalance.waitInterval=1000",
         ]  # fmt: skip
         words = java.command(f"driver{version}", "dev.gantry.interop.Driver", "session", heap="768m", flags=flags)
         with log.open("ab") as err:

@@ -26,9 +26,13 @@ def test_lite_pull_assign_and_seek(driver: Driver, target: Target, fresh: str) -
     make(driver, target, fresh, 1, 1)
     driver.run("produce", topic=fresh, run=fresh, count=50)
     got = driver.run(
-        "consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=30, mode="litepull", assign=True, offset=20
-    ).summary
-    assert (got["unique"], got["received"]) == (30, 30)
+        "consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=30, mode="litepull", assign=True, offset=20,
+        each=True,
+    )  # fmt: skip
+    numbers = [line["n"] for line in got.of("message")]
+    # What the 5.x client had fetched before the seek it may hand out still.
+    assert [n for n in numbers if n >= 20] == list(range(20, 50))
+    assert driver.version == "55" or len(numbers) == 30
 
 
 def test_committed_offsets_hold(driver: Driver, target: Target, fresh: str) -> None:
@@ -174,7 +178,16 @@ def test_retry(driver: Driver, target: Target, fresh: str) -> None:
     group = f"g_{fresh}"
     driver.run("produce", topic=fresh, run=fresh, count=3, keys="k")
     got = driver.run(
-        "consume", topic=fresh, group=group, run=fresh, count=3, min_received=9, fail=2, each=True, timeout_s=40
+        "consume",
+        topic=fresh,
+        group=group,
+        run=fresh,
+        count=3,
+        min_received=9,
+        fail=2,
+        each=True,
+        timeout_s=60,
+        poll_ms=1000,
     )
     for n in range(3):
         seen = [line for line in got.of("message") if line["n"] == n]
@@ -192,7 +205,7 @@ def test_dead_letters(driver: Driver, target: Target, fresh: str) -> None:
     driver.run("produce", topic=fresh, run=fresh, count=2, keys="k")
     got = driver.run(
         "consume", topic=fresh, group=group, run=fresh, count=2, min_received=6, fail=99, max_reconsume=2, each=True,
-        timeout_s=40, settle_ms=4000,
+        timeout_s=60, settle_ms=4000, poll_ms=1000,
     )  # fmt: skip
     assert [got.summary["received"], got.summary["unique"]] == [6, 2]
     dead = f"%DLQ%{group}"

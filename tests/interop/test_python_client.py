@@ -17,9 +17,9 @@ STOPS = (
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_our_client(target: Target, stop: str) -> None:
+def test_our_client(system: Target, stop: str) -> None:
     done = subprocess.run(
-        [*target.prefix, sys.executable, str(TOUR), target.namesrv, stop],
+        [*system.prefix, sys.executable, str(TOUR), system.namesrv, stop],
         capture_output=True, text=True, check=False, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

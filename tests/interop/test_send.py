@@ -61,7 +61,8 @@ def test_compressed_bodies(driver: Driver, target: Target, fresh: str) -> None:
     got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=10, each=True)
     assert got.summary["digest"] == sent.summary["digest"]
     assert {line["size"] for line in got.of("message")} == {20_000}
-    assert all(line["sysFlag"] & 1 for line in got.of("message"))
+    if driver.version == "49":  # 5.x clears the mark when it has decompressed the body
+        assert all(line["sysFlag"] & 1 for line in got.of("message"))
 
 
 def test_too_large(driver: Driver, target: Target, fresh: str) -> None:

@@ -126,6 +126,9 @@ final class Consume {
         // The enum lives in another package in 5.x.
         var model = consumer.getMessageModel();
         consumer.setMessageModel(Enum.valueOf(model.getDeclaringClass(), args.get("model", "CLUSTERING")));
+        if (args.has("poll-ms")) {
+            consumer.setPollNameServerInterval(args.number("poll-ms", 30000));
+        }
         if (args.has("max-reconsume")) {
             consumer.setMaxReconsumeTimes(args.number("max-reconsume", 16));
         }
