@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 JAVA = 17
+REAL_PROCESSES = ("client", "integration", "interop", "local", "spark")
+"""Folders of tests whose subject are whole processes: one at a time, so that they have the machine for themselves."""
 
 LINT = {
     "style": [[BIN / "ruff", "check", "."], [BIN / "ruff", "format", "--check", "."]],
@@ -72,9 +74,17 @@ def main() -> int:
         why = bring_java()
         if why:
             done.append(("tests with Java", f"skipped: {why}", 0.0))
-        jobs = ["-n", os.environ.get("JOBS", "2"), "--dist", "loadfile"]
         # -rs: every skipped test says why at the end of its run.
-        step("tests", [[sys.executable, "-m", "pytest", "-q", "-rs", *jobs]])
+        pytest: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-rs", "--durations=10"]
+        jobs = ["-n", os.environ.get("JOBS", "2"), "--dist", "loadfile"]
+        real = [f"tests/{name}" for name in REAL_PROCESSES]
+        step("tests", [[*pytest, *jobs, *(f"--ignore={folder}" for folder in real)]])
+        step("real processes", [[*pytest, *real]])
+        if any(result == "FAILED" for _, result, _ in done[-2:]):
+            # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
+            print("\nWhat failed runs once more, alone. What passes now depends on time, and wants mending:")
+            failed = any(result == "FAILED" for _, result, _ in done[:-2])
+            step("once more", [[*pytest, "-v", "--last-failed", "--last-failed-no-failures", "none"]])
     print()
     for name, result, seconds in done:
         print(f"  {name:<16} {seconds:6.0f} s   {result}")

@@ -46,7 +46,7 @@ def answer_ask(obs: Observation, cell: Cell, leader: Report) -> AcceptAsk | Refu
 
 def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkSet | None:
     """Followers that hold senders up and are not there, or do not acknowledge, leave; the master never does."""
-    fetched = {f.id: f.last_fetch_ms + leader_age_ms for f in leader.followers}
+    fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     removed: dict[MemberId, str] = {}
     replaced: set[MemberId] = set()
     for id in cell.in_sync:
@@ -60,7 +60,7 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
             removed[id] = f"{view.name} has another disk"
             replaced.add(id)
             continue
-        why = _must_leave(view, fetched.get(id), obs.settings.detection_ms, obs.settings.stalled_ms)
+        why = _must_leave(view, fetched.get(id), leader_age_ms, obs.settings.detection_ms, obs.settings.stalled_ms)
         if why:
             removed[id] = f"{view.name} {why}"
     # Below minInSyncReplicas nothing is confirmed anyway, and whoever stays recorded may still take over one day.
@@ -73,10 +73,12 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
     return ShrinkSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
 
 
-def _must_leave(view: MemberView, fetch_ms: int | None, detection_ms: int, stalled_ms: int) -> str:
+def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, detection_ms: int, stalled_ms: int) -> str:
+    """`fetch_ms` is what the master said in its last line. Silence is judged by that alone: the line's own age would
+    count a master that has just been frozen against its followers, and leave nobody to take over."""
     if view.gone:
         return "is gone"
-    if view.reach == "refused" and (fetch_ms is None or fetch_ms >= REFUSED_AND_IDLE_MS):
+    if view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= REFUSED_AND_IDLE_MS):
         return "refuses connections"
     if fetch_ms is not None and fetch_ms >= detection_ms:
         return f"has not fetched for {fetch_ms / 1000:.1f} s"
