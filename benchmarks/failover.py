@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -73,15 +74,16 @@ class Sender(Protocol):
     def stop(self) -> None: ...
 
 
-class _Reader:
+class _Reader(ABC):
     """Follows the JSON lines of a sender in a thread."""
 
     def __init__(self) -> None:
         self.sends = Sends()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
+    @abstractmethod
     def _lines(self) -> Iterator[dict[str, Any]]:
-        raise NotImplementedError
+        """What the sender says, until it ends."""
 
     def _run(self) -> None:
         try:
