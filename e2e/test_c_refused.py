@@ -41,7 +41,7 @@ BAD = {
         changed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),
         "lower requests or raise limits",
     ),
-    "too short a detection": (changed(failover={"detectionTimeout": "1ms"}), "from 500ms to 5m"),
+    "too short a detection": (changed(failover={"detectionTimeout": "1ms"}), "from 1500ms to 5m"),
     "number out of range": (changed(broker={"maxMessageSize": 1}), "spec.broker.maxMessageSize"),
     "wrong type": (changed(nameServers={"replicas": "two"}), "spec.nameServers.replicas"),
     "NodePort without host": (changed(external={"type": "NodePort"}), "host is missing"),

@@ -93,7 +93,9 @@ class Failover(Model):
 
     automatic: bool = Field(True, description="False: nothing is promoted by itself; `gantry switchover` still works.")
     detectionTimeout: Duration = Field(
-        "2s", description="How long a master may be silent. One whose process is gone is replaced at once."
+        "2s",
+        description="How long a master may be silent: 1500ms or more, as members report once a second. One whose "
+        "process is gone is replaced at once.",
     )
     unclean: bool = Field(
         False,
@@ -103,9 +105,11 @@ class Failover(Model):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "duration(self.detectionTimeout) >= duration('500ms') && duration(self.detectionTimeout) <= duration('5m')",
-            "detectionTimeout must be from 500ms to 5m: less takes a moment's load for a death; write 2s",
-            lambda f: 0.5 <= parse_duration(f.detectionTimeout) <= 300,
+            "duration(self.detectionTimeout) >= duration('1500ms') && "
+            "duration(self.detectionTimeout) <= duration('5m')",
+            "detectionTimeout must be from 1500ms to 5m: members report once a second, so a shorter silence means "
+            "nothing; write 2s",
+            lambda f: 1.5 <= parse_duration(f.detectionTimeout) <= 300,
             "detectionTimeout",
         ),
     )

@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
 LOOP_AGAIN_S = 0.5
-LEAST_DETECTION_MS = 1_500
-"""Status lines come once a second: a shorter silence means nothing."""
 
 
 class AlreadySupervised(Exception):
@@ -60,7 +58,7 @@ def failover_settings(cluster: BrokerCluster) -> FailoverSettings:
     spec = cluster.spec
     return FailoverSettings(
         automatic=spec.failover.automatic,
-        detection_ms=max(LEAST_DETECTION_MS, int(parse_duration(spec.failover.detectionTimeout) * 1000)),
+        detection_ms=int(parse_duration(spec.failover.detectionTimeout) * 1000),
         unclean=spec.failover.unclean,
         async_flush=spec.flush == "Async",
         min_in_sync=spec.minInSyncReplicas,
