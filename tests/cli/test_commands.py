@@ -32,14 +32,15 @@ def manifest(path: Path, **spec: object) -> Path:
 
 def test_help_teaches(tmp_path: Path) -> None:
     said = gantry(tmp_path, "--help").stdout
-    for command in ("up", "status", "switchover", "down", "topic", "produce", "consume"):
+    for command in ("up", "status", "switchover", "down", "topic", "dlq", "produce", "consume"):
         assert command in said
     assert "examples/quickstart.yaml" in said
     assert "Exit codes" in said
 
 
 def test_without_a_cluster_it_says_how_to_start_one(tmp_path: Path) -> None:
-    for args in (["status"], ["switchover", "a"], ["down"], ["topic", "list"], ["produce", "T", "--count", "1"]):
+    commands = ("status", "switchover a", "down", "topic list", "dlq list", "dlq resend g", "produce T --count 1")
+    for args in (command.split() for command in commands):
         done = gantry(tmp_path, *args)
         assert done.returncode == 3, args
         assert done.stderr == "error: no local cluster is running; start one with: gantry up examples/quickstart.yaml\n"
@@ -70,6 +71,13 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     done = gantry(tmp_path, "up", str(manifest(tmp_path / "c.yaml")), "--dir", str(tmp_path / "mine"))
     assert done.returncode == 2
     assert "is not empty and holds no cluster" in done.stderr
+
+
+def test_help_of_dead_letters_says_what_comes_of_it(tmp_path: Path) -> None:
+    said = " ".join(gantry(tmp_path, "dlq", "resend", "--help").stdout.replace("│", " ").split())
+    assert "to this group alone, with all its tries" in said
+    assert "The cluster remembers how far it came" in said
+    assert "gantry dlq read billing" in " ".join(gantry(tmp_path, "dlq", "--help").stdout.split())
 
 
 def test_produce_wants_to_know_what(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
-from gantry_broker.client.message import MAX_BODY, Message, SendResult, check_group, pack_properties
+from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
 from gantry_broker.client.uniqueid import create_unique_key
@@ -44,6 +44,8 @@ MAX_LONG: Final = 2**63 - 1
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 _DEFAULT_QUEUES: Final = 4
 _COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
+_BODY_FLAGS: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
+"""What a system flag tells of the body: how it is compressed."""
 
 _STATUS: Final = {
     int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
@@ -156,6 +158,19 @@ class Producer:
         frame, unique_key = self._frame(message, extra)
         frame.code = RequestCode.SEND_REPLY_MESSAGE_V2
         return await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
+
+    async def send_stored(
+        self, message: ReceivedMessage, topic: str, properties: dict[str, str], timeout: float | None = None
+    ) -> SendResult:
+        """Sends a message that was received once more, under a topic and with properties as they are to be stored.
+
+        Its body goes as it lies on the broker, compressed or not. Raises as `send`.
+        """
+        wanted = Message(topic, message.record.body, flag=message.record.flag)
+        wanted.check(self._max_body)
+        ext = self._ext(wanted, pack_properties(properties).decode(), message.record.sys_flag & _BODY_FLAGS)
+        frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=wanted.body)
+        return await self._deliver(frame, wanted, message.id, None, None, None, timeout or self.timeout)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that can be sent to. Raises NoRoute."""

@@ -39,6 +39,14 @@ app = typer.Typer(
 )
 topic_app = typer.Typer(no_args_is_help=True, help="Make and list topics.", rich_markup_mode="rich")
 app.add_typer(topic_app, name="topic")
+dlq_app = typer.Typer(
+    no_args_is_help=True,
+    help="Dead letters: messages that a consumer group failed to consume too often.\n\n"
+    "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is mended "
+    "[bold]gantry dlq resend billing[/bold].",
+    rich_markup_mode="rich",
+)
+app.add_typer(dlq_app, name="dlq")
 
 CLUSTER = "Which cluster"
 
@@ -223,6 +231,85 @@ def consume(
 
     options = ConsumeOptions(topic, group, count, timeout, tags, from_last, quiet)
     run_consume(find_target(directory, name, context, namespace), options, output == Output.json)
+
+
+DeadGroupArgument = Annotated[str, typer.Argument(help="The consumer group.", show_default=False)]
+IdOption = Annotated[
+    list[str] | None, typer.Option("--id", help="Only the letter with this id, as read shows it; may be repeated.")
+]
+OriginOption = Annotated[
+    str | None, typer.Option("--topic", help="Only letters that were sent to this topic at first.")
+]
+
+
+@dlq_app.command("list", epilog=EPILOG)
+def dlq_list(
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """List the groups that have dead letters, with how many wait to be sent again."""
+    from gantry_operator.cli.dlq import show_groups
+    from gantry_operator.cli.target import find_target
+
+    show_groups(find_target(directory, name, context, namespace), output == Output.json)
+
+
+@dlq_app.command("read", epilog=EPILOG)
+def dlq_read(
+    group: DeadGroupArgument,
+    ids: IdOption = None,
+    topic: OriginOption = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only letters that were not sent again yet.")] = False,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Show a group's dead letters: id, time, topic, tries and body, a line for each; -o json shows all properties.
+
+    Reading changes nothing: the letters stay, and count as waiting until they are sent again.
+    """
+    from gantry_operator.cli.dlq import Choice, run_read
+    from gantry_operator.cli.target import find_target
+
+    choice = Choice(group, tuple(ids or ()), topic, count, waiting)
+    run_read(find_target(directory, name, context, namespace), choice, output == Output.json)
+
+
+@dlq_app.command("resend", epilog=EPILOG)
+def dlq_resend(
+    group: DeadGroupArgument,
+    ids: IdOption = None,
+    topic: OriginOption = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also letters that were sent again before.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="Send to this topic instead of the group: all groups of the topic get it."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds for which a send is repeated.")] = 30.0,
+    directory: DirOption = None,
+    name: NameOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Send a group's dead letters again: to this group alone, with all its tries, unless --to names a topic.
+
+    The cluster remembers how far it came, so the next run sends only what died since. A run that was interrupted may
+    repeat some letters. The letters themselves stay in the dead-letter topic until they expire.
+    """
+    from gantry_operator.cli.dlq import Choice, run_resend
+    from gantry_operator.cli.target import find_target
+
+    choice = Choice(group, tuple(ids or ()), topic, count, not every and not ids and topic is None and to is None)
+    run_resend(find_target(directory, name, context, namespace), choice, to, patience, dry_run, output == Output.json)
 
 
 register_analytics(app)

@@ -9,8 +9,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.output import note, print_json
+from gantry_operator.cli.progress import optional_bar
 from gantry_operator.cli.target import Target, run_async
 
 AGAIN_S = 0.1
@@ -85,7 +85,7 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
     numbers = itertools.count()
     turn = asyncio.Lock()
     async with target.name_servers() as servers, Producer(servers, "gantry-cli") as producer:
-        with _bar(options.count, f"sending to {options.topic}") as advance:
+        with optional_bar(options.count, f"sending to {options.topic}") as advance:
 
             async def take() -> bytes | None:
                 if options.count is not None:
@@ -180,7 +180,7 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
         nonlocal seen
         seen += 1
         if not options.quiet:
-            sys.stdout.write(_as_json(message) if as_json else _as_text(message))
+            sys.stdout.write(as_json_line(message) if as_json else _as_text(message))
             sys.stdout.flush()
 
     try:
@@ -221,7 +221,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
         await consumer.start()
         try:
             await consumer.subscribe(options.topic, handle, options.tags)
-            with _bar(options.count, f"reading {options.topic}", wanted=options.quiet) as advance:
+            with optional_bar(options.count, f"reading {options.topic}", wanted=options.quiet) as advance:
                 shown = 0
                 while not done.is_set():
                     if options.timeout is not None and time.monotonic() - last > options.timeout:
@@ -242,7 +242,8 @@ def _as_text(message: ReceivedMessage) -> str:
     return message.body.decode(errors="replace") + "\n"
 
 
-def _as_json(message: ReceivedMessage) -> str:
+def as_json_line(message: ReceivedMessage, more: Mapping[str, Any] | None = None) -> str:
+    """A message as one line of JSON; `more`: further fields."""
     out: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.broker,
@@ -252,18 +253,10 @@ def _as_json(message: ReceivedMessage) -> str:
         "tags": message.record.tags,
         "storeTime": message.store_ms,
         "properties": dict(message.properties),
+        **(more or {}),
     }
     try:
         out["body"] = message.body.decode()
     except UnicodeDecodeError:
         out["bodyBase64"] = base64.b64encode(message.body).decode()
     return json.dumps(out, ensure_ascii=False) + "\n"
-
-
-def _bar(total: int | None, label: str, wanted: bool = True) -> AbstractContextManager[Callable[..., None]]:
-    """A progress bar on a terminal; nothing elsewhere, and nothing for less than a moment's work."""
-    if not wanted or not sys.stderr.isatty() or (total is not None and total < 1000):
-        return nullcontext(lambda step=1: None)
-    from gantry_operator.cli.progress import bar
-
-    return bar(total, label)

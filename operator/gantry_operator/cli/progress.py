@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+MOMENT = 1000
+"""Messages whose handling is over before a bar could be read."""
+
+
+def optional_bar(total: int | None, label: str, wanted: bool = True) -> AbstractContextManager[Callable[..., None]]:
+    """A progress bar on a terminal; nothing elsewhere, and nothing for less than a moment's work."""
+    if not wanted or not sys.stderr.isatty() or (total is not None and total < MOMENT):
+        return nullcontext(lambda step=1: None)
+    return bar(total, label)
 
 
 @contextmanager
 def bar(total: int | None, label: str) -> Iterator[Callable[..., None]]:
     """Gives a function that moves it on by one, or by as many as it is told."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label, total=total)

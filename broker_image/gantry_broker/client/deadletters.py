@@ -1,0 +1,176 @@
+"""Dead letters: what a consumer group gave up, listed, read, and sent again.
+
+A message whose consumption failed too often lies in `%DLQ%group`, where nobody consumes it. Sent again, it goes to the
+group's own retry topic: this group gets it once more, with all its tries, and no other group of the topic sees it.
+How far a dead-letter queue has been sent again is remembered by the brokers, as the offset of a tool's group in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from gantry_broker.client.admin import Admin
+from gantry_broker.client.errors import NoRoute
+from gantry_broker.client.message import ReceivedMessage, SendResult, check_group, check_topic
+from gantry_broker.client.producer import Producer
+from gantry_broker.client.pulling import BATCH, PullStatus
+from gantry_broker.client.selection import readable_queues
+from gantry_broker.client.session import Session
+from gantry_broker.client.subscription import subscription
+from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Prop
+from gantry_broker.protocol.fastjson import MessageQueue
+
+MARKER: Final = "TOOLS_CONSUMER"
+"""The group whose offset tells how far a dead-letter queue was sent again: one that every RocketMQ broker knows."""
+_LEFT_BEHIND: Final = frozenset(
+    {
+        Prop.DELAY_TIME_LEVEL,
+        Prop.DLQ_ORIGIN_MESSAGE_ID,
+        Prop.DLQ_ORIGIN_TOPIC,
+        Prop.MAX_OFFSET,
+        Prop.MAX_RECONSUME_TIMES,
+        Prop.MIN_OFFSET,
+        Prop.PRODUCER_GROUP,
+        Prop.REAL_QUEUE_ID,
+        Prop.REAL_TOPIC,
+        Prop.RECONSUME_TIME,
+        Prop.CLUSTER,
+        Prop.TIMER_DELAY_MS,
+        Prop.TIMER_DELAY_SEC,
+        Prop.TIMER_DELIVER_MS,
+        Prop.TIMER_OUT_MS,
+        Prop.TRANSACTION_PREPARED,
+        Prop.WAIT_STORE_MSG_OK,
+    }
+)
+"""Properties of the life that ended as a dead letter."""
+
+
+@dataclass(slots=True, frozen=True)
+class DeadGroup:
+    """The dead letters of one consumer group. Times are milliseconds since 1970, 0: none."""
+
+    group: str
+    letters: int
+    """Messages that can be read."""
+    waiting: int
+    """Those of them that `send_again` with `mark` has not passed yet."""
+    last_ms: int
+    """When the last one came."""
+
+
+@dataclass(slots=True, frozen=True)
+class Page:
+    """Letters of one queue that lie one behind the other; the next page begins at `next_offset`."""
+
+    queue: MessageQueue
+    letters: list[ReceivedMessage]
+    next_offset: int
+
+
+def origin_topic(letter: ReceivedMessage) -> str:
+    """The topic that a dead letter was sent to first."""
+    properties = letter.properties
+    return properties.get(Prop.RETRY_TOPIC) or properties.get(Prop.DLQ_ORIGIN_TOPIC) or letter.topic
+
+
+class DeadLetters:
+    """Dead letters of all brokers that a NameServer knows.
+
+    async with DeadLetters("127.0.0.1:9876") as dead:
+        async for page in dead.pages("billing"):
+            for letter in page.letters:
+                await dead.send_again("billing", letter)
+    """
+
+    def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = 10.0) -> None:
+        """`timeout`: seconds for which one letter's send is repeated."""
+        self._producer = Producer(name_servers, timeout=timeout)
+        self._admin = Admin(self._producer.session)
+
+    async def __aenter__(self) -> Self:
+        await self._producer.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._producer.close()
+
+    async def groups(self) -> list[DeadGroup]:
+        """Groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
+        topics = [topic for topic in await self._admin.topics() if topic.startswith(DLQ_PREFIX)]
+        found = await asyncio.gather(*(self._count(topic) for topic in topics))
+        return [group for group in found if group is not None]
+
+    async def group(self, group: str) -> DeadGroup | None:
+        """One group's; None: it has no dead-letter topic. Raises as `groups`, and InvalidMessage for a wrong name."""
+        check_group(group)
+        return await self._count(DLQ_PREFIX + group)
+
+    async def _count(self, topic: str) -> DeadGroup | None:
+        try:
+            table = await self._admin.topic_stats(topic)
+        except NoRoute:
+            return None
+        letters = waiting = last = 0
+        for queue, where in table.items():
+            letters += where.max_offset - where.min_offset
+            waiting += where.max_offset - max(where.min_offset, await self._marked(queue))
+            last = max(last, where.last_update)
+        return DeadGroup(topic.removeprefix(DLQ_PREFIX), letters, max(waiting, 0), last)
+
+    async def pages(self, group: str, *, waiting_only: bool = False) -> AsyncGenerator[Page, None]:
+        """All letters that are there when it begins, queue by queue; `waiting_only`: those after the mark.
+
+        Raises NoRoute when the group has none, BrokerError when a queue cannot be read.
+        """
+        check_group(group)
+        topic = DLQ_PREFIX + group
+        puller = self._admin.puller()
+        everything = subscription(topic, "*")
+        for queue in readable_queues(topic, await self._admin.topic_route(topic)):
+            end = await puller.max_offset(queue)
+            at = await puller.min_offset(queue)
+            if waiting_only:
+                at = max(at, await self._marked(queue))
+            while at < end:
+                result = await puller.pull(queue, at, everything, count=BATCH, suspend_ms=0)
+                if result.status is PullStatus.NO_NEW or result.next_offset <= at:
+                    break
+                letters = [letter for letter in result.messages if at <= letter.queue_offset < end]
+                at = min(result.next_offset, end)
+                yield Page(queue, letters, at)
+
+    async def find(self, group: str, message_id: str) -> list[ReceivedMessage]:
+        """The group's letters with this unique id. Raises as `pages`."""
+        check_group(group)
+        return await self._admin.query(DLQ_PREFIX + group, message_id, unique=True)
+
+    async def send_again(self, group: str, letter: ReceivedMessage, *, to: str | None = None) -> SendResult:
+        """Sends a letter to its group once more, or to a topic (`to`), where every group of that topic gets it.
+
+        The body, tags, keys, unique id and the application's properties stay; the number of tries begins anew.
+        Raises as `Producer.send`, and InvalidMessage.
+        """
+        topic = RETRY_PREFIX + group if to is None else to
+        check_topic(topic)
+        properties = {name: value for name, value in letter.properties.items() if name not in _LEFT_BEHIND}
+        if to is None:
+            properties[Prop.RETRY_TOPIC] = origin_topic(letter)
+        else:
+            properties.pop(Prop.RETRY_TOPIC, None)
+            properties.pop(Prop.ORIGIN_MESSAGE_ID, None)
+        return await self._producer.send_stored(letter, topic, properties)
+
+    async def mark(self, page: Page) -> None:
+        """Remembers that everything of a queue up to the end of a page was sent again; a mark never goes back.
+
+        Raises BrokerError.
+        """
+        if page.next_offset > await self._marked(page.queue):
+            await self._admin.set_offset(MARKER, page.queue, page.next_offset)
+
+    async def _marked(self, queue: MessageQueue) -> int:
+        return await self._admin.offset(MARKER, queue) or 0

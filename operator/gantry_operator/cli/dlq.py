@@ -1,0 +1,190 @@
+"""`gantry dlq list`, `read` and `resend`: what consumer groups gave up."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gantry_broker.client import ClientError, DeadGroup, DeadLetters, ReceivedMessage, SendStatus
+from gantry_broker.client.deadletters import Page, origin_topic
+from gantry_broker.remoting.errors import RemotingError
+
+from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.messages import as_json_line
+from gantry_operator.cli.output import console, note, print_json
+from gantry_operator.cli.progress import optional_bar
+from gantry_operator.cli.target import Target, run_async
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which letters of a group. `count`: so many at most."""
+
+    group: str
+    ids: tuple[str, ...]
+    topic: str | None
+    count: int | None
+    waiting_only: bool
+
+
+def show_groups(target: Target, as_json: bool) -> None:
+    """Raises CliError."""
+    rows = run_async(_groups(target))
+    if as_json:
+        print_json(
+            [{"group": g.group, "letters": g.letters, "waiting": g.waiting, "last": _time(g.last_ms)} for g in rows]
+        )
+        return
+    if not rows:
+        note("no group has dead letters")
+        return
+    from rich.table import Table
+
+    table = Table("GROUP", "LETTERS", "WAITING", "LAST", box=None, pad_edge=False, header_style="bold")
+    for g in rows:
+        table.add_row(g.group, str(g.letters), str(g.waiting), _time(g.last_ms) or "-")
+    console().print(table)
+    note("WAITING: not sent again yet. Read them: gantry dlq read GROUP; send them again: gantry dlq resend GROUP")
+
+
+async def _groups(target: Target) -> list[DeadGroup]:
+    async with target.name_servers() as servers, DeadLetters(servers) as dead:
+        return await dead.groups()
+
+
+def run_read(target: Target, choice: Choice, as_json: bool) -> None:
+    """A line for each letter. Raises CliError."""
+    shown = 0
+
+    def show(letter: ReceivedMessage) -> None:
+        nonlocal shown
+        shown += 1
+        sys.stdout.write(_json(choice.group, letter) if as_json else _text(letter))
+
+    run_async(_read(target, choice, show))
+    sys.stdout.flush()
+    note(f"{shown} dead letters of {choice.group}")
+
+
+async def _read(target: Target, choice: Choice, show: Callable[[ReceivedMessage], None]) -> None:
+    async with target.name_servers() as servers, DeadLetters(servers) as dead:
+        await _known(dead, choice.group)
+        async with aclosing(_chosen(dead, choice)) as pages:
+            async for page in pages:
+                for letter in page.letters:
+                    show(letter)
+
+
+def run_resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool, as_json: bool) -> None:
+    """Raises CliError, after the figures were printed, when a letter could not be sent."""
+    result = run_async(_resend(target, choice, to, patience, dry_run))
+    if as_json:
+        print_json(result)
+    elif dry_run:
+        note(f"{result['found']} dead letters would be sent to {result['to']}; nothing was sent")
+    else:
+        note(f"{result['sent']} of {result['found']} dead letters were sent to {result['to']}")
+        if not result["found"] and choice.waiting_only:
+            note("all were sent again before; --all sends them once more")
+    if result["problem"]:
+        raise CliError(
+            f"stopped after {result['sent']} letters: {result['problem']}. Run it again: it goes on from there"
+        )
+
+
+async def _resend(target: Target, choice: Choice, to: str | None, patience: float, dry_run: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "group": choice.group, "to": to or f"group {choice.group}", "found": 0, "sent": 0, "problem": "",
+    }  # fmt: skip
+    # A mark says "everything before is sent": only a run that takes all letters as they lie may move it.
+    marking = not (choice.ids or choice.topic is not None or to is not None or dry_run)
+    async with target.name_servers() as servers, DeadLetters(servers, timeout=max(patience, 1.0)) as dead:
+        known = await _known(dead, choice.group)
+        total = choice.count or (known.waiting if choice.waiting_only else known.letters)
+        with optional_bar(total, f"sending dead letters of {choice.group}", wanted=not choice.ids) as advance:
+            async with aclosing(_chosen(dead, choice)) as pages:
+                async for page in pages:
+                    result["found"] += len(page.letters)
+                    if not dry_run:
+                        sent, problem = await _send(dead, choice.group, page.letters, to)
+                        result["sent"] += sent
+                        if problem:
+                            result["problem"] = problem
+                            break
+                        if marking:
+                            await dead.mark(page)
+                    advance(len(page.letters))
+    return result
+
+
+async def _send(dead: DeadLetters, group: str, letters: list[ReceivedMessage], to: str | None) -> tuple[int, str]:
+    """How many were promised (SEND_OK), and what went wrong with the first of the others."""
+    answers = await asyncio.gather(
+        *(dead.send_again(group, letter, to=to) for letter in letters), return_exceptions=True
+    )
+    sent, problem = 0, ""
+    for letter, answer in zip(letters, answers, strict=True):
+        if isinstance(answer, (ClientError, RemotingError)):
+            problem = problem or f"{letter.id}: {answer}"
+        elif isinstance(answer, BaseException):
+            raise answer
+        elif answer.status is not SendStatus.SEND_OK:
+            problem = problem or f"{letter.id}: {answer.status.name}, so it may arrive although it is not promised"
+        else:
+            sent += 1
+    return sent, problem
+
+
+async def _known(dead: DeadLetters, group: str) -> DeadGroup:
+    known = await dead.group(group)
+    if known is None:
+        raise CliError(f"group {group} has no dead letters; `gantry dlq list` shows the groups that have")
+    return known
+
+
+async def _chosen(dead: DeadLetters, choice: Choice) -> AsyncGenerator[Page, None]:
+    """Pages with only what was asked for; the last one may be shorter than it was read."""
+    if choice.ids:
+        for message_id in choice.ids:
+            found = await dead.find(choice.group, message_id)
+            if not found:
+                raise CliError(f"group {choice.group} has no dead letter with the id {message_id}", Exit.FAILED)
+            yield Page(found[0].queue, found[-1:], 0)
+        return
+    left = choice.count
+    async with aclosing(dead.pages(choice.group, waiting_only=choice.waiting_only)) as pages:
+        async for page in pages:
+            letters = [x for x in page.letters if choice.topic is None or origin_topic(x) == choice.topic]
+            end = page.next_offset
+            if left is not None and len(letters) > left:
+                letters = letters[:left]
+                end = letters[-1].queue_offset + 1 if letters else end
+            if letters:
+                yield Page(page.queue, letters, end)
+            if left is not None:
+                left -= len(letters)
+                if left <= 0:
+                    return
+
+
+def _json(group: str, letter: ReceivedMessage) -> str:
+    return as_json_line(
+        letter,
+        {"id": letter.id, "group": group, "originTopic": origin_topic(letter), "tries": letter.reconsume_times},
+    )
+
+
+def _text(letter: ReceivedMessage) -> str:
+    body = letter.body.decode(errors="replace").replace("\n", "\\n")
+    return f"{letter.id}\t{_time(letter.store_ms)}\t{origin_topic(letter)}\t{letter.reconsume_times}\t{body}\n"
+
+
+def _time(unix_ms: int) -> str:
+    if unix_ms <= 0:
+        return ""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
