@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from gantry_broker.protocol.codes import SysFlag
+from isal.isal_zlib import crc32
 
 from gantry_spark.layout import HEAD, MAGIC_V1, MAGIC_V2, Bools, Bytes, Ints, take_fixed, take_slices
 
@@ -94,23 +94,18 @@ class Checked:
         keep = self.structure & self.content
         if broken is not None:
             keep[broken:] = False
-        topics = self.topics
-        if not bool(keep.all()) or broken is not None:
-            topics = topics.filter(pa.array(keep[self.topic_rows]))
+        if bool(keep.all()):
+            return self._all(self.topics)
+        good = self._all(pa.nulls(len(keep), pa.string()))
+        found = good.where(keep)
+        found.topics = self.topics.filter(pa.array(keep[self.topic_rows]))
+        return found
+
+    def _all(self, topics: Any) -> Records:
         return Records(
-            self.buf,
-            self.base,
-            self.at[keep],
-            self.head[keep],
-            self.store_ms[keep],
-            self.body_at[keep],
-            self.body_len[keep],
-            topics,
-            self.props_at[keep],
-            self.props_len[keep],
-            self.born_v6[keep],
-            self.store_v6[keep],
-        )
+            self.buf, self.base, self.at, self.head, self.store_ms, self.body_at, self.body_len, topics,
+            self.props_at, self.props_len, self.born_v6, self.store_v6,
+        )  # fmt: skip
 
 
 def first_break(structure: Bools) -> int | None:
@@ -181,7 +176,6 @@ def _check_content(
     bad: list[tuple[int, str]] = []
     if verify:
         view = memoryview(buf.data)
-        crc32 = zlib.crc32
         begins, ends = body_at.tolist(), (body_at + body_len).tolist()
         if bool(ok.all()):
             sums = [crc32(view[a:b]) for a, b in zip(begins, ends, strict=True)]
