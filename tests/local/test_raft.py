@@ -34,17 +34,21 @@ async def test_a_killed_leader_is_followed_by_an_elected_one(raft: Cluster) -> N
     await check_account(raft, load)
 
 
-async def test_a_switchover_transfers_the_leadership(raft: Cluster) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["to a member", "to the best"])
+async def test_a_switchover_transfers_the_leadership_once(raft: Cluster, named: bool) -> None:
     raft.until("all three answer", lambda: all(m["ready"] for m in raft.members().values()))
     before = raft.master()
     target = next(m["name"] for m in raft.members().values() if m["role"] == "Slave")
-    async with Load.on(raft, "Transfer", "t") as load:
+    async with Load.on(raft, "Transfer", f"t{named}") as load:
         await load.more(100)
-        done = await asyncio.to_thread(raft.gantry, "switchover", "a", "--to", target)
+        done = await asyncio.to_thread(raft.gantry, "switchover", "a", *(["--to", target] if named else []))
         await load.more(100)
-    assert target in done.stdout
-    assert raft.master()["name"] == target != before["name"]
+    after = raft.master()
+    assert after["name"] in done.stdout
+    assert after["name"] != before["name"]
+    assert after["epoch"] == before["epoch"] + 1, "the new leader was not asked to hand over in its turn"
+    assert not named or after["name"] == target
     assert load.errors == []
     await check_account(raft, load)
     last = raft.resource()["status"]["lastFailover"]
-    assert (last["to"], last["planned"]) == (target, True)
+    assert (last["to"], last["planned"]) == (after["name"], True)

@@ -105,6 +105,9 @@ class RaftLoop(GroupWatch):
         wish = self._wish
         planned = wish is not None and wish.to in (None, leader.id.member)
         reason = wish.reason if wish is not None and planned else "elected by the group"
+        if planned:
+            # It was asked for one change: without this the new leader would be asked to hand over in turn.
+            self._wish = None
         now = time.monotonic()
         started = self._noticed_at if self._noticed_at is not None else now
         self._noticed_at = None
