@@ -45,11 +45,13 @@ def test_what_matches(expression: str, props: dict[str, str], wanted: bool) -> N
         ("a ! 1", "column 3"),
         ("", "empty"),
         ("a=1 b=2", "column 5"),
-        ("a > 'x'", "numbers only"),
+        ("a > 'x'", "numbers only, not STRING literals, at line 1 column 5"),
+        ("b = 1 AND a >=\nNULL", "numbers only, not NULL literals, at line 2 column 1"),
+        ("a = 1 AND", "line 1 column"),
         ("a BETWEEN 'x' AND 'y'", "numbers only"),
         ("n >= AND", "near 'AND'"),
         ("x" * 70_000, "characters"),
-        ("NOT " * 300 + "a", "nested"),
+        ("NOT " * 300 + "a", "nested deeper than 128, at line 1 column"),
     ],
 )
 def test_what_is_refused_and_where(expression: str, says: str) -> None:

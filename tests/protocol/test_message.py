@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from contextlib import suppress
 
 import pytest
@@ -14,11 +13,9 @@ from gantry_broker.protocol.message import (
     BatchItem,
     Record,
     RecordError,
-    compress,
     decode_batch,
     decode_record,
     decode_records,
-    decompress,
     encode_batch,
     encode_record,
     format_properties,
@@ -171,18 +168,3 @@ def test_batches_are_read_and_written_back(items: list[tuple[bytes, bytes, int]]
 def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
     with suppress(RecordError):
         assert encode_batch(decode_batch(raw))[:4] == raw[:4]
-
-
-def test_compressed_bodies() -> None:
-    flags = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
-    assert decompress(compress(b"x" * 10_000), flags, 10_000) == b"x" * 10_000
-    assert decompress(zlib.compress(b"old"), SysFlag.COMPRESSED, 100) == b"old"
-    assert decompress(b"plain", 0, 1) == b"plain"
-    with pytest.raises(RecordError, match="over 100 bytes"):
-        decompress(zlib.compress(bytes(10_000_000)), flags, 100)
-    with pytest.raises(RecordError, match="cut"):
-        decompress(compress(b"x" * 1000)[:-4], flags, 10_000)
-    with pytest.raises(RecordError, match="damaged"):
-        decompress(b"nonsense", flags, 100)
-    with pytest.raises(RecordError, match="LZ4"):
-        decompress(b"", SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4, 100)

@@ -76,7 +76,7 @@ def _parser() -> Lark:
     """Made at the first SQL92 subscription: most brokers never need it."""
     from lark import Lark
 
-    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)
+    return Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False, propagate_positions=True)
 
 
 def compile_filter(expression: str) -> Filter:
@@ -93,7 +93,11 @@ def compile_filter(expression: str) -> Filter:
     try:
         tree = _parser().parse(expression)
     except UnexpectedEOF:
-        raise FilterSyntaxError(f"the SQL92 expression ends too early: {expression[:200]!r}") from None
+        column = len(expression.rpartition("\n")[2]) + 1
+        line = expression.count("\n") + 1
+        raise FilterSyntaxError(
+            f"the SQL92 expression ends too early, at line {line} column {column}: {expression[:200]!r}"
+        ) from None
     except UnexpectedInput as error:
         near = expression[max(error.pos_in_stream or 0, 0) :][:20]
         raise FilterSyntaxError(
@@ -141,7 +145,7 @@ def _equal(left: Value, right: Value) -> bool | None:
 
 def _build(node: Tree[Token] | Token, depth: int) -> Evaluate:
     if depth > MAX_DEPTH:
-        raise FilterSyntaxError(f"the SQL92 expression is nested deeper than {MAX_DEPTH}")
+        raise FilterSyntaxError(f"the SQL92 expression is nested deeper than {MAX_DEPTH}{_position(node)}")
     kind = str(getattr(node, "data", ""))
     parts: list[Any] = list(getattr(node, "children", []))
     if kind in _LITERALS:
@@ -186,8 +190,16 @@ def _build(node: Tree[Token] | Token, depth: int) -> Evaluate:
 def _must_be_number(part: Any, kind: str) -> None:
     if str(getattr(part, "data", "")) in ("string", "true", "false", "null"):
         raise FilterSyntaxError(
-            f"the SQL92 operator {_SYMBOL.get(kind, kind)} compares numbers only, not {str(part.data).upper()} literals"
+            f"the SQL92 operator {_SYMBOL.get(kind, kind)} compares numbers only, not {str(part.data).upper()} "
+            f"literals{_position(part)}"
         )
+
+
+def _position(node: Tree[Token] | Token) -> str:
+    """Where a part of the expression begins, in words."""
+    where = getattr(node, "meta", node)
+    line, column = getattr(where, "line", None), getattr(where, "column", None)
+    return "" if line is None else f", at line {line} column {column}"
 
 
 def _equality(left: Evaluate, right: Evaluate) -> Evaluate:

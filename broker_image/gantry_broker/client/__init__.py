@@ -29,12 +29,14 @@ from gantry_broker.client.selection import select_by_hash
 from gantry_broker.client.session import Session
 from gantry_broker.client.transactions import TransactionProducer, TransactionState
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.protocol.compression import Compression
 from gantry_broker.protocol.fastjson import MessageQueue
 
 __all__ = [
     "Admin",
     "BrokerError",
     "ClientError",
+    "Compression",
     "Consumer",
     "DeadGroup",
     "DeadLetters",

@@ -28,10 +28,11 @@ from gantry_broker.protocol.codes import (
     SendStatus,
     SysFlag,
 )
+from gantry_broker.protocol.compression import Compression, compress
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import parse_int
-from gantry_broker.protocol.message import BatchItem, compress, encode_batch
+from gantry_broker.protocol.message import BatchItem, encode_batch
 from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
 SEND_SECONDS: Final = 3.0
@@ -43,7 +44,6 @@ COMPRESS_OVER: Final = 4096
 MAX_LONG: Final = 2**63 - 1
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 _DEFAULT_QUEUES: Final = 4
-_COMPRESSED: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
 _BODY_FLAGS: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 """What a system flag tells of the body: how it is compressed."""
 
@@ -80,15 +80,20 @@ class Producer:
         timeout: float = SEND_SECONDS,
         retries: int = RETRIES,
         compress_over: int = COMPRESS_OVER,
+        compression: Compression = Compression.ZLIB,
         max_body: int = MAX_BODY,
     ) -> None:
-        """`timeout` is in seconds and covers all tries of one send; `compress_over` and `max_body` are bytes."""
+        """`timeout` is in seconds and covers all tries of one send; `compress_over` and `max_body` are bytes.
+
+        Consumers of 4.x read `compression` ZLIB only.
+        """
         check_group(group)
         self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
         self.group = group
         self.timeout = timeout
         self.retries = retries
         self._compress_over = compress_over
+        self._compression = compression
         self._max_body = max_body
         self._turns: dict[str, RoundRobin] = {}
         self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
@@ -186,10 +191,10 @@ class Producer:
             properties |= extra
         body = message.body
         if len(body) >= self._compress_over:
-            smaller = compress(body)
+            smaller = compress(body, self._compression)
             if len(smaller) < len(body):
                 body = smaller
-                sys_flag |= _COMPRESSED
+                sys_flag |= self._compression.value
         ext = self._ext(message, pack_properties(properties).decode(), sys_flag)
         return Frame(RequestCode.SEND_MESSAGE_V2, ext=ext, body=body), unique_key
 

@@ -18,9 +18,10 @@ from gantry_broker.client.message import Message, ReceivedMessage, SendResult
 from gantry_broker.client.producer import Producer
 from gantry_broker.client.session import Session
 from gantry_broker.protocol.codes import REPLY_TOPIC_SUFFIX, Prop, RequestCode, ResponseCode
+from gantry_broker.protocol.compression import decompress
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, PushReplyHeader
-from gantry_broker.protocol.message import RecordError, decompress, parse_properties
+from gantry_broker.protocol.message import RecordError, parse_properties
 
 MAX_REPLY = 64 * 1024 * 1024
 

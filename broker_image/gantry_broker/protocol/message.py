@@ -124,6 +124,8 @@ class Record:
 
     def payload(self, limit: int = 64 * 1024 * 1024) -> bytes:
         """The body as it was sent, decompressed if need be. Raises RecordError; `limit` is in bytes."""
+        from gantry_broker.protocol.compression import decompress  # not needed by who only moves messages
+
         return decompress(self.body, self.sys_flag, limit)
 
     def encode(self) -> bytes:
@@ -427,28 +429,3 @@ def decode_batch(body: bytes) -> list[BatchItem]:
         items.append(BatchItem(body[start : start + length], body[start + length + 2 : stop], flag))
         at = stop
     return items
-
-
-def compress(body: bytes, level: int = 5) -> bytes:
-    """zlib, RocketMQ's default; mark it with `SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB`."""
-    return zlib.compress(body, level)
-
-
-def decompress(body: bytes, sys_flag: int, limit: int) -> bytes:
-    """A body as it was sent. Raises RecordError: damaged, over `limit` bytes, or compressed with LZ4 or Zstandard."""
-    if not sys_flag & SysFlag.COMPRESSED:
-        return body
-    kind = sys_flag & SysFlag.COMPRESSION_MASK
-    if kind not in (0, SysFlag.COMPRESSION_ZLIB):
-        name = {SysFlag.COMPRESSION_LZ4: "LZ4", SysFlag.COMPRESSION_ZSTD: "Zstandard"}.get(kind, f"type {kind >> 8}")
-        raise RecordError(f"body is compressed with {name}; only zlib can be read")
-    try:
-        engine = zlib.decompressobj()
-        plain = engine.decompress(body, limit)
-    except zlib.error as error:
-        raise RecordError(f"compressed body is damaged: {error}") from None
-    if engine.unconsumed_tail:
-        raise RecordError(f"body is over {limit} bytes when decompressed")
-    if not engine.eof:
-        raise RecordError("compressed body is cut")
-    return plain

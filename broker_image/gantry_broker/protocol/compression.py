@@ -1,0 +1,110 @@
+"""Bodies that their producer compressed: zlib (all clients' default), and LZ4 or Zstandard as 5.x clients may choose.
+
+What kind it is lies in the system flag. LZ4 bodies are LZ4 frames and Zstandard bodies may lack their length, because
+RocketMQ writes both as streams (`CompressionType`, 5.5.0). Their libraries are loaded by the first such body: brokers
+and operators, which only move messages, do without them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import Enum
+from typing import Final
+
+from gantry_broker.protocol.codes import SysFlag
+from gantry_broker.protocol.message import RecordError
+
+_PIECE: Final = 256
+"""Bytes of a Zstandard body that are read at once: 4 may stand for 128 KiB, and `limit` is looked at in between."""
+
+
+class Compression(Enum):
+    """How a producer compresses; the value is the mark in the system flag. Clients of 4.x know ZLIB only."""
+
+    ZLIB = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
+    LZ4 = SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4
+    ZSTD = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZSTD
+
+
+def compress(body: bytes, kind: Compression = Compression.ZLIB) -> bytes:
+    """The body smaller, at RocketMQ's default levels (zlib 5, Zstandard 5); mark it with the kind's value."""
+    if kind is Compression.LZ4:
+        import lz4.frame
+
+        smaller: bytes = lz4.frame.compress(body, store_size=False)
+        return smaller
+    if kind is Compression.ZSTD:
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=5).compress(body)
+    return zlib.compress(body, 5)
+
+
+def decompress(body: bytes, sys_flag: int, limit: int) -> bytes:
+    """A body as it was sent. Raises RecordError: damaged, over `limit` bytes, or of a kind that nobody knows."""
+    if not sys_flag & SysFlag.COMPRESSED:
+        return body
+    kind = sys_flag & SysFlag.COMPRESSION_MASK
+    try:
+        if kind in (0, SysFlag.COMPRESSION_ZLIB):
+            return _zlib(body, limit)
+        if kind == SysFlag.COMPRESSION_LZ4:
+            return _lz4(body, limit)
+        if kind == SysFlag.COMPRESSION_ZSTD:
+            return _zstd(body, limit)
+    except (zlib.error, RuntimeError) as error:
+        raise _damaged(error) from None
+    raise RecordError(f"body is compressed in a way of number {kind >> 8}; 1 LZ4, 2 Zstandard and 3 zlib are known")
+
+
+def _zlib(body: bytes, limit: int) -> bytes:
+    engine = zlib.decompressobj()
+    plain = engine.decompress(body, limit)
+    if engine.unconsumed_tail:
+        raise _too_long(limit)
+    if not engine.eof:
+        raise _cut()
+    return plain
+
+
+def _lz4(body: bytes, limit: int) -> bytes:
+    import lz4.frame
+
+    engine = lz4.frame.LZ4FrameDecompressor()
+    plain: bytes = engine.decompress(body, max_length=limit + 1)
+    if len(plain) > limit:
+        raise _too_long(limit)
+    if not engine.eof:
+        raise _cut()
+    return plain
+
+
+def _zstd(body: bytes, limit: int) -> bytes:
+    import zstandard
+
+    engine = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+    plain = bytearray()
+    for start in range(0, len(body), _PIECE):
+        if engine.eof:
+            break
+        try:
+            plain += engine.decompress(body[start : start + _PIECE])
+        except zstandard.ZstdError as error:
+            raise _damaged(error) from None
+        if len(plain) > limit:
+            raise _too_long(limit)
+    if not engine.eof:
+        raise _cut()
+    return bytes(plain)
+
+
+def _too_long(limit: int) -> RecordError:
+    return RecordError(f"body is over {limit} bytes when decompressed")
+
+
+def _damaged(error: Exception) -> RecordError:
+    return RecordError(f"compressed body is damaged: {error}")
+
+
+def _cut() -> RecordError:
+    return RecordError("compressed body is cut")
