@@ -70,6 +70,7 @@ class GroupWatch(ABC):
         self._waits_told = False
         self._announced = 0
         self._announcing = False
+        self._unfinished = False
 
     # ---- from outside
 
@@ -100,7 +101,8 @@ class GroupWatch(ABC):
 
     @abstractmethod
     async def _pass(self) -> bool:
-        """Look and act once. True: something was changed, so look again at once."""
+        """Look and act once. True: something was changed, so look again at once. `_unfinished` says whether something
+        was found to do, which may have to be done again."""
 
     # ---- the loop
 
@@ -195,7 +197,9 @@ class GroupWatch(ABC):
     def _pause(self) -> float:
         now = self._clock.now()
         detection = self._settings().detection_ms / 1000
-        if self.waits is not None or self.problem or any(w.reach != "ok" for w in self.watches.values()):
+        if self.waits is not None or self.problem or self._unfinished:
+            return BUSY_S
+        if any(w.reach != "ok" for w in self.watches.values()):
             return BUSY_S
         due = min((w.line_at + detection - now for w in self.watches.values()), default=IDLE_S)
         return min(IDLE_S, max(0.01, due + 0.005))

@@ -106,6 +106,8 @@ class GroupLoop(GroupWatch):
         self.entry = await self._registry.read(self.group)
         obs = self.observe(endpoints)
         decisions = decide(obs)
+        # What is told may fail: it is told again soon, not at the next occasion.
+        self._unfinished = bool(decisions)
         wait = next((d for d in decisions if isinstance(d, Wait)), None)
         self._note_wait(wait)
         for decision in decisions:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 
 from gantry_operator.api import BrokerCluster, LastFailover
 from gantry_operator.api.base import parse_duration
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.base import GroupWatch
+from gantry_operator.failover.keep import keep_running
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.failover.raft import RaftLoop
@@ -59,16 +61,19 @@ class Masters:
             min_in_sync=spec.minInSyncReplicas,
         )
         for g in spec.brokerGroups:
-            task = self._tasks.get(g.name)
-            if task is None or task.done():
-                self.loops[g.name] = self._loop(g.name, spec.mode)
-                self._tasks[g.name] = asyncio.create_task(self.loops[g.name].run())
+            if g.name not in self._tasks:
+                make = partial(self._next_loop, g.name, spec.mode)
+                self._tasks[g.name] = asyncio.create_task(keep_running(make(), make, self._said))
         self.wake()
 
     def _loop(self, group: str, mode: str) -> GroupWatch:
         if mode == "Raft":
             return RaftLoop(group, self.pods, self._http, lambda: self._settings, self._clock)
         return GroupLoop(group, self.registry, self.pods, self._http, lambda: self._settings, self._clock)
+
+    def _next_loop(self, group: str, mode: str) -> GroupWatch:
+        made = self.loops[group] = self._loop(group, mode)
+        return made
 
     def wake(self) -> None:
         for loop in self.loops.values():

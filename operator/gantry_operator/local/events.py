@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 KEEP = 200
 """Events kept; the file is rewritten when it holds ten times as many."""
@@ -30,7 +34,7 @@ class EventLog:
         self._last: dict[tuple[str, str], float] = {}
 
     def add(self, kind: str, reason: str, message: str, about: str) -> None:
-        """Raises OSError when the disk refuses."""
+        """Never raises: whoever reports a fault must not fail by it. What cannot be written is still shown."""
         now = time.monotonic()
         key = (reason, message)
         if now - self._last.get(key, -1e9) < 60:
@@ -39,12 +43,17 @@ class EventLog:
             self._last.clear()
         self._last[key] = now
         line = json.dumps({"time": utc(), "type": kind, "reason": reason, "object": about, "message": message})
-        with open(self._path, "a") as file:
-            file.write(line + "\n")
-        self._lines += 1
-        if self._lines >= 10 * KEEP:
-            self._trim()
-        self._show(f"{time.strftime('%H:%M:%S')}  {reason:<18} {message}")
+        try:
+            with open(self._path, "a") as file:
+                file.write(line + "\n")
+            self._lines += 1
+            if self._lines >= 10 * KEEP:
+                self._trim()
+        except OSError as error:
+            log.error("the event %s (%s) cannot be written to %s: %s", reason, message, self._path, error)
+        # The terminal may be gone.
+        with suppress(OSError, ValueError):
+            self._show(f"{time.strftime('%H:%M:%S')}  {reason:<18} {message}")
 
     def _trim(self) -> None:
         last = deque(self._path.read_text().splitlines(), maxlen=KEEP)

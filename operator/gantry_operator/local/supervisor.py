@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,7 @@ from gantry_operator.failover import FailoverSettings
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.base import GroupWatch, SwitchoverFailed
 from gantry_operator.failover.http import make_client
+from gantry_operator.failover.keep import keep_running
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
@@ -46,7 +48,6 @@ from gantry_operator.registry.file import write_durably
 log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
-LOOP_AGAIN_S = 0.5
 
 
 class AlreadySupervised(Exception):
@@ -133,6 +134,10 @@ class Supervisor:
             group, self._registry, self, self._client, lambda: failover_settings(self.cluster), self._clock
         )
 
+    def _next_loop(self, group: str) -> GroupWatch:
+        made = self.loops[group] = self._make_loop(group)
+        return made
+
     def _bring_up(self) -> None:
         running = frozenset(
             name for name in self._all_names() if self.children.running(name) or self._recorded_running(name)
@@ -142,24 +147,14 @@ class Supervisor:
         self.children.plan(process_plans(self.cluster, self.plan, self.ports, self.folder))
         for group in self.plan.groups:
             if group.name not in self.loops:
-                made = self.loops[group.name] = self._make_loop(group.name)
-                self._spawn(self._keep_running(made))
+                make = partial(self._next_loop, group.name)
+                self._spawn(keep_running(make(), make, self.event))
 
     def _recorded_running(self, name: str) -> bool:
         return load_record(self.folder.process(name)) is not None
 
     def _all_names(self) -> list[str]:
         return [s.name for s in self.plan.name_servers] + [m.name for m in self.plan.members]
-
-    async def _keep_running(self, loop: GroupWatch) -> None:
-        """A failover loop never ends by itself; if it does, it is a fault that is seen, and it is started again."""
-        while True:
-            try:
-                await loop.run()
-            except Exception as error:
-                log.exception("failover loop of %s", loop.group)
-                self.events.add("Warning", "FailoverLoopFailed", f"{type(error).__name__}: {error}", loop.group)
-            await asyncio.sleep(LOOP_AGAIN_S)
 
     async def _report_ready(self) -> None:
         """Says so once a client can send and read, and why not while it cannot."""
@@ -268,7 +263,10 @@ class Supervisor:
             "durationMs": change.duration_ms,
             "planned": change.planned,
         }
-        write_durably(self.folder.last_failover, json.dumps(shown))
+        try:
+            write_durably(self.folder.last_failover, json.dumps(shown))
+        except OSError as error:
+            log.error("the last failover could not be written down: %s", error)
         self.events.add(
             "Normal",
             "MasterChanged",
