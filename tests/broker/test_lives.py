@@ -117,3 +117,22 @@ async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path:
     high = int((await made.ask(30, {"topic": "LabTopic", "queueId": 1})).ext["offset"])
     assert (await made.send(b"new", "LabTopic", queueId=1)).ext["queueOffset"] == str(high)
     await made.close()
+
+
+async def test_a_producer_that_does_not_wait_is_answered_once_its_message_is_stored(make_bench: MakeBench) -> None:
+    made = make_bench(min_in_sync=2)
+    await made.broker.replication.start()
+    me, other = made.broker.replication.me, MemberId(1, "other")
+    await made.broker.replication.assign(Assignment(Cell(1, 1, me, frozenset({me, other})), "127.0.0.1:10911"))
+    assert (await made.send(b"x", properties="WAIT\x01false")).code == 0
+    waiting = made.frame(310, made.send_ext(), b"waits")
+    content = [
+        made.frame(310, made.send_ext(properties=f"K\x011\x02WAIT\x01{word}\x02"), b"y") for word in ("false", "no")
+    ]
+    made.give(waiting, *content)
+    assert [(await made.answer(f.opaque, 1)).code for f in content] == [0, 0]
+    assert [int((await made.answer(f.opaque, 1)).ext["queueOffset"]) for f in content] == [2, 3]
+    assert not [f for f in made.wire.frames if f.opaque == waiting.opaque], "the other one's promise is not kept yet"
+    pulled = await made.ask(11, made.pull_ext())
+    assert pulled.code != 0, "nothing is shown before it is confirmed, whoever waits"
+    await made.close()

@@ -9,51 +9,47 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-import orjson
+from gantry_broker.protocol.codes import DEFAULT_REGION, FLAG_RESPONSE, MQ_VERSION, LanguageCode
+from gantry_broker.protocol.frame import Frame, encode_frame
 
-from gantry_broker.protocol.codes import DEFAULT_REGION, FLAG_RESPONSE, MQ_VERSION
-
-_LENGTHS = Struct(">iI")
-_COMPACT = Struct(">hBhiii")
-_FIELD = Struct(">h")
-_VALUE = Struct(">i")
-_JAVA: Final = 0
+_LENGTHS: Final = Struct(">iI")
+_OPAQUE: Final = f'"}},"flag":{FLAG_RESPONSE},"language":"JAVA","opaque":'.encode()
+_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'.encode()
 
 
-Pending = tuple[int, int, int, int, str, str | None]
-"""A stored send whose answer waits for the promise: opaque, serialize type, queue, queue offset, message ids,
-transaction id. A plain tuple: there is one for every send."""
+Pending = tuple[int, int, int, int, int | str, str | None]
+"""A stored send whose answer waits for the promise: opaque, serialize type, queue, queue offset, offset in the log (for
+a batch: the ids of all its messages), transaction id. A plain tuple: there is one for every send."""
 
 
-def send_answer(code: int, pending: Pending) -> bytes:
-    """The frame of one answer."""
-    opaque, serialize, queue_id, queue_offset, message_id, transaction_id = pending
-    if serialize == 0:
-        more = "" if transaction_id is None else f'"transactionId":{_json_text(transaction_id)},'
-        header = (
-            f'{{"code":{code},"extFields":{{"queueId":"{queue_id}","TRACE_ON":"true","MSG_REGION":"{DEFAULT_REGION}",'
-            f'{more}"msgId":"{message_id}","queueOffset":"{queue_offset}"}},"flag":{FLAG_RESPONSE},"language":"JAVA",'
-            f'"opaque":{opaque},"serializeTypeCurrentRPC":"JSON","version":{MQ_VERSION}}}'
-        ).encode()
-        size = len(header)
-        return _LENGTHS.pack(size + 4, size) + header
-    fields = [
-        ("msgId", message_id),
-        ("queueId", str(queue_id)),
-        ("queueOffset", str(queue_offset)),
-        ("TRACE_ON", "true"),
-        ("MSG_REGION", DEFAULT_REGION),
-    ]
+def send_answers(code: int, host: str, pending: list[Pending]) -> bytes:
+    """The frames of all answers. `host` is the store host as message ids begin with it, in hexadecimal."""
+    parts: list[bytes] = []
+    pack = _LENGTHS.pack
+    start = f'{{"code":{code},"extFields":{{"queueId":"'.encode()
+    middle = f'","TRACE_ON":"true","MSG_REGION":"{DEFAULT_REGION}","msgId":"{host}'.encode()
+    for one in pending:
+        opaque, serialize, queue_id, queue_offset, place, transaction_id = one
+        if serialize == 0 and transaction_id is None and type(place) is int:
+            numbers = (start, queue_id, middle, place, queue_offset, _OPAQUE, opaque, _END)
+            header = b'%b%d%b%016X","queueOffset":"%d%b%d%b' % numbers
+            size = len(header)
+            parts += (pack(size + 4, size), header)
+        else:
+            parts.append(_careful(code, host, one))
+    return b"".join(parts)
+
+
+def _careful(code: int, host: str, pending: Pending) -> bytes:
+    """The frame of one answer, of any kind."""
+    opaque, serialize, queue_id, queue_offset, place, transaction_id = pending
+    fields = {
+        "msgId": f"{host}{place:016X}" if isinstance(place, int) else place,
+        "queueId": str(queue_id),
+        "queueOffset": str(queue_offset),
+        "TRACE_ON": "true",
+        "MSG_REGION": DEFAULT_REGION,
+    }
     if transaction_id is not None:
-        fields.append(("transactionId", transaction_id))
-    ext = b"".join(
-        _FIELD.pack(len(name)) + name.encode() + _VALUE.pack(len(raw := value.encode())) + raw for name, value in fields
-    )
-    header = _COMPACT.pack(code, _JAVA, MQ_VERSION, opaque, FLAG_RESPONSE, 0) + _VALUE.pack(len(ext)) + ext
-    size = len(header)
-    return _LENGTHS.pack(size + 4, 1 << 24 | size) + header
-
-
-def _json_text(text: str) -> str:
-    """A client's own text as a JSON string."""
-    return orjson.dumps(text).decode()
+        fields["transactionId"] = transaction_id
+    return encode_frame(Frame(code, opaque, FLAG_RESPONSE, fields, serialize=serialize, language=LanguageCode.JAVA))

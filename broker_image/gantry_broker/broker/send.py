@@ -33,7 +33,7 @@ from gantry_broker.protocol.message import (
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.types import Put, Stored
 
-from .answers import Pending, send_answer
+from .answers import Pending, send_answers
 from .faults import Answer, failure_answer, store_refusal
 from .messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
 from .topics import NOT_SENDABLE, dlq_topic, topic_fault
@@ -58,6 +58,10 @@ STATUS_CODE: Final = {
     SendStatus.SLAVE_NOT_AVAILABLE: int(ResponseCode.SLAVE_NOT_AVAILABLE),
 }
 
+Asked = tuple[Frame, int, int, str | None, bool]
+"""A send that is stored: its frame, the queue that is answered, its messages, a transaction id, and whether its
+producer waits for the promise. With the property WAIT=false it does not: SEND_OK once the master has it (4.9.7 too)."""
+
 
 class Sender:
     """Takes sends while this member may append; the caller has asked `Broker.may_append` before."""
@@ -74,7 +78,7 @@ class Sender:
     def take(self, conn: Connection, frames: list[Frame], now_ms: int) -> None:
         """Stores what may be stored, answers the rest at once. Never raises for what a client sent."""
         puts: list[Put] = []
-        asked: list[tuple[Frame, int, int, str | None]] = []  # frame, answered queue, messages, transaction id
+        asked: list[Asked] = []
         refused: list[bytes] = []
         sendable = self._sendable
         suffix = self._suffix
@@ -102,6 +106,7 @@ class Sender:
                             and len(body) <= max_body
                             and len(text) < 32_000
                             and SPECIAL.isdisjoint(props)
+                            and props.get("WAIT", "true") == "true"
                         ):
                             tags = props.get("TAGS")
                             uniq = props.get("UNIQ_KEY")
@@ -123,26 +128,24 @@ class Sender:
                                     (uniq,) if keys is None and uniq is not None else index_keys(props),
                                 )
                             )
-                            asked.append((frame, queue_id, 1, None))
+                            asked.append((frame, queue_id, 1, None, True))
                             continue
             except (KeyError, ValueError):
                 pass  # the careful way names the field
             try:
-                made, queue_id, transaction_id = self._careful(frame, born_host, now_ms)
+                made, queue_id, transaction_id, waits = self._careful(frame, born_host, now_ms)
             except Exception as error:
                 if not frame.flag & FLAG_ONEWAY:
                     refused.append(encode_frame(failure_answer(frame, error)))
                 continue
             puts += made
-            asked.append((frame, queue_id, len(made), transaction_id))
+            asked.append((frame, queue_id, len(made), transaction_id, waits))
         if refused:
             conn.write(b"".join(refused))
         if puts:
             self._store(conn, puts, asked, now_ms)
 
-    def _store(
-        self, conn: Connection, puts: list[Put], asked: list[tuple[Frame, int, int, str | None]], now_ms: int
-    ) -> None:
+    def _store(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
         broker = self._broker
         try:
             stored = broker.store.put(puts, now_ms)
@@ -154,41 +157,46 @@ class Sender:
             broker.store_failed(error)
             return
         broker.count_puts(puts, stored)
-        pending = self._pending(asked, stored)
+        pending, content = self._pending(asked, stored)
+        host = broker.store_host_hex
+        if content:
+            conn.write(send_answers(int(ResponseCode.SUCCESS), host, content))
         if not pending:
             broker.appended(None, now_ms)
             return
 
         def answer(status: SendStatus) -> None:
             code = STATUS_CODE[status]
-            conn.write(b"".join([send_answer(code, p) for p in pending]))
+            conn.write(send_answers(code, host, pending))
 
         broker.appended(answer, now_ms)
 
-    def _pending(self, asked: list[tuple[Frame, int, int, str | None]], stored: list[Stored]) -> list[Pending]:
+    def _pending(self, asked: list[Asked], stored: list[Stored]) -> tuple[list[Pending], list[Pending]]:
+        """Answers that wait for the promise, and those whose producer is content with a stored message."""
         pending: list[Pending] = []
+        content: list[Pending] = []
         host = self._broker.store_host_hex
         at = 0
-        for frame, queue_id, count, transaction_id in asked:
-            first = stored[at]
+        for frame, queue_id, count, transaction_id, waits in asked:
+            phys, _, queue_offset = stored[at]
             if not frame.flag & FLAG_ONEWAY:
-                if count == 1:
-                    ids = f"{host}{first.phys_offset:016X}"
-                else:
-                    ids = ",".join([f"{host}{s.phys_offset:016X}" for s in stored[at : at + count]])
-                pending.append((frame.opaque, frame.serialize, queue_id, first.queue_offset, ids, transaction_id))
+                place = phys if count == 1 else ",".join([f"{host}{s[0]:016X}" for s in stored[at : at + count]])
+                told = pending if waits else content
+                told.append((frame.opaque, frame.serialize, queue_id, queue_offset, place, transaction_id))
             at += count
-        return pending
+        return pending, content
 
-    def _careful(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None]:
-        """(records, queue in the answer, transaction id). Raises Answer, BadField, MessageIllegal, RecordError.
+    def _careful(self, frame: Frame, born_host: bytes, now_ms: int) -> tuple[list[Put], int, str | None, bool]:
+        """(records, queue in the answer, transaction id, whether the answer waits for the promise).
 
-        Everything is checked before a topic is made on demand: a refused send changes nothing.
+        Raises Answer, BadField, MessageIllegal, RecordError. Everything is checked before a topic is made on demand: a
+        refused send changes nothing.
         """
         broker = self._broker
         header = SendHeader.parse(frame)
         self._check_sizes(frame, header)
         props = parse_properties(header.properties or "")
+        waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
         due = timer_time(props, now_ms)
         level = delay_level(props, len(broker.delay_levels))
         items = decode_batch(frame.body) if frame.code == _BATCH else None
@@ -206,7 +214,7 @@ class Sender:
         if items is not None:
             puts = self._batch(items, header, topic, queue_id, born_host)
             self._remember(topic, known)
-            return puts, queue_id, None
+            return puts, queue_id, None, waits
         self._remember(topic, known)
         name = topic.name
         reconsume = header.reconsumeTimes or 0
@@ -229,12 +237,12 @@ class Sender:
             index_keys(props),
         )
         if props.get(Prop.TRANSACTION_PREPARED, "").lower() == "true" and not (reconsume > 0 and level > 0):
-            return [half(put, props)], queue_id, props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
+            return [half(put, props)], queue_id, props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX), waits
         if due is not None:
             put = timed(put, props, due, now_ms)
         elif level > 0:
             put = delayed(put, props, broker.delay_levels, now_ms)
-        return [put], queue_id, None
+        return [put], queue_id, None, waits
 
     def _check_sizes(self, frame: Frame, header: SendHeader) -> None:
         limit = self._broker.settings.maxMessageSize
