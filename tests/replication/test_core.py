@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,19 @@ def test_a_state_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(StateError, match=r"replica\.json"):
         start(path)
+
+
+@pytest.mark.parametrize(("was", "now"), [("MasterSlave", "Raft"), ("Raft", "MasterSlave")])
+def test_a_disk_keeps_the_mode_of_its_group(tmp_path: Path, was: str, now: str) -> None:
+    path = tmp_path / "replica.json"
+    file = ReplicaFile(path, was)
+    state = file.start(1, sync_flush=True, log_is_empty=True).state
+    # A disk that was never part of a group may still become part of one in either mode.
+    ReplicaFile(path, now).start(1, sync_flush=True, log_is_empty=True)
+    file.save(replace(state, cell=Cell(3)))
+    with pytest.raises(StateError, match=f"is of a group in mode {was}, .* in mode {now}: .* write mode: {was}"):
+        ReplicaFile(path, now).start(1, sync_flush=True, log_is_empty=False)
+    assert ReplicaFile(path, was).start(1, sync_flush=True, log_is_empty=False).proven
 
 
 # ---- frames

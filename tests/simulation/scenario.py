@@ -399,10 +399,19 @@ class Player:
         self.lines = before
 
 
+def _player(blocks: list[Block], rules: Rules) -> Player:
+    if any(command.startswith("raft ") for block in blocks for command in block.commands):
+        from raft_scenario import RaftPlayer  # It builds on this module.
+
+        return RaftPlayer(rules)
+    return Player(rules)
+
+
 def run(path: Path, rules: Rules = ALL) -> tuple[str, Violation | None]:
     """The file as this run writes it, and the violation that ended it."""
-    player = Player(rules)
-    blocks = player.play(parse(path.read_text()))
+    blocks = parse(path.read_text())
+    player = _player(blocks, rules)
+    blocks = player.play(blocks)
     return "\n\n".join(b.text() for b in blocks) + "\n", player.violation
 
 

@@ -24,6 +24,7 @@ from gantry_broker.config import BrokerConfig
 from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
@@ -175,7 +176,7 @@ def main() -> int:
         return 2
     try:
         uvloop.run(run(config))
-    except (OSError, StoreError) as error:
+    except (OSError, StoreError, StateError) as error:
         log.error("%s cannot run: %s", config.name, error)
         return 1
     return 0

@@ -21,7 +21,8 @@ from gantry_broker.store.points import boot_id
 
 
 class StateError(Exception):
-    """config/replica.json cannot be understood: it names the file and what is wrong."""
+    """config/replica.json cannot be understood, or is not of this member or mode: it names the file and what is
+    wrong."""
 
 
 class Started(NamedTuple):
@@ -33,8 +34,10 @@ class Started(NamedTuple):
 class ReplicaFile:
     """config/replica.json: `Durable`, the boot in which it was written, and whether the process stopped cleanly."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: str = "MasterSlave") -> None:
+        """`mode`: that of the group, which a disk keeps for life."""
         self.path = path
+        self._mode = mode
         self._boot = boot_id()
         self._state: Durable | None = None
         self._held = False
@@ -54,11 +57,23 @@ class ReplicaFile:
             raise StateError(f"{self.path}: {error!r}; restore the file, or empty the member's disk") from error
         if state.me.member != member:
             raise StateError(f"{self.path} is of member {state.me.member}, this is member {member}")
+        self._refuse_other_mode(data, state, log_is_empty=log_is_empty)
         # A log that was there once and is empty now was taken away: not the disk that it was.
         lost = log_is_empty and bool(data.get("held"))
         if not lost and not damaged and (sync_flush or clean or (boot == self._boot and boot != "")):
             return self._begin(state, proven=True)
         return self._begin(replace(state, me=MemberId(member, _new_incarnation())), proven=False)
+
+    def _refuse_other_mode(self, data: dict[str, Any], state: Durable, *, log_is_empty: bool) -> None:
+        """What was promised by assignment and set means nothing to an election, and a vote nothing to an operator."""
+        was = data.get("mode")
+        if was is None:  # Written before the mode was.
+            was = "Raft" if state.first_members or state.vote is not None else self._mode
+        if was != self._mode and not (log_is_empty and state.cell.epoch == 0):
+            raise StateError(
+                f"{self.path} is of a group in mode {was}, this member was started in mode {self._mode}: "
+                f"a group keeps its mode for life; write mode: {was}, or begin with empty disks"
+            )
 
     def _begin(self, state: Durable, *, proven: bool) -> Started:
         self.save(state)
@@ -91,7 +106,8 @@ class ReplicaFile:
 
     def _write(self, state: Durable, *, clean: bool) -> None:
         data = orjson.dumps(
-            {**state.to_json(), "boot": self._boot, "clean": clean, "held": self._held}, option=orjson.OPT_INDENT_2
+            {**state.to_json(), "mode": self._mode, "boot": self._boot, "clean": clean, "held": self._held},
+            option=orjson.OPT_INDENT_2,
         )
         atomic_write(self.path, data)
 

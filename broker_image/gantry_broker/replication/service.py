@@ -88,7 +88,7 @@ class ReplicationService:
         self._report = report
         self._read_cell = read_cell
         self._monotonic = monotonic
-        self._file = ReplicaFile(config.data_dir / "config" / "replica.json")
+        self._file = ReplicaFile(config.data_dir / "config" / "replica.json", config.mode)
         hooks = StoreLogHooks(epoch_body, on_confirmed, on_cut, unix_ms)
         self._raft = config.mode == "Raft"
         self._log = StoreLog(store, hooks)

@@ -1,0 +1,41 @@
+"""What `gantry up` refuses to change on a cluster that has data, whether its supervisor runs or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.local.control import ControlError
+from gantry_operator.local.supervisor import refuse_change
+
+
+def made(name: str = "t", **spec: Any) -> BrokerCluster:
+    groups = {"brokerGroups": [{"name": "a", "members": 3}]}
+    return BrokerCluster.model_validate(
+        {
+            "apiVersion": "gantry.dev/v1alpha1",
+            "kind": "BrokerCluster",
+            "metadata": {"name": name},
+            "spec": groups | spec,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (made(), made(mode="Raft"), "spec.mode is Raft, was MasterSlave: it is fixed for a group's life"),
+        (made(mode="Raft"), made(), "spec.mode is MasterSlave, was Raft: it is fixed for a group's life"),
+        (made(), made(name="u"), "metadata.name is 'u'"),
+        (made(), made(brokerGroups=[{"name": "b", "members": 3}]), "spec.brokerGroups lacks a"),
+        (made(), made(broker={"mappedFileSizeCommitLog": 65_536}), "mappedFileSizeCommitLog is fixed"),
+    ],
+)
+def test_the_reason_is_told(old: BrokerCluster, new: BrokerCluster, reason: str) -> None:
+    with pytest.raises(ControlError, match=reason):
+        refuse_change(old, new)
+
+
+def test_the_rest_may_change() -> None:
+    refuse_change(made(), made(flush="Sync", minInSyncReplicas=2, replication="Async"))
