@@ -162,12 +162,13 @@ class Broker:
 
     def appended(self, answer: Callable[[SendStatus], None] | None, now_ms: int = 0) -> None:
         """Tells replication what was appended, and who waits for the promise."""
+        end = self.store.end
+        self.replication.appended(end)
         if answer is not None:
             timeout = self.settings.slaveTimeout
             if self.config.flush == "Sync":
                 timeout = max(timeout, self.settings.syncFlushTimeout)
-            self.replication.add_waiter(self.store.end, answer, timeout)
-        self.replication.appended(self.store.end)
+            self.replication.add_waiter(end, answer, timeout)
 
     def refusal(self) -> str:
         """Why a write is refused, in words."""
@@ -197,18 +198,15 @@ class Broker:
         if self.disk_full:
             self._clear_full()
         self.put_count += len(puts)
-        per_topic: dict[str, list[int]] = {}
-        for put, where in zip(puts, stored, strict=True):
-            row = per_topic.get(put.topic)
-            if row is None:
-                per_topic[put.topic] = [1, where.size]
-            else:
-                row[0] += 1
-                row[1] += where.size
         add = self.stats.add
-        for topic, (count, size) in per_topic.items():
-            add("TOPIC_PUT_NUMS", topic, count, count)
-            add("TOPIC_PUT_SIZE", topic, size, count)
+        first = puts[0].topic
+        if all([put.topic == first for put in puts]):
+            add("TOPIC_PUT_NUMS", first, len(puts), len(puts))
+            add("TOPIC_PUT_SIZE", first, sum([where[1] for where in stored]), len(puts))
+        else:
+            for put, where in zip(puts, stored, strict=True):
+                add("TOPIC_PUT_NUMS", put.topic, 1)
+                add("TOPIC_PUT_SIZE", put.topic, where.size)
         add("BROKER_PUT_NUMS", self.config.cluster, len(puts), len(puts))
 
     def count_gets(self, topic: str, group: str, count: int, size: int) -> None:

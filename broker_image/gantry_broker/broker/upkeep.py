@@ -45,7 +45,6 @@ class Upkeep:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
         broker = self._broker
         now = broker.now_ms()
-        self._job("store", now, 100, lambda: broker.store.upkeep(broker.unix_ms()))
         if len(broker.held):
             self._job("held pulls", now, 100, lambda: pull.expire(broker, now))
         self._job("offsets", now, broker.settings.flushConsumerOffsetInterval, broker.flush_offsets)

@@ -121,7 +121,8 @@ class Leader:
         if Rule.WAIT_FOR_ASKED in self._rules:
             for ask in self._asks:
                 members |= ask.in_sync
-            members |= {m for m, view in self.followers.items() if view.join_until_ms}
+            if self.followers:
+                members |= {m for m, view in self.followers.items() if view.join_until_ms}
         return members
 
     def confirmable(self) -> int:

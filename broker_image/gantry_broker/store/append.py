@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
 
 _U16: Final = tuple(n.to_bytes(2, "big") for n in range(2048))
+_make: Final = tuple.__new__
 
 
 def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
@@ -122,7 +123,7 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
                     keys.append((topic.hasher.hash(key), phys, now_ms))
             if topic.is_control:
                 made.control.append((phys, body))
-            stored.append(Stored(phys, size, number))
+            stored.append(_make(Stored, (phys, size, number)))
             phys += size
             room -= size
         pieces.append((piece_at, b"".join(parts)))

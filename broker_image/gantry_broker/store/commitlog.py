@@ -47,11 +47,15 @@ class CommitLog:
         self._prefix = str(directory) + os.sep
         self._fds = FdCache(MAX_OPEN_SEGMENTS)
         self._new_names = False
+        self._named = (-1, "")
         directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, offset: int) -> str:
         """The file of the segment that `offset` belongs to."""
-        return f"{self._prefix}{offset - offset % self.segment_size:020d}"
+        first = offset - offset % self.segment_size
+        if self._named[0] != first:
+            self._named = (first, f"{self._prefix}{first:020d}")  # Nearly always the same: the one that is written.
+        return self._named[1]
 
     def bases(self) -> list[int]:
         return segment_bases(self.directory)

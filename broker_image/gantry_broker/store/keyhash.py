@@ -1,7 +1,7 @@
 """The hash under which the index files a key: Java's `abs("topic#key".hashCode())`, made cheap.
 
-Unique keys of one producer share their first characters (address, process, class loader), so the hash of topic and
-prefix is remembered and only the rest is computed, as one sum of products.
+Unique keys that a producer makes within one millisecond differ in their last four characters, which are hexadecimal.
+So the hash of topic and everything before them is remembered, and those four cost two look-ups.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from gantry_broker.protocol.message import java_hash
 
 _MASK: Final = 0xFFFFFFFF
 _CHUNK: Final = 64
-_POWERS: Final = tuple(pow(31, n, 1 << 32) for n in range(_CHUNK + 1))
-_WEIGHTS: Final = tuple(tuple(reversed(_POWERS[:n])) for n in range(_CHUNK + 1))
-PREFIX: Final = 20
+_POWERS: Final[tuple[int, ...]] = tuple(pow(31, n, 1 << 32) for n in range(_CHUNK + 1))
+_WEIGHTS: Final[tuple[tuple[int, ...], ...]] = tuple(tuple(reversed(_POWERS[:n])) for n in range(_CHUNK + 1))
+_PAIRS: Final = {f"{n:02X}": java_hash(f"{n:02X}") for n in range(256)}
+_TAIL: Final = 4
+_POWER_OF_TAIL: Final = 31 * 31 * 31 * 31
+_POWER_OF_PAIR: Final = 31 * 31
 _MAX_PREFIXES: Final = 1024
 
 
@@ -31,29 +34,29 @@ class KeyHasher:
 
     def hash(self, key: str) -> int:
         """Never negative: what has no absolute value in 31 bits counts as 0 (`IndexFile.indexKeyHashMethod`)."""
-        value = self._seed
-        if not key.isascii():
-            return _absolute(java_hash(f"{self._topic}#{key}") & _MASK)
-        size = len(key)
-        if size > PREFIX:
-            prefix = key[:PREFIX]
-            known = self._prefixes.get(prefix)
-            if known is None:
-                if len(self._prefixes) >= _MAX_PREFIXES:
-                    self._prefixes.clear()
-                known = (value * _POWERS[PREFIX] + sum(map(mul, prefix.encode(), _WEIGHTS[PREFIX]))) & _MASK
-                self._prefixes[prefix] = known
-            value = known
-            rest = key[PREFIX:].encode()
-            size -= PREFIX
-            while size > _CHUNK:
-                value = (value * _POWERS[_CHUNK] + sum(map(mul, rest[:_CHUNK], _WEIGHTS[_CHUNK]))) & _MASK
-                rest = rest[_CHUNK:]
-                size -= _CHUNK
-        else:
-            rest = key.encode()
-        value = (value * _POWERS[size] + sum(map(mul, rest, _WEIGHTS[size]))) & _MASK
+        high, low = _PAIRS.get(key[-4:-2]), _PAIRS.get(key[-2:])
+        if high is None or low is None:
+            return _absolute(self._extended(key))
+        prefix = key[:-_TAIL]
+        known = self._prefixes.get(prefix)
+        if known is None:
+            if len(self._prefixes) >= _MAX_PREFIXES:
+                self._prefixes.clear()
+            known = self._prefixes[prefix] = self._extended(prefix)
+        value = (known * _POWER_OF_TAIL + high * _POWER_OF_PAIR + low) & _MASK
         return _absolute(value) if value & 0x80000000 else value
+
+    def _extended(self, text: str) -> int:
+        """The hash of "topic#text" as an unsigned number."""
+        if not text.isascii():
+            return java_hash(f"{self._topic}#{text}") & _MASK
+        value = self._seed
+        rest = text.encode()
+        while len(rest) > _CHUNK:
+            value = (value * _POWERS[_CHUNK] + sum(map(mul, rest[:_CHUNK], _WEIGHTS[_CHUNK]))) & _MASK
+            rest = rest[_CHUNK:]
+        last: int = sum(map(mul, rest, _WEIGHTS[len(rest)]))
+        return (value * _POWERS[len(rest)] + last) & _MASK
 
 
 def _absolute(value: int) -> int:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
 
 _POINTS_INTERVAL_MS: Final = 1_000
-
-
+_QUEUES_AT_ONCE: Final = 128
+"""Consume queues that are written out in one go: a millisecond or two."""
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 """After so many bytes of the log a checkpoint is due: walking them again takes a few seconds."""
 
@@ -45,7 +45,7 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
 
     A full disk is no error here; what could not be written is tried again.
     """
-    write_out(store, 256)
+    write_out(store, _QUEUES_AT_ONCE)
     second = now_ms - store.points_saved_ms >= _POINTS_INTERVAL_MS or now_ms < store.points_saved_ms
     index = store.index
     if index is not None:
