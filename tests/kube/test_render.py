@@ -76,6 +76,7 @@ def test_what_holds_for_every_cluster(cluster: BrokerCluster) -> None:
         assert DNS.fullmatch(meta["name"]), meta["name"]
         assert meta["namespace"] == cluster.namespace
         assert [r["uid"] for r in meta["ownerReferences"]] == ["b7a7"]
+        assert "finalizers" not in meta, "nolar/kopf 664: two operators that fight over one"
         assert all(len(v) <= 63 for v in meta["labels"].values())
         if o["kind"] == "StatefulSet":
             check_set(cluster, o, found)
@@ -174,6 +175,14 @@ def test_a_changed_setting_makes_other_pods() -> None:
 
     assert template() == template(deleteWhen="04")
     assert template() != template(deleteWhen="05")
+
+
+def test_a_master_whose_probes_fail_keeps_its_clients() -> None:
+    """ionfury/homelab 1591: under load a readiness probe may fail; that must not cut clients off from the master."""
+    outside = {"type": "NodePort", "host": "node.example.com"}
+    found = by_key(rendered(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], external=outside)))
+    for name in ("demo-a-master", "demo-a", names.external_service("demo-a")):
+        assert found["Service", name]["spec"]["publishNotReadyAddresses"] is True, name
 
 
 def test_members_that_are_leaving_keep_their_config() -> None:
