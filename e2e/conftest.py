@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import BROKER_IMAGE, OPERATOR_IMAGE, ROOT, SYSTEM, Cluster, Figure, Host, apply, example, kubectl, run, until
+from kube import ROOT, SYSTEM, Cluster, Figure, Host, apply, example, helm_install, kubectl, until
 
 FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
 
@@ -18,11 +18,7 @@ FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"
 @pytest.fixture(scope="session")
 def operator() -> Iterator[None]:
     """The chart, installed as a user would."""
-    run(
-        "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
-        "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
-        "--wait", "--timeout", "3m", timeout=240,
-    )  # fmt: skip
+    helm_install()
     until("the definition is served", lambda: kubectl("get", "bc", "-A") is not None)
     yield
     print(kubectl("-n", SYSTEM, "get", "pods", "-o", "wide", check=False))

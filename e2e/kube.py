@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 BROKER_IMAGE = os.environ.get("E2E_BROKER_IMAGE", "gantry-broker:e2e")
 OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", "gantry-operator:e2e")
+SPARK_IMAGE = os.environ.get("E2E_SPARK_IMAGE", "gantry-spark:e2e")
 SYSTEM = "gantry-system"
 
 T = TypeVar("T")
@@ -49,6 +50,16 @@ def apply(namespace: str, text: str) -> str:
 
 def example(name: str) -> str:
     return (EXAMPLES / name).read_text()
+
+
+def helm_install(*more: str) -> None:
+    """Installs the chart as a user would, or changes what is installed."""
+    run(
+        "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
+        "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
+        "--set", f"image.spark={SPARK_IMAGE}", *more,
+        "--wait", "--timeout", "3m", timeout=240,
+    )  # fmt: skip
 
 
 def until(what: str, condition: Callable[[], T | None], timeout: float = 90, every: float = 0.3) -> T:
@@ -121,13 +132,30 @@ class Cluster:
             for p in self.pods()
         }
 
+    def masters(self, group: str = "a") -> list[dict[str, Any]]:
+        """The pods that the master's Service leads to: for a moment after a hand-over the former one, too."""
+        return self.pods(f"gantry.dev/group={group},gantry.dev/role=master")
+
     def master(self, group: str = "a") -> dict[str, Any]:
-        """The pod that the master's Service leads to."""
-        selector = f"gantry.dev/group={group},gantry.dev/role=master"
-        return until("a master", lambda: self.pods(selector)[0], 30)
+        """The pod that the master's Service leads to, once that is one."""
+        return until("one master", lambda: found[0] if len(found := self.masters(group)) == 1 else None, 30, 0.1)
 
     def master_name(self, group: str = "a") -> str:
         return str(self.master(group)["metadata"]["name"])
+
+    def wait_other_master(self, old: str, timeout: float = 30, group: str = "a") -> None:
+        """Until the master's Service leads to another pod than `old`."""
+        until("another master", lambda: {p["metadata"]["name"] for p in self.masters(group)} - {old}, timeout, 0.1)
+
+    def wait_recovered_from(self, old: str, epoch: int) -> None:
+        """Another master than `old`, and everybody in sync in an epoch above `epoch`."""
+        self.wait_other_master(old)
+        self.wait_recovered(epoch)
+
+    def switch_over(self, group: str = "a") -> None:
+        """Asks for a hand-over; each wish is another text, so that none is taken for one that was answered."""
+        wish = f"gantry.dev/switchover={group} #{time.time_ns()}"
+        kubectl("-n", self.namespace, "annotate", "bc", self.name, wish, "--overwrite")
 
     def patch(self, patch: dict[str, Any]) -> None:
         kubectl("-n", self.namespace, "patch", "bc", self.name, "--type", "merge", "-p", json.dumps(patch))
@@ -150,7 +178,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 class Load:
     """`client/load.py` in a pod: sends for some seconds, then accounts for what was acknowledged."""
 
-    def __init__(self, cluster: Cluster, name: str, seconds: float, node: str | None = None) -> None:
+    def __init__(self, cluster: Cluster, name: str, seconds: float, node: str | None = None, senders: int = 4) -> None:
         self.cluster = cluster
         self.name = name
         source = (Path(__file__).parent / "client" / "load.py").read_text()
@@ -166,7 +194,16 @@ class Load:
                         "name": "load",
                         "image": BROKER_IMAGE,
                         "imagePullPolicy": "IfNotPresent",
-                        "command": ["python", "-c", source, cluster.name_servers, f"T-{name}", str(seconds)],
+                        "command": [
+                            "python",
+                            "-c",
+                            source,
+                            cluster.name_servers,
+                            f"T-{name}",
+                            str(seconds),
+                            "--senders",
+                            str(senders),
+                        ],
                     }
                 ],
             },
@@ -179,8 +216,13 @@ class Load:
     def _log(self) -> str:
         return kubectl("-n", self.cluster.namespace, "logs", self.name)
 
+    def stop(self) -> None:
+        """It sends no more, and accounts."""
+        kubectl("-n", self.cluster.namespace, "exec", self.name, "--", "sh", "-c", "kill -TERM 1")
+
     def result(self, timeout: float = 180) -> dict[str, Any]:
-        """Raises AssertionError with the pod's log when it failed."""
+        """What it found once it has ended. Raises AssertionError with its log when it failed, and when a message that
+        was acknowledged is not where its master said."""
 
         def ended() -> str | None:
             phase = get(self.cluster.namespace, "pod", self.name)["status"]["phase"]
@@ -190,6 +232,7 @@ class Load:
         assert phase == "Succeeded", self._log()
         found: dict[str, Any] = json.loads(self._log().splitlines()[-1])
         kubectl("-n", self.cluster.namespace, "delete", "pod", self.name, "--wait=false")
+        assert found["lost"] == found["elsewhere"] == 0, found
         return found
 
 
@@ -205,12 +248,37 @@ class Host:
         self.kind = os.environ.get("E2E_HOST", "none")
         self.available = self.kind in ("kind", "scripts")
 
+    def _on(self, node: str, *command: str) -> str:
+        return run(*(["docker", "exec", node] if self.kind == "kind" else []), *command)
+
     def signal(self, signal: str, member: str, node: str) -> None:
         """To the broker's process."""
-        command = ["pkill", f"-{signal}", "-f", brokers_process(member)]
-        if self.kind == "kind":
-            command = ["docker", "exec", node, *command]
-        until(f"the broker of {member} gets the signal", lambda: run(*command) is not None, 15)
+        pattern = brokers_process(member)
+        until(
+            f"the broker of {member} gets the signal",
+            lambda: self._on(node, "pkill", f"-{signal}", "-f", pattern) is not None,
+            15,
+        )
+
+    def separate(self, pod: dict[str, Any], others: Iterable[dict[str, Any]]) -> None:
+        """No packet passes any more between a broker's pod and the others; everybody else still reaches it."""
+        for other in others:
+            address = other["status"]["podIP"]
+            self._in_network_of(pod, "iptables", "-w", "-I", "INPUT", "-s", address, "-j", "DROP")
+            self._in_network_of(pod, "iptables", "-w", "-I", "OUTPUT", "-d", address, "-j", "DROP")
+
+    def reunite(self, pod: dict[str, Any]) -> None:
+        self._in_network_of(pod, "iptables", "-w", "-F")
+
+    def _in_network_of(self, pod: dict[str, Any], *command: str) -> None:
+        """Runs a command of the node in the network namespace of a broker's pod."""
+        node, address = pod["spec"]["nodeName"], pod["status"]["podIP"]
+        for pid in self._on(node, "pgrep", "-f", brokers_process(pod["metadata"]["name"])).split():
+            inside = ["nsenter", "-t", pid, "-n"]
+            if f" {address}/" in self._on(node, *inside, "ip", "-o", "address"):
+                self._on(node, *inside, *command)
+                return
+        raise AssertionError(f"no broker runs at {address} on {node}")
 
     def node(self, action: str, node: str) -> None:
         """kill, start, cut or heal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from kube import Cluster, Figure, Host, Load, kubectl, until
+from kube import Cluster, Figure, Host, Load, kubectl
 
 KILLED_MS = 2_000
 SILENT_MS = 5_500
@@ -19,17 +19,12 @@ def check(result: dict[str, object], limit_ms: int) -> None:
     assert result["maxGapMs"] < limit_ms, result
 
 
-def wait_other_master(cluster: Cluster, old: str, epoch: int) -> None:
-    until("another master", lambda: cluster.master_name() != old, 30, 0.1)
-    cluster.wait_recovered(epoch)
-
-
 def test_the_masters_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
     load = Load(demo, "delete", 18)
     for _ in range(2):
         old, epoch = demo.master_name(), demo.epoch()
         kubectl("-n", demo.namespace, "delete", "pod", old, "--wait=false")
-        wait_other_master(demo, old, epoch)
+        demo.wait_recovered_from(old, epoch)
     result = load.result()
     figure("failover: master's pod deleted twice", result)
     check(result, KILLED_MS)
@@ -43,7 +38,7 @@ def test_the_masters_process_is_killed(demo: Cluster, host: Host, figure: Figure
         master = demo.master()
         old, epoch = master["metadata"]["name"], demo.epoch()
         host.signal("KILL", old, master["spec"]["nodeName"])
-        wait_other_master(demo, old, epoch)
+        demo.wait_recovered_from(old, epoch)
     result = load.result()
     figure("failover: master's process killed three times", result)
     # A busy machine's kube-proxy may take longer to move a Service than the client's own limit of 3 s for a send.
@@ -58,7 +53,7 @@ def test_the_masters_process_is_frozen(demo: Cluster, host: Host, figure: Figure
     old, node = master["metadata"]["name"], master["spec"]["nodeName"]
     host.signal("STOP", old, node)
     try:
-        until("another master", lambda: demo.master_name() != old, 30, 0.1)
+        demo.wait_other_master(old)
     finally:
         time.sleep(2)
         host.signal("CONT", old, node)
@@ -73,10 +68,8 @@ def test_a_planned_switchover_shows_no_error(demo: Cluster, figure: Figure) -> N
     load = Load(demo, "switch", 14)
     for _ in range(3):
         old, epoch = demo.master_name(), demo.epoch()
-        kubectl(
-            "-n", demo.namespace, "annotate", "bc", "demo", f"gantry.dev/switchover=a #{time.time_ns()}", "--overwrite"
-        )
-        wait_other_master(demo, old, epoch)
+        demo.switch_over()
+        demo.wait_recovered_from(old, epoch)
     result = load.result()
     figure("switchover: three times by annotation", result)
     check(result, KILLED_MS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
 
+import pytest
 from kube import Cluster, CommandFailed, Figure, Load, apply, example, get, kubectl, until
 
 
@@ -104,3 +107,38 @@ def test_reclaim_delete_takes_the_volumes_along(demo: Cluster) -> None:
     kubectl("-n", demo.namespace, "delete", "bc", "demo")
     until("the volumes are gone", lambda: not get(demo.namespace, "pvc"), 90)
     until("the Leases are gone", lambda: not get(demo.namespace, "lease"), 30)
+
+
+@pytest.fixture
+def growing(namespace: str) -> Iterator[str]:
+    """A storage class as the default one, whose volumes may grow."""
+    ordinary = get("default", "storageclass")[0]
+    kept = {k: ordinary[k] for k in ("apiVersion", "kind", "provisioner", "reclaimPolicy", "volumeBindingMode")}
+    made = kept | {"metadata": {"name": "e2e-growing"}, "allowVolumeExpansion": True}
+    apply(namespace, json.dumps(made))
+    yield "e2e-growing"
+    kubectl("delete", "storageclass", "e2e-growing")
+
+
+def test_volumes_grow_where_their_class_allows_it(namespace: str, growing: str) -> None:
+    """The claims ask for more, the set is made anew around its pods, and nobody is restarted for it."""
+    text = example("quickstart.yaml").replace("name: demo", "name: grown")
+    storage = json.dumps({"size": "1Gi", "className": growing})
+    apply(namespace, text.replace("spec:", f"spec:\n  reclaim: Delete\n  storage: {storage}"))
+    cluster = Cluster(namespace, "grown")
+    cluster.wait_running()
+    before, old = cluster.uids(), get(namespace, "statefulset", "grown-a")["metadata"]["uid"]
+    load = Load(cluster, "grow", 30)
+    cluster.patch({"spec": {"storage": {"size": "2Gi"}}})
+
+    def sizes() -> set[str]:
+        claims = get(namespace, "pvc", selector="gantry.dev/cluster=grown")
+        return {c["spec"]["resources"]["requests"]["storage"] for c in claims}
+
+    until("every claim asks for more", lambda: sizes() == {"2Gi"}, 30)
+    until("a new set", lambda: get(namespace, "statefulset", "grown-a")["metadata"]["uid"] != old, 30)
+    cluster.wait_running()
+    load.stop()
+    assert load.result()["errors"] == 0
+    assert cluster.uids() == before
+    kubectl("-n", namespace, "delete", "bc", "grown")

@@ -1,11 +1,23 @@
-"""Clients outside Kubernetes get addresses that they can reach; clients inside get inner ones."""
+"""Clients outside Kubernetes get addresses that they can reach; clients inside get inner ones. Ours and RocketMQ's."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from gantry_broker.client import Admin, Producer
-from kube import Cluster, Host, Load, apply, example, get
+from kube import ROOT, Cluster, Host, Load, apply, example, get, kubectl, until
+from rig import java
+
+JAVA_IMAGE = os.environ.get("E2E_JAVA_IMAGE", "")
+"""Made by e2e/run from client/Dockerfile.java where Java and Maven are."""
+COUNT = 2_000
+MAIN = "dev.gantry.interop.Driver"
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +32,14 @@ def outside(namespace: str) -> Cluster:
     return cluster
 
 
+def external(cluster: Cluster) -> str:
+    return str(cluster.status()["addresses"]["external"])
+
+
 async def test_a_client_on_the_host_uses_the_external_listener(outside: Cluster, host: Host) -> None:
     if not host.available:
         pytest.skip("the nodes' addresses may not be reachable from here")
-    address = outside.status()["addresses"]["external"]
+    address = external(outside)
     node = address.split(":")[0]
     async with Producer(address) as producer:
         results = [await producer.send("Outside", f"message {i}".encode(), timeout=20) for i in range(50)]
@@ -38,3 +54,111 @@ def test_a_client_inside_gets_inner_addresses(outside: Cluster) -> None:
     assert result["lost"] == result["errors"] == 0
     services = get(outside.namespace, "services", selector="gantry.dev/external=true")
     assert {s["spec"]["type"] for s in services} == {"NodePort"}
+
+
+# ---- RocketMQ's own Java client, sends and reads
+
+
+def sends(name_servers: str, topic: str) -> list[str]:
+    return ["produce", "--namesrv", name_servers, "--topic", topic, "--run", topic, "--count", str(COUNT),
+            "--threads", "4"]  # fmt: skip
+
+
+def reads(name_servers: str, topic: str) -> list[str]:
+    return ["consume", "--namesrv", name_servers, "--topic", topic, "--run", topic, "--group", f"read-{topic}",
+            "--count", str(COUNT), "--timeout-s", "60"]  # fmt: skip
+
+
+def summary(output: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    found: dict[str, Any] = next(line for line in lines if line["event"] == "summary")
+    return found
+
+
+def check_sent_and_read(sent: dict[str, Any], read: dict[str, Any]) -> None:
+    assert (sent["statuses"], sent["errors"]) == ({"SEND_OK": COUNT}, {}), sent
+    assert (read["unique"], read["repeated"], read["strangers"]) == (COUNT, 0, 0), read
+    assert read["digest"] == sent["digest"]
+
+
+def in_a_pod(cluster: Cluster, name: str, version: str, words: list[str]) -> dict[str, Any]:
+    command = ["java", "-Xmx256m", *java.OPENED, "-Drocketmq.client.logRoot=/tmp", "-Duser.home=/tmp"]
+    container = {
+        "name": "java",
+        "image": JAVA_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [*command, "-cp", f"/opt/driver{version}/*", MAIN, *words],
+    }
+    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
+    apply(cluster.namespace, json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}))
+
+    def ended() -> bool:
+        return get(cluster.namespace, "pod", name)["status"]["phase"] in ("Succeeded", "Failed")
+
+    until(f"{name} ends", ended, 120)
+    output = kubectl("-n", cluster.namespace, "logs", name)
+    kubectl("-n", cluster.namespace, "delete", "pod", name, "--wait=false")
+    return summary(output)
+
+
+@pytest.mark.parametrize("version", ["49", "55"])
+def test_the_java_client_in_a_pod(outside: Cluster, version: str) -> None:
+    if not JAVA_IMAGE:
+        pytest.skip("e2e/run made no image of the Java client: it needs Java 17 and Maven")
+    servers, topic = outside.name_servers, f"JavaInside{version}"
+    sent = in_a_pod(outside, f"java-sends-{version}", version, sends(servers, topic))
+    read = in_a_pod(outside, f"java-reads-{version}", version, reads(servers, topic))
+    check_sent_and_read(sent, read)
+
+
+@pytest.mark.parametrize("version", ["49", "55"])
+def test_the_java_client_outside(outside: Cluster, host: Host, version: str, tmp_path: Path) -> None:
+    if not host.available:
+        pytest.skip("the nodes' addresses may not be reachable from here")
+    try:
+        java.build()
+    except java.JavaMissing as missing:
+        pytest.skip(str(missing))
+
+    def on_the_host(words: list[str]) -> dict[str, Any]:
+        flags = [f"-Drocketmq.client.logRoot={tmp_path}", f"-Duser.home={tmp_path}"]
+        command = java.command(f"driver{version}", MAIN, *words, flags=flags)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return summary(done.stdout)
+
+    servers, topic = external(outside), f"JavaOutside{version}"
+    check_sent_and_read(on_the_host(sends(servers, topic)), on_the_host(reads(servers, topic)))
+
+
+# ---- load balancers: examples/load-balancer.yaml. Where nobody makes them, their addresses are written by the test.
+
+
+def test_load_balancers_are_waited_for_and_then_given_out(namespace: str) -> None:
+    apply(namespace, example("load-balancer.yaml"))
+    cluster = Cluster(namespace, "public")
+
+    def made() -> list[dict[str, Any]]:
+        found = get(namespace, "services", selector="gantry.dev/external=true,gantry.dev/cluster=public")
+        return found if len(found) == 2 + 1 + 3 else []
+
+    services = until("one for each NameServer, the group and each member", made, 30)
+    for service in services:
+        assert service["spec"]["type"] == "LoadBalancer"
+        assert service["spec"]["loadBalancerSourceRanges"] == ["10.0.0.0/8"]
+        assert service["metadata"]["annotations"]["service.beta.kubernetes.io/aws-load-balancer-type"] == "nlb"
+    pending = [s for s in services if not s.get("status", {}).get("loadBalancer", {}).get("ingress")]
+    if pending:
+        waits = until("it says what it waits for", lambda: cluster.condition("Progressing")["message"], 30)
+        assert "public" in str(waits)
+        assert not cluster.pods(), "brokers begin once they can be told their addresses"
+    for number, service in enumerate(pending):
+        status = {"status": {"loadBalancer": {"ingress": [{"ip": f"192.0.2.{number + 1}"}]}}}
+        kubectl("-n", namespace, "patch", "service", service["metadata"]["name"], "--subresource=status",
+                "--type=merge", "-p", json.dumps(status))  # fmt: skip
+    cluster.wait_running()
+    names = external(cluster).split(";")
+    assert names == [f"public-namesrv-{i}.mq.example.com:9876" for i in range(len(names))], names
+    config = json.loads(get(namespace, "configmap", "public-a")["data"]["public-a-0.json"])
+    assert config["listener_addresses"]["external"]["group"] == "public-a.mq.example.com:10911"
+    kubectl("-n", namespace, "delete", "bc", "public")

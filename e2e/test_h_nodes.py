@@ -37,7 +37,7 @@ def test_the_masters_node_is_lost(demo: Cluster, host: Host, figure: Figure, how
     load = Load(demo, f"node-{how}", 45, node=other)
     host.node(how, node)
     try:
-        until("another master", lambda: demo.master_name() != old, 40, 0.2)
+        demo.wait_other_master(old, 40)
     finally:
         result = load.result(240)
         host.node("start" if how == "kill" else "heal", node)

@@ -2,8 +2,10 @@
 
     python load.py NAMESERVERS TOPIC SECONDS [--senders N]
 
-Prints one JSON object as its last line: how many sends were acknowledged with which status, which failed, the largest
-gap between two successes, and how many acknowledged messages are missing in the log afterwards or are there twice.
+Ends before SECONDS are over when it gets SIGTERM. Prints one JSON object as its last line: how many sends
+were acknowledged with which status, which failed, the largest gap between two successes, and how many acknowledged
+messages are missing in the log afterwards, are there twice, or do not lie where the master that acknowledged them said
+("elsewhere": two masters that both acknowledge would disagree about that).
 """
 
 from __future__ import annotations
@@ -12,23 +14,29 @@ import argparse
 import asyncio
 import collections
 import json
+import signal
 import sys
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from gantry_broker.client import FromWhere, MessageQueue, Producer, PullConsumer, SendStatus
+from gantry_broker.client import ClientError, FromWhere, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from gantry_broker.remoting.errors import RemotingError
 
 LONG_GAP_S = 0.2
-READ_PATIENCE_S = 60.0
+READ_PATIENCE_S = 90.0
+
+Found = dict[str, list[str]]
+"""Of every message of the topic, by its id: the places where it lies in the log."""
 
 
 @dataclass
 class Record:
     """What the sender saw."""
 
-    acknowledged: set[str] = field(default_factory=set)
+    acknowledged: dict[str, str] = field(default_factory=dict)
+    """By message: where its master said that it lies."""
     statuses: collections.Counter[str] = field(default_factory=collections.Counter)
     errors: list[str] = field(default_factory=list)
     gaps: list[tuple[float, float]] = field(default_factory=list)
@@ -36,34 +44,51 @@ class Record:
     max_gap: float = 0.0
     slowest: float = 0.0
     last_ok: float = field(default_factory=time.monotonic)
+    stopped: bool = False
 
-    def succeeded(self, id: str, status: SendStatus, took: float) -> None:
-        self.statuses[status.name] += 1
-        if status is not SendStatus.SEND_OK:
+    def stop(self) -> None:
+        self.stopped = True
+
+    def answered(self, id: str, result: SendResult, took: float) -> None:
+        self.statuses[result.status.name] += 1
+        if result.status is not SendStatus.SEND_OK:
             return
         now = time.monotonic()
         gap, self.last_ok = now - self.last_ok, now
         self.max_gap, self.slowest = max(self.max_gap, gap), max(self.slowest, took)
         if gap > LONG_GAP_S:
             self.gaps.append((time.time(), round(gap, 3)))
-        self.acknowledged.add(id)
+        self.acknowledged[id] = result.offset_id
 
 
 async def send_until(producer: Producer, topic: str, end: float, record: Record) -> None:
-    while time.monotonic() < end:
+    while time.monotonic() < end and not record.stopped:
         id = uuid.uuid4().hex
         begun = time.monotonic()
         try:
             result = await producer.send(topic, id.encode() + b"." * 96, keys=id)
-            record.succeeded(id, result.status, time.monotonic() - begun)
+            record.answered(id, result, time.monotonic() - begun)
         except Exception as error:
             record.errors.append(f"{type(error).__name__}: {error}"[:200])
             await asyncio.sleep(0.01)
 
 
-async def read_all(name_servers: str, topic: str) -> collections.Counter[str]:
-    """Every message of the topic by its id, read from each queue's first to its last offset."""
-    found: collections.Counter[str] = collections.Counter()
+async def read_patiently(name_servers: str, topic: str) -> Found:
+    """As `read_all`, begun again while no master answers: what is wrong then is for whoever looks at the gaps."""
+    deadline = time.monotonic() + READ_PATIENCE_S
+    while True:
+        try:
+            return await read_all(name_servers, topic)
+        except (RemotingError, ClientError) as error:
+            print(f"reading back: {error}", flush=True)
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(1)
+
+
+async def read_all(name_servers: str, topic: str) -> Found:
+    """Every message of the topic, read from each queue's first to its last offset."""
+    found: Found = collections.defaultdict(list)
     async with PullConsumer(name_servers, "e2e-check", from_where=FromWhere.FIRST, auto_commit=False) as consumer:
         queues = await consumer.queues(topic)
         await consumer.assign(queues)
@@ -75,7 +100,7 @@ async def read_all(name_servers: str, topic: str) -> collections.Counter[str]:
         deadline = time.monotonic() + READ_PATIENCE_S
         while left and time.monotonic() < deadline:
             for message in await consumer.poll(1.0, 256):
-                found[message.body[:32].decode()] += 1
+                found[message.body[:32].decode()].append(message.offset_id)
                 queue = MessageQueue(topic, message.broker, message.queue_id)
                 if message.queue_offset >= left.get(queue, sys.maxsize):
                     del left[queue]
@@ -86,6 +111,7 @@ async def read_all(name_servers: str, topic: str) -> collections.Counter[str]:
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     record = Record()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop)
     async with Producer(options.name_servers, "e2e-load") as producer:
         await producer.send(options.topic, uuid.uuid4().hex.encode(), timeout=30)
         print("sending", flush=True)
@@ -93,7 +119,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         end = time.monotonic() + options.seconds
         senders = (send_until(producer, options.topic, end, record) for _ in range(options.senders))
         await asyncio.gather(*senders)
-    found = await read_all(options.name_servers, options.topic)
+    found = await read_patiently(options.name_servers, options.topic)
     return {
         "sendOk": len(record.acknowledged),
         "statuses": dict(record.statuses),
@@ -102,9 +128,10 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "maxGapMs": round(record.max_gap * 1000),
         "slowestMs": round(record.slowest * 1000),
         "gaps": record.gaps,
-        "lost": len(record.acknowledged - set(found)),
-        "twice": sum(1 for id in record.acknowledged if found[id] > 1),
-        "inLog": sum(found.values()),
+        "lost": len(record.acknowledged.keys() - found.keys()),
+        "twice": sum(1 for id in record.acknowledged if len(found.get(id, ())) > 1),
+        "elsewhere": sum(1 for id, at in record.acknowledged.items() if id in found and at not in found[id]),
+        "inLog": sum(map(len, found.values())),
     }
 
 

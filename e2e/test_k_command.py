@@ -1,0 +1,66 @@
+"""`gantry` against Kubernetes, by context and namespace or as a plug-in of kubectl: what a person types and sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kube import Cluster, kubectl
+
+
+def gantry(*words: str, stdin: str | None = None, plugin: bool = False, check: bool = True) -> str:
+    scripts = Path(sys.executable).parent
+    command = ["kubectl", "gantry"] if plugin else [str(scripts / "gantry")]
+    environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*command, *words], input=stdin, capture_output=True, text=True, env=environment, timeout=90, check=False
+    )
+    assert done.returncode == 0 or not check, f"{' '.join([*command, *words])}: {done.stdout}{done.stderr}"
+    return done.stdout + ("" if check else done.stderr)
+
+
+@pytest.fixture(scope="module")
+def where(demo: Cluster) -> list[str]:
+    context = kubectl("config", "current-context").strip()
+    return ["--context", context, "-n", demo.namespace]
+
+
+def test_status(demo: Cluster, where: list[str]) -> None:
+    told = gantry("status", *where)
+    for words in ("demo", "Running", "demo-a-0", "demo-a-1", "demo-a-2", "Master"):
+        assert words in told
+    status = json.loads(gantry("status", *where, "-o", "json"))["status"]
+    assert status["readyMembers"] == "3/3"
+    assert any(e["reason"] == "Bootstrap" for e in status["events"])
+
+
+def test_topics_are_made_and_listed(where: list[str]) -> None:
+    gantry("topic", "create", "Orders", "--queues", "4", *where)
+    assert "Orders" in gantry("topic", "list", *where)
+
+
+def test_messages_go_in_and_come_out(where: list[str]) -> None:
+    told = json.loads(gantry("produce", "Orders", "-", *where, "-o", "json", stdin="one\ntwo\nthree\n"))
+    assert told["acknowledged"] == 3, told
+    lines = gantry("consume", "Orders", "--group", "reader", "--count", "3", "--timeout", "20", *where)
+    assert sorted(lines.split()) == ["one", "three", "two"]
+
+
+def test_a_switchover_answers_with_what_was_done(demo: Cluster, where: list[str]) -> None:
+    epoch, old = demo.epoch(), demo.master_name()
+    target = next(m["name"] for m in demo.status()["members"] if m["role"] == "Slave")
+    assert target in gantry("switchover", "a", "--to", target, *where)
+    demo.wait_recovered_from(old, epoch)
+    assert demo.master_name() == target
+    refused = gantry("switchover", "b", *where, check=False)
+    assert "b" in refused
+    assert "a" in refused, "the groups that there are"
+
+
+def test_as_a_plug_in_of_kubectl(demo: Cluster) -> None:
+    assert "Running" in gantry("status", "-n", demo.namespace, plugin=True)
+    assert "no single cluster" in gantry("status", "-n", "default", plugin=True, check=False)
