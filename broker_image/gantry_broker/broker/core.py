@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -89,6 +89,8 @@ class Broker:
         self.on_grew: Callable[[str, int], None] = lambda topic, queue_id: None
         self.on_topics: list[Callable[[], None]] = []
         """Called when topics or groups changed: the fast path forgets, the NameServers are told."""
+        self.routes_told: Callable[[], Awaitable[None]] | None = None
+        """Waits until the NameServers know this broker's topics as they are now; None: it has no NameServers."""
         self.on_status: list[Callable[[], None]] = []
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
@@ -236,7 +238,10 @@ class Broker:
                 told()
 
     async def change_and_wait(self, change: Change) -> None:
-        """A change that its asker may rely on. Raises NotWritable, StoreError and NotStored."""
+        """A change that its asker may rely on: clients find routes to its topics, too.
+
+        Raises NotWritable, StoreError and NotStored.
+        """
         done: asyncio.Future[SendStatus] = self._loop.create_future()
 
         def told(status: SendStatus) -> None:
@@ -247,6 +252,8 @@ class Broker:
         status = await done
         if status is not SendStatus.SEND_OK:
             raise NotStored(f"the change is in this member's log, but not replicated in time: {status.name}")
+        if self.routes_told is not None and ("topics" in change or "dropTopics" in change):
+            await self.routes_told()
 
     def ensure_topic(self, name: str, queues: int, perm: int, sys_flag: int = 0) -> TopicConfig:
         """A topic that the broker itself needs. Raises NotWritable and StoreError."""

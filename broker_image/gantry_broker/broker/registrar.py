@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 6.0
+TOLD_S: Final = 1.0
+"""Whoever changed a topic waits so long for NameServers that are slow; one that is known to fail is not waited for."""
 RETRY_S: Final = 1.0
 """A NameServer that did not answer is asked again so soon; brokers and NameServers may start in any order."""
 
@@ -39,6 +41,7 @@ class Registrar:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, asyncio.Event] = {}
         self._failing: set[str] = set()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._closing = False
         self.last_ok_ms: dict[str, int] = {}
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
@@ -46,14 +49,31 @@ class Registrar:
     def start(self) -> None:
         for address in self._broker.config.name_servers:
             self._wanted[address] = asyncio.Event()
+            self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
         self._broker.on_topics.append(self.soon)
+        self._broker.routes_told = self.told
         self._broker.on_role.append(lambda master: self.soon())
 
     def soon(self) -> None:
         """Something changed that clients' routes depend on."""
         for event in self._wanted.values():
             event.set()
+
+    async def told(self) -> None:
+        """Returns when every NameServer that answers knows what is so now, or after `TOLD_S`.
+
+        As RocketMQ's broker does: whoever was told that a topic is there finds its route.
+        """
+        loop = asyncio.get_running_loop()
+        waits = []
+        for address, waiting in self._waiting.items():
+            if address not in self._failing:
+                waiting.append(done := loop.create_future())
+                waits.append(done)
+        self.soon()
+        if waits:
+            await asyncio.wait(waits, timeout=TOLD_S)
 
     def lost(self, address: str) -> None:
         """A connection of this broker has ended. A NameServer that restarted knows no route until it is told again."""
@@ -67,6 +87,7 @@ class Registrar:
         # Not `while True`: Python 3.11's wait_for can lose a cancellation that comes together with its result.
         while not self._closing:
             wanted.clear()
+            waiting, self._waiting[address] = self._waiting[address], []
             delay = broker.settings.registerNameServerPeriod / 1000
             try:
                 await self._register(address)
@@ -81,6 +102,9 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
+            for done in waiting:
+                if not done.done():
+                    done.set_result(None)
             if self._closing:
                 return
             with contextlib.suppress(TimeoutError):
