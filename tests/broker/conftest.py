@@ -64,7 +64,7 @@ class Bench:
         settings = {**values["settings"], **options.pop("settings", {})}
         self.config = BrokerConfig.model_validate({**values, **options, "settings": settings})
         self.store = MessageStore.open(
-            StoreConfig(self.config.data_dir, self.config.settings, False, ("127.0.0.1", 10911))
+            StoreConfig(self.config.data_dir, self.config.settings.model_copy(), False, ("127.0.0.1", 10911))
         )
         self.broker = Broker(self.config, self.store, RemotingClient(), pack_host("127.0.0.1", 10911))
         self.dispatcher = Dispatcher(self.broker)

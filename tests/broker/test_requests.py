@@ -132,7 +132,7 @@ async def test_refused_sends(bench: Bench, fields: dict[str, Any], code: int, sa
 
 
 async def test_a_body_over_the_limit_is_refused(bench: Bench) -> None:
-    bench.broker.settings.maxMessageSize = 1_024
+    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=1024")).code == 0
     assert (await bench.send(b"x" * 1_024)).code == 0
     answer = await bench.send(b"x" * 1_025)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -328,3 +328,19 @@ async def test_a_broken_handler_costs_one_answer(bench: Bench, monkeypatch: pyte
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "on purpose" in (answer.remark or "")
     assert (await bench.send(b"x")).code == 0
+
+
+async def test_queues_of_topics_that_nobody_configured_are_cleaned_when_asked(bench: Bench) -> None:
+    await bench.send(b"kept", "Kept")
+    await bench.send(b"gone", "Gone")
+    bench.broker.change({"dropTopics": ["Gone"]})  # as a store that was taken over may have it
+    await bench.send(b"more", "Kept")
+    store = bench.store
+    assert store.min_offset("Gone", 0) < store.max_offset("Gone", 0)
+    for _ in range(2):
+        assert (await bench.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+        end = store.end
+    assert store.end == end, "nothing is left to be cleaned"
+    assert store.min_offset("Gone", 0) == store.max_offset("Gone", 0)
+    pulled = await bench.ask(11, bench.pull_ext("Kept"))
+    assert [r.body for r in decode_records(pulled.body)] == [b"kept", b"more"]

@@ -39,6 +39,7 @@ from gantry_broker.store.types import Confirmed, Got, Put, Stored
 from .clients import ClientTable
 from .delay import Delays
 from .faults import NotStored, NotWritable
+from .livesettings import LiveSettings
 from .locks import QueueLocks
 from .longpoll import HeldPulls
 from .metadata import Change, Metadata, Tables, encode_change
@@ -99,6 +100,7 @@ class Broker:
         self._opaque = 0
         self._grown: list[tuple[str, int]] = []
         self._loop = asyncio.get_running_loop()
+        self.live_settings = LiveSettings(self)
         self.transactions = Transactions(self)
         self.delays = Delays(self)
         self.replication = ReplicationService(

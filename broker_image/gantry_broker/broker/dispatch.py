@@ -49,6 +49,8 @@ WRITES: Final = SENDS | {
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.CLEAN_UNUSED_TOPIC,
     )
 }
 """Requests that only a master carries out: parked and forwarded during a hand-over, refused by others."""

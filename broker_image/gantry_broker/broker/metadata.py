@@ -1,4 +1,4 @@
-"""Topics, groups, consumer offsets and the progress of delays: a state machine over control records.
+"""Topics, groups, offsets, delays' progress and changed settings: a state machine over control records.
 
 A change is a JSON object in a record of the control topic. The master appends it to the log and applies it to its
 *working* view at once; every member applies it to its *confirmed* view when the record is confirmed, and only that
@@ -36,13 +36,14 @@ def offset_key(topic: str, group: str) -> str:
 @dataclass(slots=True)
 class Tables:
     """One view of all metadata. `offsets`: "topic@group" to queue to offset; `delay`: level to queue offset;
-    `timer`: bucket to queue offset."""
+    `timer`: bucket to queue offset; `settings`: name to (value, what the resource said then), see `livesettings`."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroup] = field(default_factory=dict)
     offsets: dict[str, Offsets] = field(default_factory=dict)
     delay: Offsets = field(default_factory=dict)
     timer: Offsets = field(default_factory=dict)
+    settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
 
@@ -54,12 +55,13 @@ class Tables:
             {key: dict(value) for key, value in self.offsets.items()},
             dict(self.delay),
             dict(self.timer),
+            dict(self.settings),
             self.topic_version,
             self.group_version,
         )
 
     def apply(self, change: Mapping[str, Any]) -> bool:
-        """Applies one change; True: topics or groups changed. Parts it does not know are left alone."""
+        """Applies one change; True: topics, groups or settings changed. Parts it does not know are left alone."""
         at = int(change.get("at", 0))
         shaped = False
         for value in change.get("topics", ()):
@@ -79,6 +81,11 @@ class Tables:
             grouped = self.groups.pop(name, None) is not None or grouped
         if grouped:
             self.group_version = self.group_version.next(at)
+        set_anew = "settings" in change or "dropSettings" in change
+        for name in change.get("dropSettings", ()):
+            self.settings.pop(name, None)
+        for name, (value, base) in change.get("settings", {}).items():
+            self.settings[name] = (value, base)
         for key in change.get("dropOffsets", ()):
             self.offsets.pop(key, None)
         for key, queues in change.get("offsets", {}).items():
@@ -91,7 +98,7 @@ class Tables:
                     table.pop(int(queue), None)
                 else:
                     table[int(queue)] = offset
-        return shaped or grouped
+        return shaped or grouped or set_anew
 
     def all_changes(self, now_ms: int) -> Iterator[Change]:
         """Changes that, applied to empty tables, give these."""
@@ -103,6 +110,8 @@ class Tables:
             yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys}}
         if self.delay or self.timer:
             yield {"at": now_ms, "delay": _text_keys(self.delay), "timer": _text_keys(self.timer)}
+        if self.settings:
+            yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
 
     def configs(self) -> TopicConfigs:
         return TopicConfigs(dict(self.topics), self.topic_version)
@@ -181,7 +190,7 @@ class Metadata:
         self._dirty.clear()
 
     def confirm(self, phys: int, body: bytes) -> bool:
-        """A control record at `phys` was confirmed; True: topics or groups changed in the confirmed view."""
+        """A control record at `phys` was confirmed; True: topics, groups or settings changed in the confirmed view."""
         if phys < self.applied:
             return False
         self.applied = phys + 1

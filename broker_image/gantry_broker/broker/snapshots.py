@@ -40,7 +40,13 @@ def render(meta: Metadata) -> dict[str, bytes]:
         ),
         OFFSETS: fastjson.dumps({"offsetTable": tables.offsets}),
         DELAY: fastjson.dumps({"offsetTable": tables.delay}),
-        OWN: fastjson.dumps({"applied": meta.applied, "timer": {str(k): v for k, v in tables.timer.items()}}),
+        OWN: fastjson.dumps(
+            {
+                "applied": meta.applied,
+                "timer": {str(k): v for k, v in tables.timer.items()},
+                "settings": {name: list(pair) for name, pair in tables.settings.items()},
+            }
+        ),
     }
 
 
@@ -80,6 +86,7 @@ def load(directory: Path) -> tuple[Tables, int] | None:
         fields = Fields(value, OWN)
         own[0] = fields.number("applied", 0)
         tables.timer = _numbers(fields, "timer")
+        tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
 
     found = _load(directory, OWN, read_own) or found
     return (tables, own[0]) if found else None

@@ -2,71 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from pydantic import ValidationError
 
 from gantry_broker.broker.faults import Answer
 from gantry_broker.broker.handlers.table import handles, ok
+from gantry_broker.broker.livesettings import BadSetting, text
 from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import StatsDataHeader
-from gantry_broker.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
     from gantry_broker.remoting.connection import Connection
 
-log = logging.getLogger(__name__)
-
-FIXED: Final = frozenset(
-    {
-        "mappedFileSizeCommitLog",
-        "mappedFileSizeConsumeQueue",
-        "maxHashSlotNum",
-        "maxIndexNum",
-        "messageIndexEnable",
-        "messageDelayLevel",
-        "traceTopicEnable",
-    }
-)
-"""Settings that only a restart changes: the store's shape follows from them."""
 VERSION_TEXT: Final = "V4_9_7"
 
 
 @handles(RequestCode.UPDATE_BROKER_CONFIG)
-def update_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    """`name=value` lines. What is changed holds until the process ends; lasting changes go into the resource."""
-    wanted: dict[str, str] = {}
-    for line in frame.body.decode("utf-8", "replace").splitlines():
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        if not equals:
-            raise Answer(ResponseCode.SYSTEM_ERROR, f"the body's line {line[:80]!r} is not name=value")
-        wanted[name.strip()] = value.strip()
-    if not wanted:
-        raise Answer(ResponseCode.SYSTEM_ERROR, "the body names no setting; lines of name=value are expected")
-    for name in wanted:
-        if name not in BrokerSettings.model_fields:
-            raise Answer(ResponseCode.SYSTEM_ERROR, f"the setting {name[:80]} does not exist here")
-        if name in FIXED:
-            raise Answer(ResponseCode.SYSTEM_ERROR, f"the setting {name} can only change with a restart")
+async def update_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """`name=value` lines, for all members of the group, until the resource says something else (`livesettings`)."""
     try:
-        made = BrokerSettings.model_validate({**broker.settings.model_dump(), **wanted})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"the setting {where}: {first['msg']}") from None
-    for name in wanted:
-        setattr(broker.settings, name, getattr(made, name))
-        log.info("setting %s is now %s", name, getattr(made, name))
-    for told in broker.on_topics:
-        told()  # brokerPermission and autoCreateTopicEnable are part of what is registered.
+        change = broker.live_settings.change(frame.body)
+    except BadSetting as error:
+        raise Answer(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    await broker.change_and_wait(change)
     return ok(frame)
 
 
@@ -86,13 +48,9 @@ def get_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "storePathCommitLog": config.data_dir / "commitlog",
         **broker.settings.model_dump(),
     }
-    lines = [f"{name}={_text(value)}" for name, value in values.items()]
+    lines = [f"{name}={text(value)}" for name, value in values.items()]
     version = orjson.dumps(broker.meta.working.topic_version.to_json()).decode()
     return ok(frame, {"version": version}, "\n".join(lines).encode() + b"\n")
-
-
-def _text(value: Any) -> str:
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 @handles(RequestCode.GET_BROKER_RUNTIME_INFO)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.handlers.table import Result, handles, json_body, ok
+from gantry_broker.broker.handlers.table import handles, json_body, ok
 from gantry_broker.broker.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
@@ -180,8 +180,21 @@ def clean_log(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 
 @handles(RequestCode.CLEAN_UNUSED_TOPIC)
-def clean_unused(broker: Broker, conn: Connection, frame: Frame) -> Result:
-    """4.9.7 drops the queues of topics that are not configured any more; here they go with the topic."""
+async def clean_unused(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    """Drops the queues of topics that are not configured, such as a taken-over store may hold. As 4.9.7.
+
+    The system's own topics stay, whether they are configured or not.
+    """
+    known, store = broker.meta.working.topics, broker.store
+    unused = [
+        name
+        for name, queues in store.topics_queues().items()
+        if name not in known
+        and not is_system_topic(name)
+        and any(store.min_offset(name, queue) < store.max_offset(name, queue) for queue in queues)
+    ]
+    if unused:
+        await delete_topics(broker, unused)
     return ok(frame)
 
 

@@ -1,0 +1,148 @@
+"""Settings changed while brokers run (`mqadmin updateBrokerConfig`): for the group, until the resource overrules them.
+
+A change is a control record like that of a topic: it holds on every member, after restarts and after failovers, as it
+does in RocketMQ, which writes it into its own file. The truth is the resource, though: with each change goes what the
+resource said at that time, and as soon as it says something else for that setting, the change is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import StoreError
+
+from .faults import NotWritable
+from .metadata import Change
+
+if TYPE_CHECKING:
+    from .core import Broker
+
+log = logging.getLogger(__name__)
+
+FIXED: Final = frozenset(
+    {
+        "mappedFileSizeCommitLog",
+        "mappedFileSizeConsumeQueue",
+        "maxHashSlotNum",
+        "maxIndexNum",
+        "messageIndexEnable",
+        "messageDelayLevel",
+        "traceTopicEnable",
+    }
+)
+"""Settings that only the resource and a restart change: the store's shape follows from them."""
+
+
+class BadSetting(ValueError):
+    """A change that is refused; the text names the setting, the value and what to write."""
+
+
+def text(value: Any) -> str:
+    """A setting's value as broker.conf has it."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def parse_changes(body: bytes) -> dict[str, str]:
+    """`name=value` lines, as UPDATE_BROKER_CONFIG brings them. Raises BadSetting."""
+    wanted: dict[str, str] = {}
+    for line in body.decode("utf-8", "replace").splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise BadSetting(f"the body's line {line[:80]!r} is not name=value")
+        wanted[name.strip()] = value.strip()
+    if not wanted:
+        raise BadSetting("the body names no setting; lines of name=value are expected")
+    return wanted
+
+
+def change_of(told: BrokerSettings, now: BrokerSettings, wanted: Mapping[str, str]) -> Change:
+    """The control record for a wish; what agrees with the resource (`told`) is no change. Raises BadSetting."""
+    for name in wanted:
+        if name not in BrokerSettings.model_fields:
+            raise BadSetting(f"the setting {name[:80]} does not exist here; getBrokerConfig lists those that do")
+        if name in FIXED:
+            raise BadSetting(f"the setting {name} can only change with a restart: write it in spec.broker")
+    made = _valid({**now.model_dump(), **wanted})
+    kept, dropped = {}, []
+    for name in wanted:
+        value, base = text(getattr(made, name)), text(getattr(told, name))
+        if value == base:
+            dropped.append(name)
+        else:
+            kept[name] = [value, base]
+    return {"settings": kept, "dropSettings": dropped}
+
+
+def effective(told: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> BrokerSettings:
+    """What holds: the resource's settings, with the changes whose basis it still says."""
+    live = {name: value for name, (value, base) in changes.items() if name not in stale(told, changes)}
+    try:
+        return _valid({**told.model_dump(), **live}) if live else told
+    except BadSetting as error:
+        log.error("changed settings are left out: %s", error)
+        return told
+
+
+def stale(told: BrokerSettings, changes: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Changes that the resource has overruled, or that this version does not know."""
+    return [
+        name
+        for name, (_, base) in changes.items()
+        if name in FIXED or name not in BrokerSettings.model_fields or text(getattr(told, name)) != base
+    ]
+
+
+def _valid(values: Mapping[str, Any]) -> BrokerSettings:
+    try:
+        return BrokerSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadSetting(f"the setting {where}: {first['msg']}, not {str(first['input'])[:80]!r}") from None
+
+
+class LiveSettings:
+    """Keeps `broker.settings` as the tables say, whenever they change."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._told = broker.config.settings.model_copy()
+        broker.on_topics.append(self.follow)
+
+    def change(self, body: bytes) -> Change:
+        """The control record for a request's body. Raises BadSetting."""
+        return change_of(self._told, self._broker.settings, parse_changes(body))
+
+    def follow(self) -> None:
+        """Takes over what the tables say."""
+        broker = self._broker
+        changes = broker.meta.working.settings
+        wanted = effective(self._told, changes)
+        for name in BrokerSettings.model_fields:
+            value = getattr(wanted, name)
+            if name not in FIXED and getattr(broker.settings, name) != value:
+                setattr(broker.settings, name, value)
+                log.info("setting %s is now %s", name, text(value))
+        if broker.may_append and stale(self._told, changes):
+            asyncio.get_running_loop().call_soon(self._forget_stale)
+
+    def _forget_stale(self) -> None:
+        broker = self._broker
+        names = stale(self._told, broker.meta.working.settings)
+        if not names or not broker.may_append:
+            return
+        try:
+            broker.change({"dropSettings": names})
+        except (NotWritable, StoreError) as error:
+            log.warning("overruled settings stay in the tables for now: %s", error)
+            return
+        log.info("spec.broker overrules what was set while running: %s", ", ".join(names))
