@@ -1,4 +1,5 @@
-"""What the Spark image starts: `report ...` (the driver, in client mode) or `executor` as Spark on Kubernetes calls it.
+"""What the Spark image starts: `report ...` (the driver, in client mode), `executor` as Spark on Kubernetes calls it,
+or `show ...`, which writes the last report to the log.
 
 Spark's own images do this with a shell script; the variables and the command of an executor are those of Spark 4.
 """
@@ -63,8 +64,13 @@ def main(argv: Sequence[str]) -> NoReturn:
 
         report(argv[1:])
         raise SystemExit(0)
+    if argv[:1] == ["show"]:
+        from gantry_spark.showlog import main as show
+
+        show(argv[1:])
+        raise SystemExit(0)
     given = shlex.join(argv) or "nothing"
-    print(f"gantry: start this image with 'report ...' or 'executor', not with {given}", file=sys.stderr)
+    print(f"gantry: start this image with 'report ...', 'executor' or 'show ...', not with {given}", file=sys.stderr)
     raise SystemExit(2)
 
 

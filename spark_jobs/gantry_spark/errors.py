@@ -4,15 +4,31 @@ from __future__ import annotations
 
 
 class GantrySparkError(Exception):
-    """A message for the user, without a stack trace."""
+    """A message for the user, without a stack trace. `retry`: the same run may well succeed a little later."""
+
+    retry = True
 
 
 class SourceError(GantrySparkError):
     """There is no such log, it cannot be read, or an option of the source is wrong."""
 
 
+class NoSuchTopic(SourceError):
+    """No topic of the log has a name that was asked for."""
+
+    retry = False
+
+
 class OutputError(GantrySparkError):
     """The output cannot be written."""
+
+    retry = False
+
+
+class OutputBusy(OutputError):
+    """Another run is writing to the output."""
+
+    retry = True
 
 
 class Expired(SourceError):

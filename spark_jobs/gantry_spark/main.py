@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -19,6 +20,9 @@ from gantry_spark.session import session
 
 SUMMARY_LIMIT: Final = 4000
 """Bytes of a termination message; Kubernetes cuts at 4096."""
+FAILED: Final = 1
+NO_USE: Final = 3
+"""Exit code of a run that failed, and would fail again in the same way."""
 _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 
@@ -112,7 +116,8 @@ def leave(path: str | None, value: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the report; exits with 0, 1 (it failed, the message says why) or 2 (wrong arguments)."""
+    """Run the report; exits with 0, 1 (it failed, the message says why), 3 (and trying again is of no use) or 2 (wrong
+    arguments)."""
     parser = arguments()
     args = parser.parse_args(argv)
     try:
@@ -120,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         conf = dict(pair.split("=", 1) for pair in args.conf)
     except ValueError as error:
         parser.error(str(error))
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("gantry_spark").setLevel(logging.INFO)
     started = time.monotonic()
     try:
         spark = session(f"gantry-report {job.source}", args.master, conf)
@@ -134,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         took = round(time.monotonic() - started, 1)
         leave(args.termination_log, {"result": "Failed", "message": message[:1500], "durationSeconds": took})
-        raise SystemExit(1) from None
+        retry = not isinstance(error, GantrySparkError) or error.retry
+        raise SystemExit(FAILED if retry else NO_USE) from None
     summary = summary_of(done.report, job.out)
     leave(args.termination_log, summary)
     print(orjson.dumps(summary).decode())

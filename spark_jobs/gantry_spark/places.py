@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gantry_spark.errors import OutputError
+from gantry_spark.errors import OutputBusy, OutputError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,8 @@ class Place(Protocol):
         ...
 
 
-def _is_local(root: str) -> bool:
+def is_local(root: str) -> bool:
+    """Whether an output is a directory of this machine."""
     return "://" not in root or root.startswith("file:")
 
 
@@ -104,7 +105,7 @@ class LocalPlace:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OutputError(
+                raise OutputBusy(
                     f"another run is writing to {self.root}; wait for it, or give another output"
                 ) from None
             yield
@@ -173,13 +174,13 @@ class HadoopPlace:
 
 def place_of(spark: SparkSession, root: str) -> Place:
     """The output directory `root`. Raises OutputError when it cannot be made or written to."""
-    return LocalPlace(root) if _is_local(root) else HadoopPlace(spark, root)
+    return LocalPlace(root) if is_local(root) else HadoopPlace(spark, root)
 
 
 @contextmanager
 def alone_in(root: str) -> Iterator[None]:
     """Keeps a second run out of a local output directory; in Kubernetes the CronJob's own rule does that."""
-    if _is_local(root):
+    if is_local(root):
         with LocalPlace(root).alone():
             yield
     else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import logging
 import shutil
 import tempfile
 import time
@@ -25,18 +26,21 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gantry_spark import state as states
-from gantry_spark.errors import Expired, SourceError
+from gantry_spark.errors import Expired, NoSuchTopic, SourceError
 from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import Place, alone_in, place_of
 from gantry_spark.scan import Range, store_time_at
+from gantry_spark.session import cores
 from gantry_spark.source import Options
 from gantry_spark.summary import counted_segments, newest_by_key, summarize
 from gantry_spark.surroundings import surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
 
 ROWS: Final = "state/rows"
 STATE: Final = "state/state.json"
@@ -104,10 +108,11 @@ def run(spark: SparkSession, job: Job) -> Done:
         if since_ms is None and job.window_hours is not None:
             since_ms = now_ms - int(job.window_hours * 3_600_000)
         name = _run_name(now_ms, place)
-        options = job.options(spark.sparkContext.defaultParallelism)
+        options = job.options(cores(spark))
         logs = Options(options).logs()
         counting = Counting(spark, place, options, logs, name)
         rows = counting.rows(since_ms)
+        logger.info("%s bytes of log are counted", f"{counting.scanned:,}")
         rows, topics = _chosen(rows, job.topics)
         keys_at = f"reports/{name}/keys"
         newest_by_key(rows).write.mode("overwrite").parquet(place.url(keys_at))
@@ -126,6 +131,7 @@ def run(spark: SparkSession, job: Job) -> Done:
             segments=sum(len(log.segments) for log in logs),
             notes=[*around.notes, *counting.notes],
         )
+        logger.info("the newest record of each key is found")
         found = summarize(spark, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
         report = build(found, context)
         _must_be_a_log(report, job)
@@ -206,6 +212,7 @@ class Counting:
         self.scanned = ahead.bytes
         counted: dict[tuple[str, int], states.Counted] = {}
         if ahead.ranges:
+            logger.info("reading %s bytes of %d logs", f"{ahead.bytes:,}", len(ahead.ranges))
             self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
             fresh = self._read([self.run])
             counted = {
@@ -325,7 +332,7 @@ def _chosen(rows: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[st
     names = [r["topic"] for r in rows.filter(f.col("kind") == "count").select("topic").distinct().collect()]
     topics = {n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)}
     if not topics:
-        raise SourceError(
+        raise NoSuchTopic(
             f"no topic matches {', '.join(patterns)}; there are {', '.join(sorted(names)[:20]) or 'none'}"
         )
     return rows.filter(f.col("topic").isin(sorted(topics)) | (f.col("kind") == "damage")), topics

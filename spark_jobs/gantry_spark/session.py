@@ -99,3 +99,13 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+def cores(spark: SparkSession) -> int:
+    """Tasks that run side by side once all executors are there; Spark itself counts those that are there so far."""
+    context = spark.sparkContext
+    conf = context.getConf()
+    executors = int(conf.get("spark.executor.instances", "0") or "0")
+    if executors and not (context.master or "local").startswith("local"):
+        return executors * int(conf.get("spark.executor.cores", "1") or "1")
+    return int(context.defaultParallelism)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from gantry_operator.analytics import cron, manifests
+from gantry_operator.analytics import cron, jobs, manifests
+from gantry_operator.analytics.ondemand import from_log
 from gantry_operator.analytics.status import analytics_status, from_termination_message
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import AnalyticsStatus
+from gantry_operator.cli.errors import CliError
+from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
 from gantry_spark.main import arguments, job_of
 
@@ -179,6 +183,10 @@ def test_running_suspended_and_wrong_schedules() -> None:
     spec = cluster(schedule="0 3 * * *", suspend=True).spec.analytics
     assert spec is not None
     status = analytics_status(spec, None, [job("demo-3", "2026-03-01T05:00:00Z", None)], [], NOW)
+    died = pod("demo-3", '{"result":"Failed","message":"broker http://x does not answer"}')
+    again = analytics_status(spec, None, [job("demo-3", "2026-03-01T05:00:00Z", None)], [died], NOW)
+    assert again.lastResult == "Running"
+    assert again.message == "demo-3 is running. An attempt of it has failed: broker http://x does not answer"
     assert (status.lastResult, status.message, status.nextRun) == ("Running", "demo-3 is running.", None)
     wrong = spec.model_copy(update={"schedule": "61 * * * *", "suspend": False})
     failed = analytics_status(wrong, AnalyticsStatus(report="old"), [], [], NOW)
@@ -188,14 +196,64 @@ def test_running_suspended_and_wrong_schedules() -> None:
 
 
 def test_only_one_run_at_a_time() -> None:
-    assert manifests.may_start([job("a", "t", "Complete"), job("b", "t", "Failed")]) is None
-    assert "c is still running" in (manifests.may_start([job("c", "t", None)]) or "")
+    assert jobs.at_work([job("a", "t", "Complete"), job("b", "t", "Failed")]) is None
+    assert jobs.at_work([job("a", "t", "Complete"), job("c", "t", None)]) == "c"
     made = rendered()["CronJob"]
     made["metadata"]["uid"] = "cron-uid"
-    now = manifests.job_now(made, "20260301")
+    now = jobs.job_now(made, "20260301")
     assert now["metadata"]["ownerReferences"][0]["uid"] == "cron-uid"
     assert now["metadata"]["name"] == "demo-analytics-20260301"
     assert now["spec"] == made["spec"]["jobTemplate"]["spec"]
+    assert jobs.by_hand(now)
+    assert not jobs.by_hand(job("a", "t", None))
+    held = {o["kind"]: o for o in manifests.render(cluster(), URLS, "spark:1", token=True, hold=True)}
+    assert held["CronJob"]["spec"]["suspend"] is True
+
+
+def test_a_run_that_would_fail_again_is_not_tried_again() -> None:
+    spec = rendered()["CronJob"]["spec"]["jobTemplate"]["spec"]
+    fail, ignore = spec["podFailurePolicy"]["rules"]
+    assert fail["onExitCodes"] == {"containerName": "driver", "operator": "In", "values": [main.NO_USE]}
+    assert manifests.NO_USE == main.NO_USE
+    assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert spec["podReplacementPolicy"] == "Failed"
+
+
+def test_the_pod_that_shows_the_page_and_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = rendered(sparkConf={"spark.hadoop.fs.s3a.endpoint": "http://x"})["CronJob"]
+    made["metadata"]["uid"] = "cron-uid"
+    shown = jobs.show_pod(made, "report.html", "1")
+    container = shown["spec"]["containers"][0]
+    assert container["args"][:5] == ["show", "--file", "report.html", "--out", "/reports"]
+    assert "spark.hadoop.fs.s3a.endpoint=http://x" in container["args"]
+    assert "--brokers" not in container["args"]
+    assert shown["spec"]["automountServiceAccountToken"] is False
+    assert {"name": "reports", "mountPath": "/reports"} in container["volumeMounts"]
+
+    left = tmp_path / "left"
+    args = [
+        "--file",
+        "report.html",
+        "--out",
+        str(tmp_path / "out"),
+        "--conf",
+        "spark.x=1",
+        "--termination-log",
+        str(left),
+    ]
+    with pytest.raises(SystemExit) as stopped:
+        showlog.main(args)
+    assert stopped.value.code == 1
+    assert "there is no report in" in left.read_text()
+    page = ("<html>" + "".join(chr(33 + i * i % 900) for i in range(50_000)) + "</html>").encode()
+    (tmp_path / "out" / "report.html").write_bytes(page)
+    capsys.readouterr()
+    showlog.main(args)
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 16_384
+    assert from_log(f"a warning\n{said}another\n") == page
+    with pytest.raises(CliError, match="not complete"):
+        from_log(said[: len(said) // 2])
 
 
 def test_termination_messages_of_others_are_no_summaries() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import re
 import webbrowser
@@ -153,6 +154,10 @@ def analyze(
     """
     as_json = _wants_json(output)
     if on_kubernetes(context, namespace):
+        given = {"--topics": topics, "--since": since, "--out": out, "--rate": rate, "--token-file": token_file}
+        for option, value in given.items():
+            if value:
+                raise CliError(f"{option} is for local runs; on Kubernetes write it into spec.analytics", Exit.USAGE)
         _analyze_there(source, context, namespace, timeout, as_json)
         return
     found = resolve(source, directory)
@@ -199,14 +204,15 @@ def _ondemand() -> Any:
 def _analyze_there(name: str | None, context: str | None, namespace: str | None, timeout: float, as_json: bool) -> None:
     import asyncio
 
-    status = asyncio.run(_ondemand().analyze(context, namespace, name, timeout))
+    there = _ondemand()
+    status = asyncio.run(there.analyze(context, namespace, name, timeout))
+    note(f"{status.get('message', '')} Fetching {status.get('report')}")
+    _, data = asyncio.run(there.fetch(context, namespace, name, "report.json"))
+    found = json.loads(data)
     if as_json:
-        print_json(status)
-        return
-    typer.echo(status.get("message", ""))
-    for t in status.get("topSavings", []):
-        typer.echo(f"  {t['topic']}: {size(t['savedBytes'])} ({t['recommendation']})")
-    note(f"report: {status.get('report')}")
+        print_json(found)
+    else:
+        _show(found)
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -305,33 +311,37 @@ def report(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Open the page of the last report. On Kubernetes: say where it lies and what it found."""
+    """Open the page of the last report. From Kubernetes it is fetched first, by a pod that mounts the output."""
     if on_kubernetes(context, namespace):
-        _last_there(source, context, namespace)
-        return
-    folder = Path(out or resolve(source, directory).out)
-    page = folder / "report.html"
-    if not page.exists():
-        raise CliError(f"there is no report in {folder} yet: run gantry analyze {source or ''}".rstrip())
-    if copy is not None:
-        try:
-            copy.write_bytes(page.read_bytes())
-        except OSError as error:
-            raise CliError(f"{copy} cannot be written: {error.strerror}") from None
-        page = copy
+        page = _fetched(source, context, namespace, copy)
+    else:
+        folder = Path(out or resolve(source, directory).out)
+        page = folder / "report.html"
+        if not page.exists():
+            raise CliError(f"there is no report in {folder} yet: run gantry analyze {source or ''}".rstrip())
+        if copy is not None:
+            page = _save(page.read_bytes(), copy)
     typer.echo(str(page))
     if browser and copy is None and os.isatty(1):
         webbrowser.open(page.absolute().as_uri())
 
 
-def _last_there(name: str | None, context: str | None, namespace: str | None) -> None:
+def _save(page: bytes, path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(page)
+    except OSError as error:
+        raise CliError(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def _fetched(name: str | None, context: str | None, namespace: str | None, copy: Path | None) -> Path:
     import asyncio
 
-    status = asyncio.run(_ondemand().last(context, namespace, name))
-    if not status.get("report"):
-        raise CliError(f"there is no report yet{': ' + status['message'] if status.get('message') else ''}")
-    typer.echo(status["report"])
-    note(f"{status.get('message', '')} It lies on the volume or path of spec.analytics.output.")
+    from gantry_operator.local.folder import state_home
+
+    cluster, page = asyncio.run(_ondemand().fetch(context, namespace, name, "report.html"))
+    return _save(page, copy or state_home() / "analytics" / cluster / "report.html")
 
 
 def register(app: typer.Typer) -> None:

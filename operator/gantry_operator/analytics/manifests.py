@@ -31,8 +31,11 @@ ANALYZE_ANNOTATION = f"{GROUP}/analyze"
 JOB_LABEL = f"{GROUP}/analytics"
 """On the pods and Jobs of a run; its value is the cluster."""
 
+DRIVER = "driver"
 RETRIES = 2
 """How often a run whose driver died or failed is tried again."""
+NO_USE = 3
+"""Exit code of a driver that would fail again in the same way; see `gantry_spark.main`."""
 DEADLINE_S = 6 * 3600
 DEFAULT_MEMORY = 1536 * 1024 * 1024
 OVERHEAD = 0.4
@@ -47,12 +50,13 @@ def name_of(cluster: str) -> str:
 
 
 def render(
-    cluster: BrokerCluster, broker_urls: Sequence[str], spark_image: str, *, token: bool
+    cluster: BrokerCluster, broker_urls: Sequence[str], spark_image: str, *, token: bool, hold: bool = False
 ) -> list[dict[str, Any]]:
     """All objects, in the order of their application; empty without `spec.analytics`.
 
-    `broker_urls`: HTTP base URLs of all members. `token`: whether the cluster's admin Secret guards them. Raises
-    cron.ScheduleError when the schedule cannot be read, ValueError when no image is known.
+    `broker_urls`: HTTP base URLs of all members. `token`: whether the cluster's admin Secret guards them. `hold`: a
+    run that the schedule knows nothing of is at work, so nothing may start. Raises cron.ScheduleError when the
+    schedule cannot be read, ValueError when no image is known.
     """
     spec = cluster.spec.analytics
     if spec is None:
@@ -65,7 +69,7 @@ def render(
     out = [service_account(cluster), role(cluster), role_binding(cluster)]
     if spec.output.path is None:
         out.append(claim(cluster, spec))
-    return [*out, template(cluster, spec), cron_job(cluster, spec, broker_urls, image, token=token)]
+    return [*out, template(cluster, spec), cron_job(cluster, spec, broker_urls, image, token=token, hold=hold)]
 
 
 def service_account(cluster: BrokerCluster) -> dict[str, Any]:
@@ -271,12 +275,15 @@ def _heap(resources: Mapping[str, str]) -> int:
 
 
 def cron_job(
-    cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], image: str, *, token: bool
+    cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], image: str, *, token: bool, hold: bool
 ) -> dict[str, Any]:
-    """The schedule, under Kubernetes' own rules for history, deadlines and concurrency."""
+    """The schedule, under Kubernetes' own rules for history, deadlines and concurrency.
+
+    While it is on hold a run that falls due is made up for afterwards, within the starting deadline.
+    """
     wanted: dict[str, Any] = {
         "schedule": spec.schedule,
-        "suspend": spec.suspend,
+        "suspend": spec.suspend or hold,
         "concurrencyPolicy": "Forbid",
         "startingDeadlineSeconds": 3600,
         "successfulJobsHistoryLimit": 3,
@@ -286,6 +293,17 @@ def cron_job(
             "spec": {
                 "backoffLimit": RETRIES,
                 "activeDeadlineSeconds": DEADLINE_S,
+                # The next driver starts when the last one is surely gone: never two at once.
+                "podReplacementPolicy": "Failed",
+                "podFailurePolicy": {
+                    "rules": [
+                        {
+                            "action": "FailJob",
+                            "onExitCodes": {"containerName": DRIVER, "operator": "In", "values": [NO_USE]},
+                        },
+                        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    ]
+                },
                 "template": {
                     "metadata": {"labels": pod_labels(cluster.name)},
                     "spec": _driver(cluster, spec, broker_urls, image, token=token),
@@ -324,7 +342,7 @@ def _driver(
         mounts.append({"name": "token", "mountPath": TOKEN_DIR, "readOnly": True})
         volumes.append({"name": "token", "secret": {"secretName": names.admin_secret(cluster.name)}})
     container: dict[str, Any] = {
-        "name": "driver",
+        "name": DRIVER,
         "image": image,
         "imagePullPolicy": cluster.spec.imagePullPolicy,
         "args": args,
@@ -351,40 +369,3 @@ def _driver(
     }
     _where(cluster, pod)
     return pod
-
-
-def job_now(cron_job: Mapping[str, Any], stamp: str) -> dict[str, Any]:
-    """A Job of this CronJob (as it is in the API) for one run at once, as `kubectl create job --from` makes it."""
-    meta = cron_job["metadata"]
-    spec = cron_job["spec"]["jobTemplate"]
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": f"{meta['name'][:42]}-{stamp}",
-            "namespace": meta["namespace"],
-            "labels": dict(spec.get("metadata", {}).get("labels", {})),
-            "annotations": {"cronjob.kubernetes.io/instantiate": "manual"},
-            "ownerReferences": [
-                {
-                    "apiVersion": "batch/v1",
-                    "kind": "CronJob",
-                    "name": meta["name"],
-                    "uid": meta["uid"],
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
-        },
-        "spec": spec["spec"],
-    }
-
-
-def may_start(jobs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why no run may start now: another one is at work. None: it may. `jobs`: all Jobs of the cluster's report."""
-    for job in jobs:
-        status = job.get("status") or {}
-        done = any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in status.get("conditions", []))
-        if not done:
-            return f"{job['metadata']['name']} is still running; it is followed by the next run on schedule"
-    return None

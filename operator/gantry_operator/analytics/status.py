@@ -53,6 +53,9 @@ def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pod
     status.lastResult = result
     if result == "Running":
         status.message = f"{latest['metadata']['name']} is running."
+        before = _left_by(latest, pods)
+        if before is not None and before.get("message"):
+            status.message += f" An attempt of it has failed: {before['message']}"
     elif result == "Failed":
         said = _left_by(latest, pods)
         status.message = str((said or {}).get("message") or reason)
@@ -91,13 +94,21 @@ def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
     """The summary that the newest pod of a Job left behind in its termination message."""
     mine = [p for p in pods if _owned(p, job)]
     for pod in sorted(mine, key=_created, reverse=True):
-        for container in (pod.get("status") or {}).get("containerStatuses", []):
-            ended = (container.get("state") or {}).get("terminated")
-            found = None if ended is None else from_termination_message(ended.get("message"))
-            if found is not None:
-                return found
-            if ended is not None and ended.get("reason") == "OOMKilled":
-                return {"message": "The driver ran out of memory: raise spec.analytics.resources.driver.limits.memory."}
+        found = left_by(pod.get("status") or {})
+        if found is not None:
+            return found
+    return None
+
+
+def left_by(status: Object) -> dict[str, Any] | None:
+    """The summary in the `status` of a pod that has ended; None: it has not, or left none behind."""
+    for container in status.get("containerStatuses", []):
+        ended = (container.get("state") or {}).get("terminated")
+        found = None if ended is None else from_termination_message(ended.get("message"))
+        if found is not None:
+            return found
+        if ended is not None and ended.get("reason") == "OOMKilled":
+            return {"message": "The driver ran out of memory: raise spec.analytics.resources.driver.limits.memory."}
     return None
 
 

@@ -130,6 +130,18 @@ class KubeApi:
                 return None
             raise
 
+    async def pod_log(self, namespace: str, pod: str) -> bytes:
+        """What its only container has written."""
+        limits = aiohttp.ClientTimeout(total=60, sock_connect=5)
+        path = POD.path(namespace, pod, "log")
+        response = await self._raw("GET", path, None, None, None, limits)
+        try:
+            return await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"GET {path}: {error!r}") from error
+        finally:
+            response.release()
+
     async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
         """All objects (namespace None: of all namespaces), and the resource version to watch from."""
         query = {"labelSelector": labels} if labels else {}
@@ -254,7 +266,7 @@ class KubeApi:
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         self.calls += 1
-        headers: dict[str, str] = {"Accept": "application/json"}
+        headers: dict[str, str] = {"Accept": "application/json, */*"}
         if content_type is not None:
             headers["Content-Type"] = content_type
         await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)

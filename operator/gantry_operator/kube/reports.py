@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from gantry_operator.analytics import manifests
+from gantry_operator.analytics import jobs, manifests
 from gantry_operator.analytics.cron import ScheduleError
 from gantry_operator.analytics.status import analytics_status
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.kube import names
-from gantry_operator.kube.client import BROKER_CLUSTER, KINDS, ApiError, KubeApi, Object
+from gantry_operator.kube.client import BROKER_CLUSTER, CRON_JOB, JOB, KINDS, ApiError, KubeApi, Object
+from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.group import member_host
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.objects import Findings, ObjectKeeper
@@ -33,12 +34,19 @@ class ReportKeeper:
     """Of one cluster."""
 
     def __init__(
-        self, api: KubeApi, mirrors: Mapping[str, Mirror], objects: ObjectKeeper, settings: OperatorSettings
+        self,
+        api: KubeApi,
+        mirrors: Mapping[str, Mirror],
+        objects: ObjectKeeper,
+        settings: OperatorSettings,
+        events: EventRecorder,
     ) -> None:
         self._api = api
         self._mirrors = mirrors
         self._objects = objects
         self._settings = settings
+        self._events = events
+        self._started: Object | None = None
         self._problem: str | None = None
         self._previous: AnalyticsStatus | None = None
 
@@ -50,7 +58,8 @@ class ReportKeeper:
             return True
         urls = [f"http://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
         try:
-            objects = manifests.render(cluster, urls, self._settings.spark_image, token=True)
+            hold = self._by_hand_at_work(cluster)
+            objects = manifests.render(cluster, urls, self._settings.spark_image, token=True, hold=hold)
         except (ScheduleError, ValueError) as error:
             self._problem = str(error)
             return True
@@ -73,20 +82,39 @@ class ReportKeeper:
         if cron_job is None:
             self._problem = self._problem or "a run was asked for, but there is no spec.analytics: write it first"
         else:
-            self._problem = manifests.may_start(self._runs(JOBS, cluster))
-            if self._problem is None:
-                stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
-                await self._api.create(manifests.job_now(cron_job, stamp))
+            await self._start(cluster, cron_job)
         patch = {"metadata": {"annotations": {manifests.ANALYZE_ANNOTATION: None}}}
         return await self._api.merge(BROKER_CLUSTER, cluster.namespace, cluster.name, patch)
+
+    async def _start(self, cluster: BrokerCluster, cron_job: Object) -> None:
+        """Never a second run: first the schedule is held, then what is there is asked of the API itself."""
+        meta = cron_job["metadata"]
+        await self._api.merge(CRON_JOB, meta["namespace"], meta["name"], {"spec": {"suspend": True}})
+        label = f"{manifests.JOB_LABEL}={cluster.name}"
+        there, _ = await self._api.list(JOB, cluster.namespace, label)
+        running = jobs.at_work(there)
+        if running is not None:
+            self._events.record("Normal", "AnalysisRuns", f"asked for a report, but {running} is at work on it already")
+            return
+        stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
+        self._started = await self._api.create(jobs.job_now(cron_job, stamp))
+        self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: asked for")
+
+    def _by_hand_at_work(self, cluster: BrokerCluster) -> bool:
+        """Whether a run is under way that the schedule does not know of; its Job may not be in the mirror yet."""
+        runs = self._runs(JOBS, cluster)
+        started = self._started
+        if started is not None and any(j["metadata"]["uid"] == started["metadata"]["uid"] for j in runs):
+            self._started = started = None
+        return started is not None or any(jobs.by_hand(j) and not jobs.ended(j) for j in runs)
 
     def status(self, cluster: BrokerCluster | None) -> AnalyticsStatus | None:
         if cluster is None or cluster.spec.analytics is None:
             return None
         previous = self._previous or cluster.status.analytics
-        jobs, pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
+        runs, pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
         now = datetime.now(UTC)
-        self._previous = analytics_status(cluster.spec.analytics, previous, jobs, pods, now, self._problem)
+        self._previous = analytics_status(cluster.spec.analytics, previous, runs, pods, now, self._problem)
         return self._previous
 
     def _runs(self, mirror: str, cluster: BrokerCluster) -> list[Object]:

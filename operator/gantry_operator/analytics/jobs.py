@@ -1,0 +1,87 @@
+"""What is made from a cluster's CronJob by hand: one run at once, and the pod that shows the last report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Object = Mapping[str, Any]
+
+BY_HAND = "cronjob.kubernetes.io/instantiate"
+"""Annotation of a Job that the schedule did not start; `kubectl create job --from` sets it too. The CronJob's own rule
+against two runs at once does not see these."""
+SHOW_S = 300
+"""The pod that shows a report is ended after this long."""
+
+
+def job_now(cron_job: Object, stamp: str) -> dict[str, Any]:
+    """A Job of this CronJob (as it is in the API) for one run at once, as `kubectl create job --from` makes it."""
+    meta = cron_job["metadata"]
+    spec = cron_job["spec"]["jobTemplate"]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": f"{meta['name'][:42]}-{stamp}",
+            "namespace": meta["namespace"],
+            "labels": dict(spec.get("metadata", {}).get("labels", {})),
+            "annotations": {BY_HAND: "manual"},
+            "ownerReferences": [_owner(cron_job)],
+        },
+        "spec": spec["spec"],
+    }
+
+
+def _owner(cron_job: Object) -> dict[str, Any]:
+    meta = cron_job["metadata"]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def ended(job: Object) -> bool:
+    """Whether a Job is complete or has failed for good."""
+    conditions = (job.get("status") or {}).get("conditions", [])
+    return any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in conditions)
+
+
+def at_work(jobs: Iterable[Object]) -> str | None:
+    """Name of the run that is not ended yet, if there is one. `jobs`: all Jobs of the cluster's report."""
+    return next((str(j["metadata"]["name"]) for j in jobs if not ended(j)), None)
+
+
+def by_hand(job: Object) -> bool:
+    """Whether it was started apart from the schedule."""
+    return BY_HAND in (job["metadata"].get("annotations") or {})
+
+
+def show_pod(cron_job: Object, file: str, stamp: str) -> dict[str, Any]:
+    """A pod that writes a file of the last good report to its log: it has the driver's image, volumes and settings, and
+    neither its rights nor its labels."""
+    meta = cron_job["metadata"]
+    spec = dict(cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+    driver = dict(spec["containers"][0])
+    given = driver["args"]
+    kept = ("--out", "--termination-log", "--conf")
+    driver["args"] = ["show", "--file", file, *(a for i, a in enumerate(given) if a in kept or given[i - 1] in kept)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{meta['name'][:42]}-show-{stamp}",
+            "namespace": meta["namespace"],
+            "labels": {"app.kubernetes.io/name": "gantry"},
+            "ownerReferences": [_owner(cron_job)],
+        },
+        "spec": {
+            **spec,
+            "containers": [driver],
+            "automountServiceAccountToken": False,
+            "activeDeadlineSeconds": SHOW_S,
+        },
+    }
