@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import files
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.flush import GroupCommit
+from gantry_broker.store.points import Points, PointsFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 from gantry_broker.store.upkeep import Checkpoint
@@ -162,6 +163,41 @@ async def test_a_checkpoint_moves_the_point_from_which_a_power_loss_is_recovered
     assert store.points.durable == 0
     await commit.checkpoint()
     assert store.points.durable == store.points.durable_index == store.end == store.flushed
+
+
+async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    for name in ("fsync", "fdatasync", "replace"):
+        real = getattr(os, name)
+
+        def told(*words: object, real: Callable[..., None] = real) -> None:
+            threads.add(threading.current_thread().name)
+            real(*words)
+
+        monkeypatch.setattr(files.os, name, told)
+    store.put(messages(200), 1)
+    store.confirm(store.end)
+    await commit.checkpoint()
+    store.put(messages(200), 2)
+    store.upkeep(10_000)
+    await commit.close()
+    assert threads == {"store-flush_0", "store-checkpoint_0", "store-points_0"}
+    points = Points.load(store.points_file.path)
+    assert points is not None
+    assert points.durable == store.confirmed
+
+
+def test_points_that_were_asked_for_first_never_replace_later_ones(tmp_path: Path) -> None:
+    file = PointsFile(tmp_path / "config" / "storePoint.json")
+    before = file.prepare(Points(confirmed=1_000), durable=False)
+    cut = file.prepare(Points(confirmed=10), durable=True)
+    assert file.busy
+    cut()
+    before()
+    assert Points.load(file.path) == Points(confirmed=10)
+    assert not file.busy
 
 
 async def test_much_that_was_filed_brings_a_checkpoint_by_itself(

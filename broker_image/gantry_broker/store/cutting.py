@@ -55,13 +55,13 @@ def cut(store: MessageStore, to: int) -> None:
 
 def _lower_points(store: MessageStore, points: Points) -> None:
     try:
-        points.save(store.points_path, durable=True)
+        store.points_file.prepare(points, durable=True)()
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         # A full disk must not keep a follower from being cut: without points recovery looks at the whole log.
-        store.points_path.unlink(missing_ok=True)
-        fsync_dir(store.points_path.parent)
+        store.points_file.path.unlink(missing_ok=True)
+        fsync_dir(store.points_file.path.parent)
     store.points = points
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
 
 _log = logging.getLogger(__name__)
-_WRITE_OUT_AFTER: Final = 20_000
+_WRITE_OUT_AFTER: Final = 200_000
 """Entries that wait in memory at most before they are written out, whatever the timer does."""
 _CATCH_UP: Final = 1 << 20
 """Bytes of the log that are read in one go to be filed again."""
@@ -73,7 +73,7 @@ def confirm(store: MessageStore, offset: int) -> Confirmed:
         if batch.control:
             control += batch.control
         store.confirmed = batch.end
-    if store.since_write_out > _WRITE_OUT_AFTER:
+    if store.queues.waiting > _WRITE_OUT_AFTER:
         write_out(store, None)
     return Confirmed(store.confirmed, list(grew), control)
 
@@ -94,7 +94,7 @@ def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) ->
             if queue.pending:
                 dirty.setdefault(queue)
             grew.add(queue.key)
-    store.since_write_out += len(batch.entries)
+    store.queues.waiting += len(batch.entries)
     index = store.index
     if index is not None and not index.behind:
         if batch.keys is None:
@@ -145,14 +145,16 @@ def shorten_tail(store: MessageStore, to: int) -> None:
             remember(store, parse_own(store, offset, data))
 
 
-def write_out(store: MessageStore, limit: int | None) -> bool:
-    """Move entries from memory to the queues' files. False when the disk has no room: they stay in memory."""
+def write_out(store: MessageStore, limit: int | None, until: float | None = None) -> bool:
+    """Move entries from memory to the queues' files: of so many queues, until then (of the monotonic clock).
+
+    False when the disk has no room: they stay in memory.
+    """
     try:
-        store.queues.write_out(limit)
+        store.queues.write_out(limit, until)
     except OSError as error:
         complain(store, "consume queues wait in memory", error)
         return False
-    store.since_write_out = 0
     store.complained = ""
     return True
 

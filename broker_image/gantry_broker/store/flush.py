@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,8 @@ class GroupCommit:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="store-flush")
         # Checkpoints may fsync many files; senders do not wait for those.
         self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
+        self._points_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
+        store.aside = self._aside
         self._checkpointed_at = time.monotonic()
         self._flushing: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.Task[None] | None = None
@@ -106,13 +109,23 @@ class GroupCommit:
             self._store.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
         self._store.checkpointed(checkpoint)
+        await asyncio.get_running_loop().run_in_executor(self._points_worker, _nothing)  # after the points
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        self._points_worker.submit(work)
 
     async def close(self) -> None:
-        """Wait for what runs, and end the thread."""
+        """Wait for what runs, and end the threads."""
         self._closed = True
+        self._store.aside = lambda work: work()
         for task in (self._flushing, self._checkpointing):
             if task is not None:
                 with contextlib.suppress(FlushFailed, asyncio.CancelledError):
                     await asyncio.shield(task)
         self._worker.shutdown(wait=False)
         self._slow_worker.shutdown(wait=False)
+        self._points_worker.shutdown(wait=False)
+
+
+def _nothing() -> None:
+    """What was asked for before it is done."""

@@ -31,7 +31,7 @@ _INDEX_AT_ONCE: Final = 64 * 1024 * 1024
 def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     """Bring log, queues and index to where they agree. Raises StoreError, OSError."""
     log = store.log
-    points = Points.load(store.points_path)
+    points = Points.load(store.points_file.path)
     plan = recovery.plan(store.config.path, log, points, known=epochs is not None)
     bases = log.bases()
     log.start = recovery.first_offset(bases, log.segment_size)
@@ -76,7 +76,7 @@ def _mark_open(store: MessageStore) -> None:
             mark.write(str(os.getpid()))
     except OSError as error:
         _log.warning("cannot write %s: %s", store.config.path / "abort", error)
-        store.points_path.unlink(missing_ok=True)
+        store.points_file.path.unlink(missing_ok=True)
 
 
 def _refile(store: MessageStore, start: int) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -78,6 +80,39 @@ class Points:
     def save(self, path: Path, *, durable: bool) -> None:
         """Raises OSError."""
         atomic_write(path, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2), durable=durable)
+
+
+class PointsFile:
+    """Where the points are kept. Writing may happen in any thread; what was asked for first never replaces later ones.
+
+    That order matters: points from before a cut, written after those of the cut, would claim records that are gone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._written = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something that was asked for is not written yet."""
+        return self._written < self._asked
+
+    def prepare(self, points: Points, *, durable: bool, after: Callable[[], None] = lambda: None) -> Callable[[], None]:
+        """What writes these points, and then calls `after`. It raises OSError."""
+        self._asked += 1
+        number = self._asked
+
+        def write() -> None:
+            with self._lock:
+                if number < self._written:
+                    return
+                self._written = number
+                points.save(self.path, durable=durable)
+                after()
+
+        return write
 
 
 def load_checkpoint(path: Path) -> tuple[int, int, int]:

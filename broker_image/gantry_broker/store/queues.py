@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
-from gantry_broker.store.consumequeue import ENTRY, ConsumeQueue
+from gantry_broker.store.consumequeue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.keyhash import KeyHasher
 
@@ -57,6 +58,8 @@ class QueueTable:
         self.topics: dict[str, TopicQueues] = {}
         self.dirty: dict[ConsumeQueue, None] = {}
         """Queues with entries in memory, the one with the oldest first."""
+        self.waiting = 0
+        """Entries in memory, about: a cut may have taken some."""
         self.unsynced: set[str] = set()
         """Files written since the last checkpoint."""
         self.by_bytes: dict[bytes, TopicQueues] = {}
@@ -121,15 +124,24 @@ class QueueTable:
             return phys
         return None
 
-    def write_out(self, limit: int | None = None) -> None:
-        """Write out up to `limit` queues, oldest entries first. Raises OSError; what is not written stays in memory."""
+    def write_out(self, limit: int | None = None, until: float | None = None) -> None:
+        """Write out up to `limit` queues, oldest entries first, no longer than until then (of the monotonic clock).
+
+        At least one. Raises OSError; what is not written stays in memory.
+        """
         dirty = self.dirty
         while dirty and (limit is None or limit > 0):
             queue = next(iter(dirty))
+            entries = len(queue.pending) // ENTRY_SIZE
             self.unsynced.update(queue.write_out())
             del dirty[queue]
+            self.waiting -= entries
             if limit is not None:
                 limit -= 1
+            if until is not None and time.monotonic() >= until:
+                break
+        if not dirty:
+            self.waiting = 0
 
     def cut(self, limit: int) -> None:
         """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""

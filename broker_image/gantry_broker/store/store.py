@@ -20,7 +20,7 @@ from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import fsync_dir
 from gantry_broker.store.history import EpochFile, History
 from gantry_broker.store.keyindex import KeyIndex
-from gantry_broker.store.points import Points
+from gantry_broker.store.points import Points, PointsFile
 from gantry_broker.store.queues import QueueTable
 from gantry_broker.store.records import delay_table
 from gantry_broker.store.tail import Tail
@@ -58,11 +58,12 @@ class MessageStore:
         """Store time of the newest record; 0 before the first one of this process."""
         self.host = pack_host(*config.store_host)
         self.tail = Tail()
-        self.since_write_out = 0
-        self.points_path = config.path / "config" / "storePoint.json"
+        self.points_file = PointsFile(config.path / "config" / "storePoint.json")
         self.epochs_path = config.path / "config" / "epochs.json"
         self.points = Points()
         self.points_saved_ms = 0
+        self.aside: Callable[[Callable[[], None]], None] = lambda work: work()
+        """Writes small files that nobody waits for: here, or in another thread while a `GroupCommit` is in use."""
         self.known_directories: set[str] = set()
         self._lock: int | None = None
         self.complained = ""
@@ -109,7 +110,7 @@ class MessageStore:
                 checkpoint.run()
                 self.checkpointed(checkpoint)
                 self.points = replace(self.points, clean=True)
-                self.points.save(self.points_path, durable=True)
+                self.points_file.prepare(self.points, durable=True)()
                 (self.config.path / "abort").unlink(missing_ok=True)
                 fsync_dir(self.config.path)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -12,11 +13,16 @@ from gantry_broker.store.filing import catch_up, complain, write_out
 from gantry_broker.store.points import Points, boot_id, save_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gantry_broker.store.store import MessageStore
 
 _POINTS_INTERVAL_MS: Final = 1_000
 _QUEUES_AT_ONCE: Final = 128
-"""Consume queues that are written out in one go: a millisecond or two."""
+_PART_AT_ONCE: Final = 8
+"""Consume queues that are written out in one go: so many, or this part of those that wait when that is more."""
+_SECONDS_AT_ONCE: Final = 0.005
+"""No longer than this, whatever the disk does: who sends waits meanwhile."""
 CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 """After so many bytes of the log a checkpoint is due: walking them again takes a few seconds."""
 
@@ -45,7 +51,8 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
 
     A full disk is no error here; what could not be written is tried again.
     """
-    write_out(store, _QUEUES_AT_ONCE)
+    some = max(_QUEUES_AT_ONCE, len(store.queues.dirty) // _PART_AT_ONCE)
+    write_out(store, some, time.monotonic() + _SECONDS_AT_ONCE)
     second = now_ms - store.points_saved_ms >= _POINTS_INTERVAL_MS or now_ms < store.points_saved_ms
     index = store.index
     if index is not None:
@@ -56,12 +63,13 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
             for _ in range(3):
                 if not catch_up(store):
                     break
-    if second:
+    if second and not store.points_file.busy:
         store.points_saved_ms = now_ms
-        save_points(store, durable=False)
+        save_points(store, durable=False, aside=True)
 
 
-def save_points(store: MessageStore, *, durable: bool) -> None:
+def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> None:
+    """Write down how far everything is; `aside`: where files are written that nobody waits for."""
     before = store.points
     pending = store.queues.oldest_pending()
     points = Points(
@@ -76,14 +84,26 @@ def save_points(store: MessageStore, *, durable: bool) -> None:
     )
     if points == before:
         return
-    try:
-        points.save(store.points_path, durable=durable)
-        index_ms = store.index.end_ms if store.index is not None else 0
-        save_checkpoint(store.config.path / "checkpoint", store.last_store_ms, store.last_store_ms, index_ms)
-    except OSError as error:
-        complain(store, f"cannot save {store.points_path}", error)
-        return
+    log_ms, index_ms = store.last_store_ms, store.index.end_ms if store.index is not None else 0
+    path = store.config.path / "checkpoint"
+    write = store.points_file.prepare(
+        points, durable=durable, after=lambda: save_checkpoint(path, log_ms, log_ms, index_ms)
+    )
     store.points = points
+
+    def run() -> None:
+        try:
+            write()
+        except OSError as error:
+            complain(store, f"cannot save {store.points_file.path}", error)
+            if store.points is points:
+                store.points = before
+
+    (store.aside if aside else _here)(run)
+
+
+def _here(work: Callable[[], None]) -> None:
+    work()
 
 
 def checkpoint(store: MessageStore) -> Checkpoint:
@@ -114,4 +134,4 @@ def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     if done.generation == store.log.generation:
         offset = min(done.offset, store.flushed)
         store.points = replace(store.points, durable=offset, durable_index=min(done.index, offset))
-    save_points(store, durable=True)
+    save_points(store, durable=True, aside=True)
