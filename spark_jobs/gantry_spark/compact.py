@@ -28,7 +28,7 @@ from gantry_spark.model import Context, build, kind_of
 from gantry_spark.places import place_of
 from gantry_spark.plan import plan
 from gantry_spark.props import parse
-from gantry_spark.report import Counting, Job, clock
+from gantry_spark.report import Counting, Job, check, clock
 from gantry_spark.scan import Records, scan
 from gantry_spark.source import Options
 from gantry_spark.summary import newest_by_key, summarize
@@ -42,15 +42,21 @@ _PHYS_AT: Final = HEAD.fields["phys"][1] if HEAD.fields else 28
 _BLANK: Final = 8
 
 
+def may_compact(job: Job, topic: str, out: Path | None) -> None:
+    """What can be known before Spark is started, which takes a while. Raises GantrySparkError as `compact` does."""
+    if kind_of(topic) != "user":
+        raise SourceError(f"{topic} is one of the broker's own topics ({kind_of(topic)}); these are not compacted")
+    if out is not None:
+        _must_be_new(out)
+    check(job)
+
+
 def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:
     """Say what compacting the topic saves, and with `out` do it. Raises GantrySparkError.
 
     With several logs (broker groups) there is a store directory for each below `out`.
     """
-    if kind_of(topic) != "user":
-        raise SourceError(f"{topic} is one of the broker's own topics ({kind_of(topic)}); these are not compacted")
-    if out is not None:
-        _must_be_new(out)
+    may_compact(job, topic, out)
     with tempfile.TemporaryDirectory(prefix="gantry-compact-") as folder:
         now_ms = clock(job)
         options = job.options(spark.sparkContext.defaultParallelism)

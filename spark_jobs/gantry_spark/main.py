@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from gantry_spark.errors import GantrySparkError
-from gantry_spark.report import Job, run
+from gantry_spark.report import Job, check, run
 from gantry_spark.session import session
 
 SUMMARY_LIMIT: Final = 4000
@@ -129,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger("gantry_spark").setLevel(logging.INFO)
     started = time.monotonic()
     try:
+        check(job)
         spark = session(f"gantry-report {job.source}", args.master, conf)
         try:
             done = run(spark, job)

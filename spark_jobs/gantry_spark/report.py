@@ -30,7 +30,7 @@ from gantry_spark.errors import Expired, NoSuchTopic, SourceError
 from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
-from gantry_spark.places import Place, alone_in, place_of
+from gantry_spark.places import LocalPlace, Place, alone_in, is_local, place_of
 from gantry_spark.scan import Range, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options
@@ -96,6 +96,14 @@ class Done:
     report: dict[str, Any]
     page: str
     out: str | None
+
+
+def check(job: Job) -> None:
+    """What can be known before Spark is started, which takes a while. Raises GantrySparkError as `run` does."""
+    logs = Options(job.options(1)).logs()
+    logger.info("%d logs of %s", len(logs), job.source)
+    if job.out is not None and is_local(job.out):
+        LocalPlace(job.out)
 
 
 def run(spark: SparkSession, job: Job) -> Done:

@@ -8,9 +8,10 @@ import json
 import os
 import re
 import webbrowser
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -30,6 +31,7 @@ SourceArgument = Annotated[
         show_default=False,
     ),
 ]
+_Done = TypeVar("_Done")
 CLUSTER = "Which cluster"
 DirOption = Annotated[Path | None, typer.Option("--dir", help="Folder of a local cluster.", rich_help_panel=CLUSTER)]
 ContextOption = Annotated[
@@ -105,6 +107,26 @@ def _spark(memory: str) -> Any:
     return spark
 
 
+def _with_spark(memory: str, check: Callable[[], None], work: Callable[[Any], _Done]) -> _Done:
+    """Check first what can be told at once, then work in a session. Raises CliError with the message for people."""
+    from gantry_spark.main import plain
+
+    spark = None
+    try:
+        check()
+        spark = _spark(memory)
+        return work(spark)
+    except CliError:
+        raise
+    except Exception as error:
+        if os.environ.get("GANTRY_TRACEBACK"):
+            raise
+        raise CliError(plain(error)) from None
+    finally:
+        if spark is not None:
+            spark.stop()
+
+
 def _job(source: Source, **more: Any) -> Job:
     try:
         from gantry_spark.report import Job
@@ -172,18 +194,9 @@ def analyze(
         rate=rate,
         token_file=None if token_file is None else str(token_file),
     )
-    from gantry_spark.main import plain
-    from gantry_spark.report import run
+    from gantry_spark.report import check, run
 
-    spark = _spark(memory)
-    try:
-        done = run(spark, job)
-    except Exception as error:
-        if os.environ.get("GANTRY_TRACEBACK"):
-            raise
-        raise CliError(plain(error)) from None
-    finally:
-        spark.stop()
+    done = _with_spark(memory, lambda: check(job), lambda spark: run(spark, job))
     if as_json:
         print_json(done.report)
     else:
@@ -269,17 +282,9 @@ def compact(
         token_file=None if token_file is None else str(token_file),
     )
     from gantry_spark.compact import compact as run_compact
-    from gantry_spark.main import plain
+    from gantry_spark.compact import may_compact
 
-    spark = _spark(memory)
-    try:
-        done = run_compact(spark, job, topic, out)
-    except Exception as error:
-        if os.environ.get("GANTRY_TRACEBACK"):
-            raise
-        raise CliError(plain(error)) from None
-    finally:
-        spark.stop()
+    done = _with_spark(memory, lambda: may_compact(job, topic, out), lambda spark: run_compact(spark, job, topic, out))
     if as_json:
         print_json(done)
         return
