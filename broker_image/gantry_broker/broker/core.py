@@ -56,6 +56,9 @@ log = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_MS: Final = 3_000
 """How long an administrator's change waits until it is confirmed."""
+ROOM_LOOK_S: Final = 1.0
+ROOM_BYTES: Final = 8 << 20
+"""So much must be free on a disk that was full before it counts as having room."""
 
 
 class Broker:
@@ -113,6 +116,7 @@ class Broker:
             on_change=self._status_changed,
             on_cut=self._on_cut,
             report=self._report,
+            on_store_error=self.store_failed,
         )
 
     # ---- clocks and names
@@ -187,9 +191,22 @@ class Broker:
         if isinstance(error, StoreFull) and not self.disk_full:
             self.disk_full = True
             log.error("the disk is full: sends are refused until there is room: %s", error)
+            self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
             self._status_changed()
         elif not isinstance(error, StoreFull):
             log.error("the store refused a batch: %s", error)
+
+    @property
+    def unfit(self) -> str:
+        """Why another member should lead, if there is one that is fit."""
+        return "its disk is full" if self.disk_full else ""
+
+    def _look_for_room(self) -> None:
+        """Who does not lead is not told by a send that there is room again."""
+        if self.disk_full and not self.leading and self.store.disk().free >= ROOM_BYTES:
+            self._clear_full()
+        if self.disk_full:
+            self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
 
     def _clear_full(self) -> None:
         if self.disk_full:

@@ -22,6 +22,7 @@ def member_status(broker: Broker) -> MemberStatus:
         cluster=config.cluster,
         group=config.group,
         name=config.name,
+        unfit=broker.unfit,
         disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.disk_full),
         connections=broker.connections(),
         address=broker.address,

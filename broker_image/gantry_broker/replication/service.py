@@ -34,6 +34,7 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.store.errors import StoreError, StoreFull
 from gantry_broker.store.flush import GroupCommit
 
 if TYPE_CHECKING:
@@ -70,12 +71,14 @@ class ReplicationService:
         on_change: Callable[[], None] = lambda: None,
         on_cut: Callable[[int], None] = lambda to: None,
         report: Callable[[str], None] = log.warning,
+        on_store_error: Callable[[StoreError], None] = lambda error: None,
         read_cell: Callable[[], Awaitable[Cell | None]] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         """`epoch_body(epoch)`: body of an epoch's control record.
 
+        `on_store_error` gets what the store refused of a leader's records (a full disk, above all).
         `on_confirmed` gets what `MessageStore.confirm` returned; `on_role_change` says that `role` or `may_append`
         changed; `on_change` that anything of `status_fields` did; `on_cut(to)` that the log was cut to or reset at
         `to`. `read_cell` reads the role registry where the process can, for a hand-over that was forgotten.
@@ -86,6 +89,7 @@ class ReplicationService:
         self._on_role_change = on_role_change
         self._on_change = on_change
         self._report = report
+        self._on_store_error = on_store_error
         self._read_cell = read_cell
         self._monotonic = monotonic
         self._file = ReplicaFile(config.data_dir / "config" / "replica.json", config.mode)
@@ -457,7 +461,11 @@ class ReplicationService:
 
     async def answered(self, answer: FetchAnswer) -> bool:
         """Apply an answer; under SYNC_FLUSH the next question waits for the disk, since it acknowledges (rule 11)."""
-        applied = self.core.answered(answer, self._now())
+        try:
+            applied = self.core.answered(answer, self._now())
+        except StoreFull as error:
+            self._on_store_error(error)
+            applied = False
         self._changed()
         if self._sync_flush and self._store.flushed < self._store.end and self._commit is not None:
             await self._commit.wait(self._store.end)

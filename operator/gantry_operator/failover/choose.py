@@ -13,8 +13,9 @@ from gantry_operator.failover.model import MemberView, Observation, Promote, Rep
 def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) -> list[Report]:
     """Members of the recorded set, of the recorded incarnation, that answer; the best first.
 
-    Best is the highest (epoch of the last record, end). One that is about to be stopped, or that refused the role,
-    comes only when there is nobody else. At a tie the recorded master stays, because its address does not move.
+    Best is the highest (epoch of the last record, end). One that is about to be stopped, that is not fit, or that
+    refused the role, comes only when there is nobody else. At a tie the recorded master stays, because its address does
+    not move.
     """
     able: list[tuple[MemberView, Report]] = []
     for id in cell.in_sync:
@@ -24,7 +25,7 @@ def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) ->
             able.append((view, report))
     willing = [(v, r) for v, r in able if not v.refused]
     staying = [(v, r) for v, r in willing if not v.deleting]
-    chosen = staying or willing
+    chosen = [(v, r) for v, r in staying if not r.unfit] or staying or willing
     chosen.sort(key=lambda vr: (vr[1].rank, vr[1].id == cell.master, -vr[0].number), reverse=True)
     return [r for _, r in chosen]
 

@@ -67,6 +67,8 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
         wanted = obs.switchover
         if wanted is None and view.deleting and _somebody_stays(obs, cell):
             wanted = Switchover(reason=f"{view.name} is about to be stopped")
+        if wanted is None and leader.unfit and obs.settings.automatic and _somebody_fit(obs, cell):
+            wanted = Switchover(reason=f"{view.name} should not lead: {leader.unfit}")
         if wanted is not None:
             return [_start_handover(obs, cell, view, wanted)]
     return decisions
@@ -131,6 +133,11 @@ def _somebody_stays(obs: Observation, cell: Cell) -> bool:
     """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
     views = [obs.view(r.id.member) for r in candidates(obs, cell, without=cell.master)]
     return any(v is not None and not v.deleting for v in views)
+
+
+def _somebody_fit(obs: Observation, cell: Cell) -> bool:
+    """There is an heir that would be better off: what ails everybody is no reason to move."""
+    return any(not r.unfit for r in candidates(obs, cell, without=cell.master))
 
 
 def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> AskHandover | Wait:

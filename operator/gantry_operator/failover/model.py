@@ -61,6 +61,8 @@ class Report:
     link_master: MemberId | None = None
     link_answer_ms: int = -1
     parked: bool = False
+    unfit: str = ""
+    """Why it should not lead though it lives, in words."""
 
     @property
     def order(self) -> tuple[int, int]:

@@ -153,8 +153,7 @@ class RaftLoop(GroupWatch):
         watch = self.watches[report.id.member]
         if self._surroundings.facts(watch.name).deleting:
             return Switchover(reason=f"{watch.name} is about to be stopped")
-        disk = (watch.status or {}).get("disk") or {}
-        return Switchover(reason=f"the disk of {watch.name} is full") if disk.get("full") else None
+        return Switchover(reason=f"{watch.name} should not lead: {report.unfit}") if report.unfit else None
 
     async def _transfer(self, url: str, target: MemberId, cell: Cell) -> None:
         try:

@@ -43,6 +43,7 @@ def report_from(status: dict[str, Any]) -> Report:
             link_master=None if link_master is None else _id(link_master),
             link_answer_ms=int(link.get("last_answer_ms", -1)),
             parked=bool(status.get("parked", False)),
+            unfit=str(status.get("unfit", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadStatus(f"not a member's status: {type(error).__name__} {error}") from error

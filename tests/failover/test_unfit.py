@@ -1,0 +1,68 @@
+"""A master that lives and should not lead (its disk is full) hands over to one that is better off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.failover import (
+    AskHandover,
+    FailoverSettings,
+    FollowerView,
+    MemberView,
+    Observation,
+    Report,
+    decide,
+)
+from gantry_operator.failover.model import Promote
+
+A, B, C = (MemberId(n, "x") for n in range(3))
+CELL = Cell(3, 7, A, frozenset({A, B, C}))
+FULL = "its disk is full"
+
+
+def member(number: int, unfit: str = "", **view: Any) -> MemberView:
+    values: dict[str, Any] = {"epoch": 3, "version": 7, "told_epoch": 3, "last_epoch": 3, "end": 1_000}
+    if number == 0:
+        values |= {"role": "Master", "followers": (FollowerView(B, 1_000, 100), FollowerView(C, 1_000, 100))}
+    else:
+        values |= {"role": "Slave", "link": "connected", "link_master": A, "link_answer_ms": 100}
+    report = Report(id=MemberId(number, "x"), in_sync=CELL.in_sync, unfit=unfit, **values)
+    return MemberView(number, f"m{number}", f"h{number}:1", report, **{"age_ms": 100, "reach": "ok"} | view)
+
+
+def observed(*members: MemberView, **settings: Any) -> Observation:
+    return Observation("a", members, CELL, FailoverSettings(**settings))
+
+
+def test_it_hands_over() -> None:
+    [asked] = decide(observed(member(0, FULL), member(1), member(2)))
+    assert isinstance(asked, AskHandover)
+    assert asked.reason == f"m0 should not lead: {FULL}"
+
+
+def test_to_one_that_is_fit() -> None:
+    [asked] = decide(observed(member(0, FULL), member(1, FULL), member(2)))
+    assert isinstance(asked, AskHandover)
+    assert asked.target == C
+
+
+def test_not_when_everybody_is_as_badly_off() -> None:
+    assert decide(observed(member(0, FULL), member(1, FULL), member(2, FULL))) == []
+
+
+def test_not_by_itself_where_a_person_decides() -> None:
+    assert decide(observed(member(0, FULL), member(1), member(2), automatic=False)) == []
+
+
+def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
+    dead = member(0, gone=True, reach="refused", reach_ms=3_000, age_ms=3_000)
+    refused = {"link": "refused", "link_answer_ms": 150}
+    followers = [
+        MemberView(n, f"m{n}", f"h{n}:1", Report(MemberId(n, "x"), "Slave", 3, 7, 3, last_epoch=3, end=end, unfit=unfit,
+                                                 link_master=A, **refused), age_ms=100, reach="ok")  # type: ignore[arg-type]
+        for n, end, unfit in ((1, 2_000, FULL), (2, 1_000, ""))
+    ]  # fmt: skip
+    first = decide(observed(dead, *followers))[0]
+    assert isinstance(first, Promote)
+    assert first.new == C
