@@ -12,14 +12,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import error_answer
-from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.remoting.errors import ConnectionLost, RemotingError
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
@@ -37,23 +38,38 @@ BUNDLE_BYTES: Final = 4 << 20
 FORWARD_S: Final = 5.0
 """How long a forwarded bundle may wait for the new master to take its role and for the promise."""
 RETRY_S: Final = 0.005
+LOOK_S: Final = 0.05
+GIVE_UP_S: Final = 0.25
+"""How long one that is master again waits for the last answer of the one that it forwarded to."""
+
+
+class Parked(NamedTuple):
+    """One write, and when (by the loop's clock) its time is over."""
+
+    conn: Connection
+    frame: Frame
+    due: float
 
 
 class Forwarder:
-    """The queue of one broker."""
+    """The queue of one broker.
+
+    What was taken out of the queue and not stored anywhere goes back to its head, so its order is kept whatever
+    becomes of the roles meanwhile: the role may come back to this member while it still forwards.
+    """
 
     def __init__(self, broker: Broker, process: Process) -> None:
         self._broker = broker
         self._process = process
-        self._queue: deque[tuple[Connection, Frame]] = deque()
+        self._queue: deque[Parked] = deque()
         self._bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self.in_flight = 0
 
     @property
     def busy(self) -> bool:
-        """Parked writes are still in the queue: later ones go behind them."""
-        return bool(self._queue)
+        """Parked writes are not all stored yet: later ones go behind them."""
+        return bool(self._queue) or self.in_flight > 0
 
     def wants(self) -> bool:
         """Whether writes that cannot be appended now are kept."""
@@ -62,13 +78,14 @@ class Forwarder:
 
     def take(self, conn: Connection, frames: list[Frame]) -> None:
         conn.attrs["forwarded"] = conn.attrs["client"] = True
+        due = asyncio.get_running_loop().time() + FORWARD_S
         for frame in frames:
             if len(self._queue) >= MAX_PARKED or self._bytes > MAX_PARKED_BYTES:
                 if not frame.is_oneway:
                     conn.send(error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many writes wait for the new master"))
                 continue
-            self._queue.append((conn, frame))
-            self._bytes += len(frame.body) + 512
+            self._queue.append(Parked(conn, frame, due))
+            self._bytes += _size(frame)
         self._go_on()
 
     async def drained(self, timeout_s: float) -> None:
@@ -83,93 +100,114 @@ class Forwarder:
     def _go_on(self) -> None:
         """What the queue's content is for now: keep, append, forward, or refuse."""
         broker = self._broker
-        if not self._queue or broker.replication.parked:
-            return
+        if not self._queue or broker.replication.parked or (self._worker is not None and not self._worker.done()):
+            return  # The worker goes on by itself.
         if broker.may_append:
             self._append_all()
         elif broker.replication.handed_to is not None:
-            if self._worker is None or self._worker.done():
-                self._worker = asyncio.get_running_loop().create_task(self._forward_all())
+            self._worker = asyncio.get_running_loop().create_task(self._forward_all())
+            self._worker.add_done_callback(lambda _: self._go_on())
         else:
-            for conn, frame in self._drain():
+            for conn, frame, _ in self._drain():
                 if not frame.is_oneway and not conn.closed:
                     conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal()))
 
-    def _drain(self) -> list[tuple[Connection, Frame]]:
+    def _drain(self) -> list[Parked]:
         taken = list(self._queue)
         self._queue.clear()
         self._bytes = 0
         return taken
 
     def _append_all(self) -> None:
-        """The hand-over was given up: in their order, neighbours of one connection together."""
-        run: list[Frame] = []
-        owner: Connection | None = None
-        for conn, frame in [*self._drain(), (None, None)]:
-            if conn is not owner and run and owner is not None:
-                self._process(owner, run)
-                run = []
-            owner = conn
-            if frame is not None:
-                run.append(frame)
+        """This member is master (still or again): in their order, neighbours of one connection together."""
+        for conn, run in groupby(self._drain(), key=lambda parked: parked.conn):
+            self._process(conn, [parked.frame for parked in run])
+
+    # ---- forwarding
 
     async def _forward_all(self) -> None:
+        """Until the queue is empty, or this member is no longer one that forwards."""
         broker = self._broker
-        while self._queue and not broker.may_append:
+        replication = broker.replication
+        while self._queue and not broker.may_append and not replication.parked and replication.handed_to is not None:
             # The master may have changed again since the hand-over.
-            target = broker.replication.master_address or broker.replication.handed_to
-            if target is None or broker.replication.handed_to is None:
-                self._go_on()
-                return
-            bundle: list[tuple[Connection, Frame]] = []
-            size = 0
-            while self._queue and len(bundle) < BUNDLE and size < BUNDLE_BYTES:
-                item = self._queue.popleft()
-                self._bytes -= len(item[1].body) + 512
-                size += len(item[1].body)
-                bundle.append(item)
-            self.in_flight += len(bundle)
+            target = replication.master_address or replication.handed_to
+            bundle = self._take_bundle()
+            self.in_flight = len(bundle)
             try:
-                await self._forward(target, bundle)
+                why_not = await self._forward(target, bundle)
             except Exception as error:
                 log.exception("forwarding %d writes to %s failed", len(bundle), target)
                 _answer_all(bundle, f"forwarding to the new master failed: {error}")
+                continue
             finally:
-                self.in_flight -= len(bundle)
-        self._go_on()
+                self.in_flight = 0
+            if why_not:
+                self._put_back(bundle, why_not)
+                await asyncio.sleep(RETRY_S)
 
-    async def _forward(self, target: str, bundle: list[tuple[Connection, Frame]]) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + FORWARD_S
-        opaques = [frame.opaque for _, frame in bundle]
-        for index, (_, frame) in enumerate(bundle):
-            frame.opaque = index
-        body = b"".join(encode_frame(frame) for _, frame in bundle)
-        for (_, frame), opaque in zip(bundle, opaques, strict=True):
-            frame.opaque = opaque
-        hosts = orjson.dumps([conn.peer_bytes.hex() for conn, _ in bundle]).decode()
-        while True:
-            try:
-                answer = await self._broker.client.request(
-                    target,
-                    Frame(GantryCode.FORWARD, ext={"hosts": hosts}, body=body),
-                    max(deadline - loop.time(), 0.05),
-                )
-            except RemotingError as error:
-                if error.sent or loop.time() > deadline:
-                    _answer_all(bundle, f"the new master {target} did not answer: {error}")
-                    return
-            else:
-                if answer.code == ResponseCode.SUCCESS:
-                    _relay(bundle, answer.body)
-                    return
-                if loop.time() > deadline:
-                    _answer_all(bundle, f"the new master {target} takes no writes yet: {answer.remark}")
-                    return
-            await asyncio.sleep(RETRY_S)  # It was not taken: the new master is about to be one.
+    def _take_bundle(self) -> list[Parked]:
+        bundle: list[Parked] = []
+        size = 0
+        while self._queue and len(bundle) < BUNDLE and size < BUNDLE_BYTES:
+            parked = self._queue.popleft()
+            self._bytes -= _size(parked.frame)
+            size += len(parked.frame.body)
+            bundle.append(parked)
+        return bundle
+
+    def _put_back(self, bundle: list[Parked], why_not: str) -> None:
+        """Nothing of it was stored: it is tried again, by whatever way is right then, while its time lasts."""
+        now = asyncio.get_running_loop().time()
+        _answer_all([parked for parked in bundle if parked.due <= now], why_not)
+        again = [parked for parked in bundle if parked.due > now]
+        self._queue.extendleft(reversed(again))
+        self._bytes += sum(_size(parked.frame) for parked in again)
+
+    async def _forward(self, target: str, bundle: list[Parked]) -> str:
+        """Empty: every write of the bundle was answered. Otherwise nothing of it was stored: why."""
+        opaques = [parked.frame.opaque for parked in bundle]
+        for index, parked in enumerate(bundle):
+            parked.frame.opaque = index
+        body = b"".join(encode_frame(parked.frame) for parked in bundle)
+        for parked, opaque in zip(bundle, opaques, strict=True):
+            parked.frame.opaque = opaque
+        hosts = orjson.dumps([parked.conn.peer_bytes.hex() for parked in bundle]).decode()
+        left = max(bundle[-1].due - asyncio.get_running_loop().time(), 0.05)
+        try:
+            answer = await self._ask(target, Frame(GantryCode.FORWARD, ext={"hosts": hosts}, body=body), left)
+        except RemotingError as error:
+            if error.sent:
+                _answer_all(bundle, f"the new master {target} did not answer: {error}")
+                return ""
+            return f"the new master {target} is not reached: {error}"
+        if answer.code != ResponseCode.SUCCESS:
+            return f"the new master {target} takes no writes yet: {answer.remark}"
+        _relay(bundle, answer.body)
+        return ""
+
+    async def _ask(self, target: str, request: Frame, timeout_s: float) -> Frame:
+        """The answer. Raises RemotingError.
+
+        Whoever is asked may be master no more, and this member be it: then it answers at once what it still can, or
+        has died, and the writes of everybody else must not wait for that.
+        """
+        asked = asyncio.ensure_future(self._broker.client.request(target, request, timeout_s))
+        try:
+            leads_since = 0.0
+            while True:
+                await asyncio.wait({asked}, timeout=LOOK_S)
+                if asked.done():
+                    return asked.result()
+                now = asyncio.get_running_loop().time()
+                leads_since = (leads_since or now) if self._broker.may_append else 0.0
+                if leads_since and now - leads_since >= GIVE_UP_S:
+                    raise ConnectionLost(f"{target} is master no more and did not answer")
+        finally:
+            asked.cancel()
 
     async def close(self) -> None:
-        for conn, frame in self._drain():
+        for conn, frame, _ in self._drain():
             if not frame.is_oneway and not conn.closed:
                 conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops, send again"))
         if self._worker is not None:
@@ -177,21 +215,26 @@ class Forwarder:
             await asyncio.gather(self._worker, return_exceptions=True)
 
 
-def _answer_all(bundle: list[tuple[Connection, Frame]], remark: str) -> None:
-    for conn, frame in bundle:
+def _size(frame: Frame) -> int:
+    """Bytes of memory that a parked write is counted with."""
+    return len(frame.body) + 512
+
+
+def _answer_all(bundle: list[Parked], remark: str) -> None:
+    for conn, frame, _ in bundle:
         if not frame.is_oneway and not conn.closed:
             conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
 
-def _relay(bundle: list[tuple[Connection, Frame]], body: bytes) -> None:
+def _relay(bundle: list[Parked], body: bytes) -> None:
     """Every answer to the connection whose request it belongs to, under that request's opaque."""
-    left = {i: item for i, item in enumerate(bundle) if not item[1].is_oneway}
+    left = {i: item for i, item in enumerate(bundle) if not item.frame.is_oneway}
     for answer in FrameDecoder().feed(body):
         item = left.pop(answer.opaque, None)
-        if item is not None and not item[0].closed:
-            answer.opaque = item[1].opaque
-            item[0].send(answer)
-    for conn, frame in left.values():
+        if item is not None and not item.conn.closed:
+            answer.opaque = item.frame.opaque
+            item.conn.send(answer)
+    for conn, frame, _ in left.values():
         if not conn.closed:
             conn.send(error_answer(frame, ResponseCode.SYSTEM_ERROR, "the new master left this write unanswered"))
 

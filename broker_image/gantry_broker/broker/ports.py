@@ -108,9 +108,15 @@ class Ports:
             return
         for conn in clients:
             conn.stop_reading()
-        if self._broker.replication.handed_to is not None:
-            await self._dispatcher.forwarder.drained(FORCE_S)
-            await asyncio.sleep(ARRIVE_S)
+        try:
+            if self._broker.replication.handed_to is not None:
+                await self._dispatcher.forwarder.drained(FORCE_S)
+                await asyncio.sleep(ARRIVE_S)
+        except asyncio.CancelledError:
+            # The role has come back: they stay.
+            for conn in clients:
+                conn.read_again()
+            raise
         pull.wake_all(self._broker)
         for conn in clients:
             conn.close()

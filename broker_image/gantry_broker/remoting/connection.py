@@ -265,6 +265,12 @@ class Connection(asyncio.Protocol):
             self._reading_stopped = True
             self._transport.pause_reading()
 
+    def read_again(self) -> None:
+        """Undoes `stop_reading`."""
+        self._reading_stopped = False
+        if not self.paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def close(self) -> None:
         """Ends the connection after what was written has gone out."""
         if not self.closed:
