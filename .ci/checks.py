@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 JAVA = 17
-REAL_PROCESSES = ("client", "integration", "interop", "local", "spark")
+REAL_PROCESSES = ("chaos", "client", "integration", "interop", "local", "spark")
 """Folders of tests whose subject are whole processes: one at a time, so that they have the machine for themselves."""
 
 LINT = {

@@ -1,0 +1,75 @@
+"""A broker as it is, with a clock and a disk that can go wrong: `python -m gantry_chaos.broker --config FILE`.
+
+The file `faults/NAME.json` of the cluster's folder says how, and is looked at all the time:
+
+    clock_s   added to the time of day
+    sync_s    seconds that every fsync takes longer
+    write_s   seconds that every write takes longer, which holds the whole process up as a full device queue would
+
+The broker itself has no such hooks: the functions of `time` and `os` are replaced before it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+LOOK_S = 0.05
+
+
+class Faults:
+    """What is wrong now."""
+
+    clock_ns = 0
+    sync_s = 0.0
+    write_s = 0.0
+
+
+def _follow(path: Path, faults: Faults, sleep: Any) -> None:
+    while True:
+        try:
+            said = json.loads(path.read_text())
+        except (OSError, ValueError):
+            said = {}
+        faults.clock_ns = int(said.get("clock_s", 0.0) * 1e9)
+        faults.sync_s = float(said.get("sync_s", 0.0))
+        faults.write_s = float(said.get("write_s", 0.0))
+        sleep(LOOK_S)
+
+
+def plant(path: Path) -> None:
+    """Replace the clock and the disk of this process."""
+    faults = Faults()
+    sleep, time_ns = time.sleep, time.time_ns
+    fsync, fdatasync, pwrite = os.fsync, os.fdatasync, os.pwrite
+
+    def slow_fsync(fd: int) -> None:
+        sleep(faults.sync_s)
+        fsync(fd)
+
+    def slow_fdatasync(fd: int) -> None:
+        sleep(faults.sync_s)
+        fdatasync(fd)
+
+    def slow_pwrite(fd: int, data: Any, offset: int) -> int:
+        if faults.write_s:
+            sleep(faults.write_s)
+        return pwrite(fd, data, offset)
+
+    time.time_ns = lambda: time_ns() + faults.clock_ns
+    time.time = lambda: (time_ns() + faults.clock_ns) / 1e9
+    os.fsync, os.fdatasync, os.pwrite = slow_fsync, slow_fdatasync, slow_pwrite  # type: ignore[assignment]
+    threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
+
+
+if __name__ == "__main__":
+    config = Path(sys.argv[sys.argv.index("--config") + 1])
+    plant(config.parent.parent / "faults" / f"{config.stem}.json")
+    from gantry_broker.broker.main import main
+
+    sys.exit(main())

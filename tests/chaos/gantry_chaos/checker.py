@@ -1,0 +1,116 @@
+"""Reads a whole history and the logs of all members at the end, and says what is wrong with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from .history import History, Log, Sent
+
+SHOWN = 5
+"""Findings of one kind that are written out."""
+
+
+def check(history: History, logs: Mapping[str, Log], leader: str) -> list[str]:
+    """What is wrong, in words; an empty list: nothing. `logs` by member, `leader` is the one that leads at the end."""
+    final = logs[leader]
+    kinds = (
+        _promised_is_there(history, final),
+        _in_order(history),
+        _once(history, final),
+        _nothing_undone(history, final),
+        _every_group_saw_it(history, final),
+        _logs_agree(logs, leader),
+        _one_leader_an_epoch(history),
+    )
+    return list(chain.from_iterable(_some(found) for found in kinds))
+
+
+def _some(found: Iterator[str]) -> list[str]:
+    listed = list(found)
+    more = [f"... and {len(listed) - SHOWN} more of this kind"] if len(listed) > SHOWN else []
+    return listed[:SHOWN] + more
+
+
+def _promised_is_there(history: History, final: Log) -> Iterator[str]:
+    """Every SEND_OK is in the log, at the place that the answer named."""
+    stored = set(final.bodies.values())
+    for sent in history.promised():
+        if sent.body not in stored:
+            yield f"LOST: {sent.body!r} was SEND_OK at {sent.place} and is not in the log"
+        elif sent.place is None or final.bodies.get(sent.place) != sent.body:
+            there = None if sent.place is None else final.bodies.get(sent.place)
+            yield f"MOVED: {sent.body!r} was SEND_OK at {sent.place}, where now {there!r} is"
+
+
+def _in_order(history: History) -> Iterator[str]:
+    """A send that began after another one of its queue was acknowledged comes after it."""
+    queues: dict[int, list[Sent]] = {}
+    for sent in history.promised():
+        if sent.place is not None:
+            queues.setdefault(sent.place.queue, []).append(sent)
+    for sends in queues.values():
+        by_end = sorted(sends, key=lambda s: s.ended)
+        done, last = 0, None
+        for sent in sorted(sends, key=lambda s: s.began):
+            while by_end[done].ended < sent.began:
+                if last is None or _offset(by_end[done]) > _offset(last):
+                    last = by_end[done]
+                done += 1
+            if last is not None and _offset(sent) <= _offset(last):
+                yield f"OUT OF ORDER: {sent.body!r} at {sent.place} was sent after {last.body!r} at {last.place}"
+
+
+def _offset(sent: Sent) -> int:
+    assert sent.place is not None
+    return sent.place.offset
+
+
+def _once(history: History, final: Log) -> Iterator[str]:
+    """Nothing is stored more often than the client sent it, and nothing that nobody sent; queues have no holes."""
+    for body, times in Counter(final.bodies.values()).items():
+        if body not in history.sent:
+            yield f"MADE UP: {body!r} is in the log, and nobody sent it"
+        elif times > history.tries[body]:
+            yield f"TWICE: {body!r} is in the log {times} times and was sent {history.tries[body]} times"
+    held = Counter(place.queue for place in final.bodies)
+    for queue, end in final.ends.items():
+        if held[queue] != end:
+            yield f"HOLE: queue {queue} ends at {end} and has {held[queue]} messages"
+
+
+def _nothing_undone(history: History, final: Log) -> Iterator[str]:
+    """Whatever anybody was shown is in the log, at that place, and was never different."""
+    for place, bodies in history.shown.items():
+        for body, reader in bodies.items():
+            if final.bodies.get(place) != body:
+                yield f"UNDONE: {reader} was shown {body!r} at {place}, where now {final.bodies.get(place)!r} is"
+    for queue, (end, reader) in history.ends.items():
+        if end > final.ends.get(queue, 0):
+            yield f"UNDONE: {reader} was told that queue {queue} ends at {end}; it ends at {final.ends.get(queue, 0)}"
+
+
+def _every_group_saw_it(history: History, final: Log) -> Iterator[str]:
+    stored = set(final.bodies.values())
+    for group, seen in history.consumed.items():
+        for body in sorted(stored - set(seen)):
+            yield f"UNSEEN: group {group} never saw {body!r}"
+
+
+def _logs_agree(logs: Mapping[str, Log], leader: str) -> Iterator[str]:
+    for name, log in logs.items():
+        if log == logs[leader]:
+            continue
+        for place in sorted(set(log.bodies) | set(logs[leader].bodies)):
+            mine, its = log.bodies.get(place), logs[leader].bodies.get(place)
+            if mine != its:
+                yield f"LOGS DIFFER: {name} has {mine!r} at {place}, {leader} has {its!r}"
+        if log.ends != logs[leader].ends:
+            yield f"LOGS DIFFER: {name} ends at {log.ends}, {leader} at {logs[leader].ends}"
+
+
+def _one_leader_an_epoch(history: History) -> Iterator[str]:
+    for epoch, names in history.leaders.items():
+        if len(names) > 1:
+            yield f"TWO LEADERS: epoch {epoch} was led by {', '.join(sorted(names))}"

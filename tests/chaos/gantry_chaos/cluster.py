@@ -1,0 +1,302 @@
+"""One local cluster whose members know each other through `Links`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.http.models import MemberStatus
+from gantry_operator.api import BrokerCluster
+from gantry_operator.failover.http import httpx, make_client
+from gantry_operator.local import control
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.ports import HOST
+from gantry_operator.local.process import ProcessRecord, end, load_record
+from gantry_operator.local.supervisor import save_manifest
+from gantry_operator.plan import plan
+
+from .links import Links
+from .supervisor import links_file
+
+GROUP = "a"
+CLIENTS = "clients"
+SUPERVISOR = "supervisor"
+FIRST_PORT, LAST_PORT = 12_000, 31_000
+"""Below the ports that the system gives to those who connect."""
+DISK_MIB = 96
+READY_S = 60.0
+
+
+class NotInTime(Exception):
+    """Something that must come about after the faults did not."""
+
+
+def free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            if port not in found:
+                found.append(port)
+    return found
+
+
+class Cluster:
+    """Three members of one group, two NameServers, and their supervisor. Use as an async context manager."""
+
+    def __init__(self, base: Path, seed: int, *, mode: str, flush: str, min_in_sync: int, small_disks: bool) -> None:
+        """`small_disks`: every member has a disk of its own that can be filled, for which one must be root."""
+        self.folder = ClusterFolder(base)
+        spec: dict[str, Any] = {
+            "mode": mode,
+            "flush": flush,
+            "minInSyncReplicas": min_in_sync,
+            "nameServers": {"replicas": 2},
+            "brokerGroups": [{"name": GROUP, "members": 3}],
+            "broker": {
+                # The oldest segments of a full disk go, but never the one that is written.
+                "mappedFileSizeCommitLog": 64 << 20 if small_disks else 1 << 20,
+                "mappedFileSizeConsumeQueue": 20_000,
+                "maxHashSlotNum": 5_000,
+                "maxIndexNum": 20_000,
+                "diskMaxUsedSpaceRatio": 95,
+                "flushConsumerOffsetInterval": 1_000,
+            },
+        }
+        manifest = {
+            "apiVersion": "gantry.dev/v1alpha1",
+            "kind": "BrokerCluster",
+            "metadata": {"name": "c"},
+            "spec": spec,
+        }
+        self.cluster = BrokerCluster.model_validate(manifest)
+        self.plan = plan(self.cluster)
+        self.members = [m.name for m in self.plan.members]
+        self.name_servers = [s.name for s in self.plan.name_servers]
+        uses = [*self.name_servers, f"group/{GROUP}"]
+        uses += [use for m in self.members for use in (m, f"{m}/http")]
+        ports = free_ports(2 * len(uses))
+        self.real = dict(zip(uses, ports[: len(uses)], strict=True))
+        self.told = dict(zip(uses, ports[len(uses) :], strict=True))
+        self.small_disks = small_disks
+        self.links = Links({self.real[u]: self.told[u] for u in uses}, self._processes, seed)
+        self.http: httpx.AsyncClient = make_client()
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._mounted: list[Path] = []
+        self.stopped: set[str] = set()
+        """Names of processes that stand still."""
+
+    # ---- life
+
+    async def __aenter__(self) -> Cluster:
+        self.folder.make()
+        (self.folder.root / "faults").mkdir()
+        save_manifest(self.folder, self.cluster)
+        self.folder.ports.write_text(json.dumps(self.real))
+        links_file(self.folder).write_text(json.dumps(self.told))
+        if self.small_disks:
+            for name in self.members:
+                self._mount(self.folder.data(name))
+        await self.links.__aenter__()
+        try:
+            self.start_supervisor()
+            await self.until("ready", self._ready, READY_S)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.kill_supervisor()
+        names = [*self.members, *self.name_servers]
+        records = [r for r in (load_record(self.folder.process(n)) for n in names) if r is not None]
+        await asyncio.to_thread(end, records, 5.0)
+        await self.links.__aexit__()
+        await self.http.aclose()
+        for path in self._mounted:
+            self._unmount(path)
+
+    def _unmount(self, path: Path) -> None:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+
+    def _mount(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "gantry-chaos", str(path)]
+        subprocess.run(words, check=True)
+        self._mounted.append(path)
+
+    def start_supervisor(self) -> None:
+        here = str(Path(__file__).parent.parent)
+        with open(self.folder.supervisor_log, "ab") as out:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gantry_chaos.supervisor", str(self.folder.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=os.environ | {"PYTHONPATH": here},
+                start_new_session=True,
+            )
+
+    def kill_supervisor(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.kill()
+            self._supervisor.wait()
+            self._supervisor = None
+
+    @property
+    def supervised(self) -> bool:
+        return self._supervisor is not None
+
+    async def _ready(self) -> bool:
+        with suppress(control.ControlError):
+            return bool((await control.ask(self.folder, "info", 5.0))["ready"])
+        return False
+
+    # ---- who is who
+
+    def record(self, name: str) -> ProcessRecord | None:
+        return load_record(self.folder.process(name))
+
+    def pid(self, name: str) -> int | None:
+        record = self.record(name)
+        return None if record is None else record.pid
+
+    def _processes(self) -> dict[int, str]:
+        found = {os.getpid(): CLIENTS}
+        if self._supervisor is not None:
+            found[self._supervisor.pid] = SUPERVISOR
+        for name in (*self.members, *self.name_servers):
+            pid = self.pid(name)
+            if pid is not None:
+                found[pid] = name
+        return found
+
+    @property
+    def name_server_addresses(self) -> str:
+        """As clients are told."""
+        return ";".join(f"{HOST}:{self.told[n]}" for n in self.name_servers)
+
+    def direct(self, use: str) -> str:
+        """Past the links: for those who only watch."""
+        return f"{HOST}:{self.real[use]}"
+
+    async def status(self, name: str) -> MemberStatus | None:
+        """What a member says of itself; None when it does not answer."""
+        try:
+            answer = await self.http.get(f"http://{self.direct(f'{name}/http')}/v1/status", timeout=0.5)
+            return MemberStatus.model_validate_json(answer.content) if answer.status_code == 200 else None
+        except httpx.HTTPError:
+            return None
+
+    async def statuses(self) -> dict[str, MemberStatus]:
+        said = await asyncio.gather(*(self.status(name) for name in self.members))
+        return {name: s for name, s in zip(self.members, said, strict=True) if s is not None}
+
+    async def master(self) -> str | None:
+        masters = [(s.epoch, name) for name, s in (await self.statuses()).items() if s.role == "Master"]
+        return max(masters)[1] if masters else None
+
+    async def whole(self) -> bool:
+        """Everybody answers, one leads, and all present disks are in sync with it."""
+        said = await self.statuses()
+        masters = [s for s in said.values() if s.role == "Master"]
+        if len(said) != len(self.members) or len(masters) != 1 or not masters[0].writable:
+            return False
+        followers = [s for s in said.values() if s.role == "Slave" and s.epoch == masters[0].epoch]
+        in_sync = {(m.member, m.incarnation) for m in masters[0].in_sync}
+        return len(followers) == len(said) - 1 and in_sync == {
+            (s.member.member, s.member.incarnation) for s in said.values()
+        }
+
+    async def until(self, what: str, condition: Callable[[], Any], timeout_s: float) -> None:
+        """Raises NotInTime."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while not await condition():
+            if clock() > deadline:
+                raise NotInTime(f"not within {timeout_s:.0f} s: {what}")
+            await asyncio.sleep(0.1)
+
+    # ---- what is done to processes
+
+    def signal(self, name: str, number: int) -> bool:
+        record = self.record(name)
+        if record is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(record.pid, number)
+            return True
+        return False
+
+    def freeze(self, name: str) -> bool:
+        self.stopped.add(name)
+        return self.signal(name, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Whoever stands still goes on."""
+        for name in list(self.stopped):
+            self.signal(name, signal.SIGCONT)
+        self.stopped.clear()
+
+    def kill(self, name: str) -> bool:
+        return self.signal(name, signal.SIGKILL)
+
+    def plant(self, name: str, **faults: float) -> None:
+        """See gantry_chaos.broker; without arguments all is well again."""
+        path = self.folder.root / "faults" / f"{name}.json"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps(faults))
+        fresh.replace(path)
+
+    def segments(self, name: str) -> list[Path]:
+        return sorted((self.folder.data(name) / "commitlog").iterdir())
+
+    def wipe(self, name: str) -> None:
+        """The disk is new and empty."""
+        for path in self.folder.data(name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def corrupt(self, name: str, at: int, size: int = 64) -> None:
+        """Other bytes in its log, from the offset `at` on."""
+        base = max((s for s in self.segments(name) if int(s.name) <= at), key=lambda s: int(s.name))
+        with open(base, "r+b") as file:
+            file.seek(at - int(base.name))
+            held = file.read(size)
+            file.seek(at - int(base.name))
+            file.write(bytes(b ^ 0x5A for b in held))
+
+    def ballast(self, name: str) -> Path:
+        return self.folder.data(name) / "ballast"
+
+    def fill(self, name: str) -> None:
+        """Not a byte is free on the member's disk."""
+        with suppress(OSError), open(self.ballast(name), "ab") as file:
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+
+    def empty(self, names: Iterable[str] | None = None) -> None:
+        for name in names or self.members:
+            self.ballast(name).unlink(missing_ok=True)
+
+    def story(self, size: int = 1_500) -> str:
+        """What happened, for a run that went wrong."""
+        logs = sorted((self.folder.root / "log").iterdir())
+        text = "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-size:]}" for p in logs)
+        events = self.folder.events
+        return text + "\n--- events\n" + (events.read_text()[-8_000:] if events.exists() else "")

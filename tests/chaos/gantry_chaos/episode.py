@@ -1,0 +1,174 @@
+"""One run by seed: a fresh cluster, a plan of faults, and the check of everything that was seen.
+
+The seed alone decides on the kind of group and on the faults; how processes and faults interleave is up to the machine,
+so a run that failed may need some repetitions to fail again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from .checker import check
+from .cluster import Cluster, NotInTime
+from .faults import FAULTS, NEEDS_ROOT, ONLY_BY_NAME, Scene, Step, draw
+from .history import History, Log
+from .workload import Workload
+
+STEPS = 8
+SEES_ALL_S = 40.0
+COMMON = ("kill", "freeze", "cut-off", "hand-over")
+"""Drawn more often, since they meet whatever the others have left behind."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed stands for."""
+
+    seed: int
+    mode: str
+    flush: str
+    min_in_sync: int
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.mode}, flush {self.flush}, minInSyncReplicas {self.min_in_sync}"
+
+
+def can_fill_disks() -> bool:
+    """Whether members can have small disks of their own (a tmpfs each)."""
+    return os.geteuid() == 0 and sys.platform == "linux" and shutil.which("mount") is not None
+
+
+def make_plan(
+    seed: int,
+    *,
+    kinds: Sequence[str] | None = None,
+    mode: str | None = None,
+    flush: str | None = None,
+    steps: int = STEPS,
+) -> Plan:
+    """`kinds`: these faults in this order, instead of as many as `steps` says."""
+    rng = random.Random(seed)
+    drawn_mode = rng.choice(("MasterSlave", "Raft"))
+    drawn_flush = rng.choice(("Async", "Sync"))
+    minimum = rng.choice((1, 2))
+    left_out = ONLY_BY_NAME if can_fill_disks() else ONLY_BY_NAME | NEEDS_ROOT
+    possible = [k for k in (*FAULTS, *COMMON) if k not in left_out]
+    chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
+    drawn = tuple(draw(rng, kind) for kind in chosen)
+    return Plan(seed, mode or drawn_mode, flush or drawn_flush, minimum, drawn)
+
+
+@dataclass
+class Outcome:
+    """What came of a plan."""
+
+    plan: Plan
+    problems: list[str]
+    trace: list[str]
+    history: History
+    seconds: float
+    story: str = ""
+
+    @property
+    def summary(self) -> str:
+        statuses = ", ".join(f"{n} {s}" for s, n in self.history.statuses().most_common())
+        reads = sum(self.history.reads.values())
+        return (
+            f"{self.plan}: {len(self.plan.steps)} faults, {len(self.history.leaders)} epochs, {statuses}; "
+            f"{reads} read while it went on; {'nothing wrong' if not self.problems else 'WRONG'} ({self.seconds:.0f} s)"
+        )
+
+
+async def run(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Outcome:
+    """`say` gets the trace line by line. With `keep` the cluster's folder is left there when something is wrong."""
+    began = time.monotonic()
+    history, trace, problems = History(), [], []
+    story = ""
+
+    def tell(line: str) -> None:
+        trace.append(f"{time.monotonic() - began:6.1f} s  {line}")
+        say(trace[-1])
+
+    base = Path(tempfile.mkdtemp(prefix="gantry-chaos-"))
+    cluster = Cluster(
+        base / "cluster",
+        plan.seed,
+        mode=plan.mode,
+        flush=plan.flush,
+        min_in_sync=plan.min_in_sync,
+        small_disks=any(s.kind in NEEDS_ROOT for s in plan.steps),
+    )
+    try:
+        async with cluster:
+            try:
+                problems = await _play(plan, cluster, history, tell)
+            except NotInTime as error:
+                problems = [f"NOT IN TIME: {error}"]
+            if problems:
+                story = cluster.story()
+                if keep is not None:
+                    with suppress(OSError):
+                        shutil.copytree(base / "cluster", keep / f"seed-{plan.seed}", dirs_exist_ok=True)
+    except NotInTime as error:
+        problems = [f"NOT IN TIME: {error}"]
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    for problem in problems:
+        tell(problem)
+    return Outcome(plan, problems, trace, history, time.monotonic() - began, story)
+
+
+async def _play(plan: Plan, cluster: Cluster, history: History, tell: Callable[[str], None]) -> list[str]:
+    scene = Scene(cluster, tell)
+    async with Workload(cluster, history, plan.seed) as work:
+        try:
+            await work.sends_again(60)
+            tell("the group works")
+            for step in plan.steps:
+                tell(f"[{step}]")
+                await FAULTS[step.kind](scene, step)
+                if step.calm:
+                    await scene.heal()
+                    await scene.whole()
+                    await work.sends_again()
+                    tell("whole again")
+        finally:
+            await scene.heal()
+        tell("the faults are over")
+        await scene.whole()
+        await work.sends_again()
+        await work.stop_sending()
+        leader, logs = await _read_logs(cluster, work)
+        with suppress(NotInTime):  # The checker says which messages were not seen.
+            await work.caught_up(logs[leader], SEES_ALL_S)
+        return check(history, logs, leader)
+
+
+async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:
+    """Once everybody shows the same end: slaves hear of the last confirmed offset a moment later."""
+
+    async def settled() -> bool:
+        said = (await cluster.statuses()).values()
+        return len({s.confirmed for s in said}) == 1 and all(s.end == s.confirmed for s in said)
+
+    await cluster.until("all members confirm the end of the log", settled, 20.0)
+    leader = await cluster.master()
+    if leader is None:
+        raise NotInTime("nobody leads at the end")
+    return leader, {name: await work.read(name) for name in cluster.members}
+
+
+def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = None) -> Outcome:
+    """`run`, from outside of an event loop."""
+    return asyncio.run(run(plan, say, keep))

@@ -1,0 +1,66 @@
+"""Everything that clients did and saw, for the checker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a message is: which queue, which offset of it."""
+
+    queue: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Sent:
+    """One send as the application asked for it; every one has a body of its own. Times: seconds of one clock."""
+
+    body: bytes
+    began: float
+    ended: float = float("inf")
+    status: str = "unknown"
+    """SEND_OK and the other statuses, or the error's name; "unknown" while it goes on."""
+    place: Place | None = None
+    """Where the broker said that it is."""
+
+
+@dataclass
+class History:
+    """`Sent` in the order in which they began."""
+
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    tries: Counter[bytes] = field(default_factory=Counter)
+    """How often the client may have brought a body to a broker."""
+    shown: dict[Place, dict[bytes, str]] = field(default_factory=dict)
+    """By place the bodies that anybody was shown there, and the first who was."""
+    ends: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """By queue the highest end that anybody was told, and by whom."""
+    consumed: dict[str, Counter[bytes]] = field(default_factory=dict)
+    """By consumer group what its members were given."""
+    leaders: dict[int, set[str]] = field(default_factory=dict)
+    """By epoch who was seen leading it."""
+    reads: Counter[str] = field(default_factory=Counter)
+    """How many messages were read from whom."""
+
+    def show(self, place: Place, body: bytes, reader: str) -> None:
+        self.shown.setdefault(place, {}).setdefault(body, reader)
+
+    def told_end(self, queue: int, end: int, reader: str) -> None:
+        if end > self.ends.get(queue, (-1, ""))[0]:
+            self.ends[queue] = (end, reader)
+
+    def statuses(self) -> Counter[str]:
+        return Counter(s.status for s in self.sent.values())
+
+    def promised(self) -> list[Sent]:
+        return [s for s in self.sent.values() if s.status == "SEND_OK"]
+
+
+class Log(NamedTuple):
+    """A member's queues at the end: bodies by place, and the offset after the last by queue."""
+
+    bodies: dict[Place, bytes]
+    ends: dict[int, int]

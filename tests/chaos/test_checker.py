@@ -1,0 +1,135 @@
+"""The checker finds each kind of wrong history, and nothing in a right one."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gantry_chaos.checker import check
+from gantry_chaos.history import History, Log, Place, Sent
+
+Story = tuple[History, dict[str, Log]]
+
+
+def right() -> Story:
+    """Six messages on two queues, each sent after the one before it was acknowledged, seen by all."""
+    history = History()
+    bodies = {}
+    for number in range(6):
+        body, place = b"m%d" % number, Place(number % 2, number // 2)
+        history.sent[body] = Sent(body, float(number), number + 0.5, "SEND_OK", place)
+        history.tries[body] = 1
+        history.show(place, body, "slave")
+        bodies[place] = body
+    history.ends = {0: (3, "slave"), 1: (2, "master")}
+    history.consumed = {"g": Counter(bodies.values())}
+    history.leaders = {1: {"a"}, 2: {"b"}}
+    return history, {name: Log(dict(bodies), {0: 3, 1: 3}) for name in ("a", "b")}
+
+
+def drop(log: Log, body: bytes) -> Place:
+    place = next(p for p, b in log.bodies.items() if b == body)
+    del log.bodies[place]
+    return place
+
+
+def lost(history: History, logs: dict[str, Log]) -> None:
+    for log in logs.values():
+        log.ends[drop(log, b"m5").queue] -= 1
+
+
+def moved(history: History, logs: dict[str, Log]) -> None:
+    for log in logs.values():
+        log.bodies[Place(0, 0)], log.bodies[Place(0, 1)] = log.bodies[Place(0, 1)], log.bodies[Place(0, 0)]
+
+
+def out_of_order(history: History, logs: dict[str, Log]) -> None:
+    history.sent[b"m0"].began, history.sent[b"m0"].ended = 10.0, 11.0
+
+
+def twice(history: History, logs: dict[str, Log]) -> None:
+    for log in logs.values():
+        log.bodies[Place(0, 3)] = b"m1"
+        log.ends[0] = 4
+
+
+def made_up(history: History, logs: dict[str, Log]) -> None:
+    for log in logs.values():
+        log.bodies[Place(0, 3)] = b"what"
+        log.ends[0] = 4
+
+
+def hole(history: History, logs: dict[str, Log]) -> None:
+    history.sent[b"m2"].status = "SendFailed"
+    history.shown.pop(Place(0, 1))
+    for log in logs.values():
+        drop(log, b"m2")
+
+
+def undone(history: History, logs: dict[str, Log]) -> None:
+    history.show(Place(1, 0), b"another", "g")
+
+
+def end_undone(history: History, logs: dict[str, Log]) -> None:
+    history.told_end(1, 4, "a")
+
+
+def unseen(history: History, logs: dict[str, Log]) -> None:
+    del history.consumed["g"][b"m3"]
+
+
+def logs_differ(history: History, logs: dict[str, Log]) -> None:
+    logs["b"].bodies[Place(1, 2)] = b"m3"
+
+
+def two_leaders(history: History, logs: dict[str, Log]) -> None:
+    history.leaders[2].add("a")
+
+
+WRONG: dict[str, tuple[Callable[[History, dict[str, Log]], None], str]] = {
+    "lost": (lost, "LOST: b'm5'"),
+    "moved": (moved, "MOVED: b'm0'"),
+    "out of order": (out_of_order, "OUT OF ORDER: b'm0'"),
+    "twice": (twice, "TWICE: b'm1'"),
+    "made up": (made_up, "MADE UP: b'what'"),
+    "hole": (hole, "HOLE: queue 0"),
+    "undone": (undone, "UNDONE: g was shown b'another'"),
+    "end undone": (end_undone, "UNDONE: a was told that queue 1 ends at 4"),
+    "unseen": (unseen, "UNSEEN: group g never saw b'm3'"),
+    "logs differ": (logs_differ, "LOGS DIFFER: b has b'm3'"),
+    "two leaders": (two_leaders, "TWO LEADERS: epoch 2"),
+}
+
+
+def test_a_right_history() -> None:
+    history, logs = right()
+    assert check(history, logs, "a") == []
+
+
+def test_what_was_sent_twice_may_be_there_twice() -> None:
+    history, logs = right()
+    twice(history, logs)
+    history.tries[b"m1"] = 2
+    assert check(history, logs, "a") == []
+
+
+def test_what_was_not_promised_may_be_lost() -> None:
+    history, logs = right()
+    lost(history, logs)
+    history.sent[b"m5"].status = "FLUSH_SLAVE_TIMEOUT"
+    history.shown.pop(Place(1, 2))
+    assert check(history, logs, "a") == []
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_history(kind: str) -> None:
+    spoil, finding = WRONG[kind]
+    history, logs = right()
+    spoil(history, logs)
+    assert any(p.startswith(finding) for p in check(history, logs, "a")), check(history, logs, "a")
