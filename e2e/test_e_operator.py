@@ -39,9 +39,11 @@ def moments() -> random.Random:
 
 
 def kill_the_leader(after_s: float) -> None:
-    """Outright: it gives nothing back, so the other one begins when the Lease has run out."""
+    """Outright: it gives nothing back, so the other one begins when the Lease has run out, which names the dead one
+    until then: one that lives is waited for."""
     time.sleep(after_s)
-    kubectl("-n", SYSTEM, "delete", "pod", leader(), "--grace-period=0", "--force")
+    living = until("a leader that lives", lambda: get(SYSTEM, "pod", leader()) and leader(), 30, 0.1)
+    kubectl("-n", SYSTEM, "delete", "pod", living, "--grace-period=0", "--force")
 
 
 def check_record(cluster: Cluster, result: dict[str, Any]) -> None:

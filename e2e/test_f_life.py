@@ -92,9 +92,9 @@ def test_deleted_and_made_again_over_its_volumes(demo: Cluster) -> None:
     apply(demo.namespace, text)
     after = {m["name"]: m for m in demo.wait_running(members=4)["members"]}
     assert result["lost"] == 0
-    for name, row in after.items():
-        assert row["maxOffset"] >= before[name]["maxOffset"], name
-        assert row["epoch"] > before[name]["epoch"], name
+    for name, row in before.items():
+        assert after[name]["maxOffset"] >= row["maxOffset"], name
+        assert after[name]["epoch"] > row["epoch"], name
 
 
 def test_reclaim_delete_takes_the_volumes_along(demo: Cluster) -> None:

@@ -59,7 +59,7 @@ def test_uninstalled_and_installed_again(demo: Cluster) -> None:
     before = demo.uids()
     load = Load(demo, "uninstall", 60)
     run("helm", "uninstall", "gantry", "-n", SYSTEM, "--wait", timeout=120)
-    assert not operators()
+    until("the operators are gone", lambda: not operators(), 60)
     assert kubectl("get", "crd", "brokerclusters.gantry.dev", "-o", "name"), "the definition stays"
     assert demo.object()["metadata"]["name"] == "demo"
     helm_install()
