@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from gantry_broker.client import ClientError, FromWhere, MessageQueue, Producer, PullConsumer, SendStatus
+from gantry_broker.client import ClientError, FromWhere, MessageQueue, NoRoute, Producer, PullConsumer, SendStatus
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_operator.failover import FailoverSettings
@@ -137,6 +137,19 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
+async def _first_send(producer: Producer) -> None:
+    """In sync is not registered yet: the first route comes a moment later."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            await producer.send("T", b"-1")
+            return
+        except NoRoute:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
 async def _stored(name_server: str) -> Counter[int]:
     found: Counter[int] = Counter()
     async with PullConsumer(name_server, "check", from_where=FromWhere.FIRST, auto_commit=False) as consumer:
@@ -169,7 +182,7 @@ async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, paus
         try:
             await until("all are in sync", lambda: loop.cell is not None and len(loop.cell.in_sync) == MEMBERS)
             async with Producer(name_server) as producer:
-                await producer.send("T", b"-1", timeout=20)
+                await _first_send(producer)
                 load = Load(producer)
                 for _ in range(6):
                     await asyncio.sleep(pause_s)
