@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import ContextOption, DirOption, NamespaceOption, Output, OutputOption, on_kubernetes
 from gantry_operator.cli.output import console, note, print_json, size
 
 if TYPE_CHECKING:
@@ -32,17 +33,6 @@ SourceArgument = Annotated[
     ),
 ]
 _Done = TypeVar("_Done")
-CLUSTER = "Which cluster"
-DirOption = Annotated[Path | None, typer.Option("--dir", help="Folder of a local cluster.", rich_help_panel=CLUSTER)]
-ContextOption = Annotated[
-    str | None,
-    typer.Option("--context", help="A kubectl context: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
-]
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", help="A namespace: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
-]
-OutputOption = Annotated[str, typer.Option("--output", "-o", help="json: for programs.")]
 
 
 @dataclass(frozen=True)
@@ -65,11 +55,6 @@ class Source:
         identity = ";".join((*self.paths, *self.brokers, self.cluster))
         mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
         return str(state_home() / "analytics" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', self.name)}-{mark}")
-
-
-def on_kubernetes(context: str | None, namespace: str | None) -> bool:
-    """Whether a command is about a cluster on Kubernetes, as for the other commands."""
-    return context is not None or namespace is not None or bool(os.environ.get("GANTRY_KUBERNETES"))
 
 
 def resolve(text: str | None, directory: Path | None = None) -> Source:
@@ -144,12 +129,6 @@ def _hours(text: str, option: str) -> float:
         raise CliError(f"{option}: {error}", Exit.USAGE) from None
 
 
-def _wants_json(output: str) -> bool:
-    if output not in ("text", "json"):
-        raise CliError(f"--output: {output!r}; write text or json", Exit.USAGE)
-    return output == "json"
-
-
 def analyze(
     source: SourceArgument = None,
     topics: Annotated[
@@ -168,13 +147,13 @@ def analyze(
     directory: DirOption = None,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
-    output: OutputOption = "text",
+    output: OutputOption = Output.text,
 ) -> None:
     """Say for each topic what log compaction would save, and more: hot keys, growth, ages, who would be hurt.
 
     A second run reads only what is new. On Kubernetes the operator starts the cluster's own job (spec.analytics).
     """
-    as_json = _wants_json(output)
+    as_json = output == Output.json
     if on_kubernetes(context, namespace):
         given = {"--topics": topics, "--since": since, "--out": out, "--rate": rate, "--token-file": token_file}
         for option, value in given.items():
@@ -265,13 +244,13 @@ def compact(
     token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
     memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
     directory: DirOption = None,
-    output: OutputOption = "text",
+    output: OutputOption = Output.text,
 ) -> None:
     """Keep only the newest record of each key of a topic: say what that saves, or write the compacted log.
 
     The live cluster is not changed. OUT is a store directory for each broker group, which a broker opens.
     """
-    as_json = _wants_json(output)
+    as_json = output == Output.json
     if dry_run == (out is not None):
         raise CliError("say what to do: --dry-run, or --out DIR", Exit.USAGE)
     found = resolve(source, directory)

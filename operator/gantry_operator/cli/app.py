@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +11,20 @@ import typer
 
 from gantry_operator.analytics.cli import register as register_analytics
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import (
+    KUBERNETES,
+    ContextOption,
+    DirOption,
+    NameOption,
+    NamespaceOption,
+    Output,
+    OutputOption,
+)
 
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage or manifest, 3 no such cluster, 4 not done in time. "
     "Data goes to stdout, everything else to stderr."
 )
-
-
-class Output(StrEnum):
-    """`-o`"""
-
-    text = "text"
-    json = "json"
-
 
 app = typer.Typer(
     name="gantry",
@@ -47,27 +47,6 @@ dlq_app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(dlq_app, name="dlq")
-
-CLUSTER = "Which cluster"
-
-DirOption = Annotated[
-    Path | None,
-    typer.Option("--dir", help="Folder of a local cluster. Without it: the one that you started.",
-                 rich_help_panel=CLUSTER),
-]  # fmt: skip
-NameOption = Annotated[
-    str | None,
-    typer.Option("--cluster", "-c", help="Name of the cluster, when there are several.", rich_help_panel=CLUSTER),
-]
-ContextOption = Annotated[
-    str | None,
-    typer.Option("--context", help="A kubectl context: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
-]
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", help="A namespace: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
-]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="json: for programs.")]
 
 
 @app.command(epilog=EPILOG)
@@ -318,7 +297,7 @@ register_analytics(app)
 def run() -> None:
     """Parses, runs, and turns what went wrong into one line and an exit code."""
     if Path(sys.argv[0]).name.startswith("kubectl-"):
-        os.environ.setdefault("GANTRY_KUBERNETES", "1")
+        os.environ.setdefault(KUBERNETES, "1")
     try:
         app()
     except CliError as error:

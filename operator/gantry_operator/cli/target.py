@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class KubernetesTarget:
 
 def find_target(directory: Path | None, name: str | None, context: str | None, namespace: str | None) -> Target:
     """Local, unless a context or a namespace is given or the command runs as a plug-in of kubectl. Raises CliError."""
-    if context is not None or namespace is not None or os.environ.get("GANTRY_KUBERNETES"):
+    if on_kubernetes(context, namespace):
         if directory is not None:
             raise CliError(
                 "--dir is for local clusters; leave it out with --context, --namespace or kubectl", Exit.USAGE

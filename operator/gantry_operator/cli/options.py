@@ -1,0 +1,46 @@
+"""Options that commands share: which cluster is meant, and in which form the answer comes."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+KUBERNETES: str = "GANTRY_KUBERNETES"
+"""In the environment of `kubectl gantry`: commands are about clusters on Kubernetes, whatever options say."""
+CLUSTER = "Which cluster"
+
+
+class Output(StrEnum):
+    """`-o`"""
+
+    text = "text"
+    json = "json"
+
+
+DirOption = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Folder of a local cluster. Without it: the one that you started.",
+                 rich_help_panel=CLUSTER),
+]  # fmt: skip
+NameOption = Annotated[
+    str | None,
+    typer.Option("--cluster", "-c", help="Name of the cluster, when there are several.", rich_help_panel=CLUSTER),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", help="A kubectl context: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="A namespace: the cluster is on Kubernetes.", rich_help_panel=CLUSTER),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="json: for programs.")]
+
+
+def on_kubernetes(context: str | None, namespace: str | None) -> bool:
+    """Whether a command is about a cluster on Kubernetes."""
+    return context is not None or namespace is not None or bool(os.environ.get(KUBERNETES))
