@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 JAVA = 17
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+"""As in tests/spark/test_page.py."""
 REAL_PROCESSES = ("chaos", "client", "integration", "interop", "local", "spark")
 """Folders of tests whose subject are whole processes: one at a time, so that they have the machine for themselves."""
 
@@ -42,19 +44,35 @@ def java_version() -> int:
     return int(found[1]) if found else 0
 
 
+def apt_install(*packages: str) -> str:
+    """Empty: done; else why not."""
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        return "only root can install it, with apt"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *packages]):
+        if subprocess.run(command, env=environment, check=False, **quiet).returncode != 0:  # type: ignore[call-overload]
+            return f"`{' '.join(command)}` failed"
+    return ""
+
+
 def bring_java() -> str:
     """Spark and the official RocketMQ client need Java. Empty: it is there; else why not."""
-    if java_version() >= JAVA:
+    if java_version() >= JAVA and shutil.which("mvn"):
         return ""
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
-        return f"Java {JAVA} is not installed, and only root can install it with apt"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    print(f"installing Java {JAVA} for Spark and for RocketMQ's own client", flush=True)
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", f"openjdk-{JAVA}-jdk-headless", "maven"]):
-        if subprocess.run(command, env=environment, check=False, **quiet).returncode != 0:  # type: ignore[call-overload]
-            return f"Java {JAVA} is not installed, and `{' '.join(command)}` failed"
-    return "" if java_version() >= JAVA else f"Java {JAVA} is not on the path after its installation"
+    print(f"installing Java {JAVA} and Maven for Spark and for RocketMQ's own client", flush=True)
+    why = apt_install(f"openjdk-{JAVA}-jdk-headless", "maven")
+    if why or java_version() >= JAVA:
+        return why
+    return "it is not on the path after its installation"
+
+
+def bring_browser() -> str:
+    """The page of a report is drawn and looked at. Empty: it is there; else why not."""
+    if any(shutil.which(name) for name in BROWSERS):
+        return ""
+    print("installing Chromium, in which the page of a report is drawn", flush=True)
+    return apt_install("chromium")
 
 
 def main() -> int:
@@ -71,9 +89,10 @@ def main() -> int:
     for name, commands in LINT.items():
         step(name, commands)
     if "--lint" not in sys.argv:
-        why = bring_java()
-        if why:
-            done.append(("tests with Java", f"skipped: {why}", 0.0))
+        for what, bring in {"tests with Java": bring_java, "page in a browser": bring_browser}.items():
+            why = bring()
+            if why:
+                done.append((what, f"skipped: {why}", 0.0))
         # -rs: every skipped test says why at the end of its run.
         pytest: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-rs", "--durations=10"]
         jobs = ["-n", os.environ.get("JOBS", "2"), "--dist", "loadfile"]
