@@ -82,6 +82,7 @@ class Broker:
         self.meta.on_drop = store.drop_topic
         self.meta.on_ends = store.ensure_next
         self.disk_full = False
+        self._next_look: asyncio.TimerHandle | None = None
         self.put_count = 0
         self.get_count = 0
         self.connections: Callable[[], int] = lambda: 0
@@ -191,7 +192,7 @@ class Broker:
         if isinstance(error, StoreFull) and not self.disk_full:
             self.disk_full = True
             log.error("the disk is full: sends are refused until there is room: %s", error)
-            self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
+            self._look_later()
             self._status_changed()
         elif not isinstance(error, StoreFull):
             log.error("the store refused a batch: %s", error)
@@ -201,12 +202,18 @@ class Broker:
         """Why another member should lead, if there is one that is fit."""
         return "its disk is full" if self.disk_full else ""
 
+    def _look_later(self) -> None:
+        """One look at a time, however often the disk is full and has room again meanwhile."""
+        if self._next_look is None:
+            self._next_look = self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
+
     def _look_for_room(self) -> None:
         """Who does not lead is not told by a send that there is room again."""
+        self._next_look = None
         if self.disk_full and not self.leading and self.store.disk().free >= ROOM_BYTES:
             self._clear_full()
         if self.disk_full:
-            self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
+            self._look_later()
 
     def _clear_full(self) -> None:
         if self.disk_full:
