@@ -59,7 +59,7 @@ def stale() -> list[str]:
 def make(lock: str) -> None:
     """Needs uv and a package index. `dev` is made first: the others get its versions."""
     command = ["uv", "pip", "compile", "-", "--quiet", "--universal", "--python-version", "3.11"]
-    command += ["--generate-hashes", "--no-emit-index-url", "--no-annotate", "--no-header"]
+    command += ["--generate-hashes", "--no-annotate", "--no-header"]
     if lock != "dev":
         command += ["--constraint", str(HERE / "dev.txt")]
     text = "\n".join(wanted(lock))
