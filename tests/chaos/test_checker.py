@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Callable[[History, dict[str, Log]], None], str]] = {
     "hole": (hole, "HOLE: queue 0"),
     "undone": (undone, "UNDONE: g was shown b'another'"),
     "end undone": (end_undone, "UNDONE: a was told that queue 1 ends at 4"),
-    "unseen": (unseen, "UNSEEN: group g never saw b'm3'"),
+    "unseen": (unseen, "UNSEEN: group g never saw 1 messages of queue"),
     "logs differ": (logs_differ, "LOGS DIFFER: b has b'm3'"),
     "two leaders": (two_leaders, "TWO LEADERS: epoch 2"),
 }

@@ -4,6 +4,9 @@ python tests/simulation/run.py --count 20000        that many, on all cores
 python tests/simulation/run.py --forever            until stopped, from a random seed on (for the night)
 python tests/simulation/run.py --seed 4711          one again, with its trace
 python tests/simulation/run.py --seed 4711 --without 8    the same with a planted bug
+
+For every violation the command is printed that plays its schedule again. Ctrl-C ends a run with its summary. The exit
+code is 1 when something was found.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -63,7 +67,8 @@ def run_many(
     if jobs == 1:
         yield from map(work, starts)
         return
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+    # Ctrl-C is for the process that hands out the work: it ends the others.
+    with multiprocessing.get_context("fork").Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         yield from pool.imap_unordered(work, starts)
 
 
@@ -91,13 +96,23 @@ def main() -> int:
         return 0 if lines[-1] == "no violation" else 1
     first = random.SystemRandom().randrange(1 << 40) if given.forever else given.first
     started, done, failed = time.monotonic(), 0, 0
-    for found in run_many(chunks(first, None if given.forever else given.count), names, rules, given.jobs):
-        done += CHUNK
-        for seed, name, text in found:
-            failed += 1
-            print(f"seed {seed} (--profile {name}): {text}", flush=True)
-        if done % 5_000 == 0:
-            print(f"{done} schedules in {time.monotonic() - started:.0f} s, {failed} with a violation", flush=True)
+
+    def say() -> None:
+        print(f"{done} schedules in {time.monotonic() - started:.0f} s, {failed} with a violation", flush=True)
+
+    planted = "".join(f" --without {n}" for n in given.without)
+    try:
+        for found in run_many(chunks(first, None if given.forever else given.count), names, rules, given.jobs):
+            done += CHUNK
+            for seed, name, text in found:
+                failed += 1
+                print(f"{text}\n  python tests/simulation/run.py --profile {name} --seed {seed}{planted}", flush=True)
+            if done % 5_000 == 0:
+                say()
+    except KeyboardInterrupt:
+        print("stopped")
+    if done % 5_000:
+        say()
     return 1 if failed else 0
 
 

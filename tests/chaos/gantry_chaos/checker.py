@@ -92,10 +92,12 @@ def _nothing_undone(history: History, final: Log) -> Iterator[str]:
 
 
 def _every_group_saw_it(history: History, final: Log) -> Iterator[str]:
-    stored = set(final.bodies.values())
     for group, seen in history.consumed.items():
-        for body in sorted(stored - set(seen)):
-            yield f"UNSEEN: group {group} never saw {body!r}"
+        for queue, end in final.ends.items():
+            missed = sorted(p for p, body in final.bodies.items() if p.queue == queue and body not in seen)
+            if missed:
+                yield (f"UNSEEN: group {group} never saw {len(missed)} messages of queue {queue}, which ends at {end}; "
+                       f"the first is {final.bodies[missed[0]]!r} at {missed[0].offset}")  # fmt: skip
 
 
 def _logs_agree(logs: Mapping[str, Log], leader: str) -> Iterator[str]:
