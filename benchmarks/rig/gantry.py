@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import httpx
 
 from rig.processes import Started, free_port, until
 from rig.target import Target
+from rig.wire import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
@@ -83,14 +85,23 @@ def _promote(http_port: int) -> None:
 class Cluster:
     """`gantry up FILE --detach` in a folder of its own; taken down at the end of the `with` block."""
 
-    def __init__(self, folder: Path, manifest: Path = QUICKSTART) -> None:
-        self.folder, self.manifest = folder, manifest
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Path = QUICKSTART,
+        prefix: list[str] | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        """`prefix` goes before each command, as in Target; `environ` is what its processes have besides ours."""
+        self.folder, self.manifest, self.prefix = folder, manifest, prefix or []
+        self._environ = {**os.environ, "NO_COLOR": "1", **(environ or {})}
 
     def gantry(self, *words: str, timeout_s: float = 60) -> str:
         """What `gantry WORDS --dir DIR` prints. Raises RuntimeError with it when the command fails."""
-        command = [str(Path(sys.executable).with_name("gantry")), *words, "--dir", str(self.folder)]
+        program = str(Path(sys.executable).with_name("gantry"))
+        command = [*self.prefix, program, *words, "--dir", str(self.folder)]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "NO_COLOR": "1"}
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=self._environ
         )
         if done.returncode != 0:
             raise RuntimeError(f"gantry {words}: exit {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -101,6 +112,34 @@ class Cluster:
         shown = json.loads(self.gantry("status", "-o", "json"))
         status: dict[str, Any] = shown["status"]
         return status
+
+    def own_ports(self, member: str) -> list[int]:
+        """Those that are a member's alone; the group's port goes with the role."""
+        ports: dict[str, int] = json.loads((self.folder / "ports.json").read_text())
+        return [ports[member], ports[f"{member}/http"]]
+
+    def members(self) -> list[dict[str, Any]] | None:
+        """What each broker says of itself, asked by this process alone: a command would cost its start each time.
+
+        None while one of them does not answer.
+        """
+        ports: dict[str, int] = json.loads((self.folder / "ports.json").read_text())
+        asked = [self._get(port, "/v1/status") for use, port in ports.items() if use.endswith("/http")]
+        found = [answer for answer in asked if answer is None or "broker_id" in answer]
+        return None if None in found else [answer for answer in found if answer is not None]
+
+    def _get(self, port: int, path: str) -> dict[str, Any] | None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        try:
+            connection.sock = connect(f"127.0.0.1:{port}", 1.0, self.prefix)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read()
+            return json.loads(body) if answer.status == 200 else {}
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
 
     def processes(self) -> dict[str, int]:
         """Name and process id of everything that runs for this cluster: the supervisor too."""

@@ -21,12 +21,22 @@ _LOGBACK = """<configuration>
 _BROKER_PORT = 10911
 
 
-def _listening(prefix: list[str], port: int) -> bool:
+def listening(prefix: list[str], port: int) -> bool:
+    """Whether somebody listens on a port in the namespace."""
     out = subprocess.run([*prefix, "ss", "-ltnH", f"sport = :{port}"], capture_output=True, text=True, check=False)
     if out.returncode == 0:
         return bool(out.stdout.strip())
     probe = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
     return subprocess.run([*prefix, "python3", "-c", probe], capture_output=True, check=False).returncode == 0
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What RocketMQ's servers need, with its logging set up below `folder`."""
+    conf = folder / "home" / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for name in ("logback_namesrv.xml", "logback_broker.xml"):
+        (conf / name).write_text(_LOGBACK)
+    return {"ROCKETMQ_HOME": str(folder / "home"), "HOME": str(folder)}
 
 
 @contextlib.contextmanager
@@ -38,10 +48,7 @@ def rocketmq(
     Raises JavaMissing or NoNamespace where it cannot run.
     """
     java.build()
-    home = folder / "home"
-    (home / "conf").mkdir(parents=True)
-    for name in ("logback_namesrv.xml", "logback_broker.xml"):
-        (home / "conf" / name).write_text(_LOGBACK)
+    env = environment(folder)
     namesrv = folder / "namesrv.properties"
     namesrv.write_text(f"listenPort=9876\nkvConfigPath={folder}/kvConfig.json\n")
     broker = folder / "broker.conf"
@@ -52,19 +59,18 @@ def rocketmq(
         **(settings or {}),
     }  # fmt: skip
     broker.write_text("".join(f"{k}={v}\n" for k, v in values.items()))
-    env = {"ROCKETMQ_HOME": str(home), "HOME": str(folder)}
     flags = [f"-XX:MaxDirectMemorySize={direct}", f"-Duser.home={folder}"]
     with namespace("rmq") as prefix, contextlib.ExitStack() as stack:
         ns = stack.enter_context(Started(
             [*prefix, *java.command("server49", "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(namesrv),
                                     flags=[f"-Duser.home={folder}"])],
             folder / "namesrv.log", env))  # fmt: skip
-        until("RocketMQ's NameServer", lambda: _listening(prefix, 9876), 30, [ns])
+        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 30, [ns])
         br = stack.enter_context(Started(
             [*prefix, *java.command("server49", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(broker),
                                     heap=heap, flags=flags)],
             folder / "broker.log", env))  # fmt: skip
-        until("RocketMQ's broker", lambda: _listening(prefix, _BROKER_PORT), 60, [ns, br])
+        until("RocketMQ's broker", lambda: listening(prefix, _BROKER_PORT), 60, [ns, br])
         until("RocketMQ's broker", lambda: "boot success" in br.tail(100_000), 60, [ns, br])
         yield Target(
             name="rocketmq", namesrv="127.0.0.1:9876", broker_address=f"127.0.0.1:{_BROKER_PORT}", cluster="demo",

@@ -132,9 +132,9 @@ class Wire:
                 raise RuntimeError(f"{topic} queue {queue}: nothing at {offset}, though it ends at {end}")
 
 
-def read_topic(namesrv: str, topic: str) -> Iterator[Record]:
-    """Every record of a topic, from the masters that the route names."""
-    with Wire(namesrv) as ns:
+def read_topic(namesrv: str, topic: str, prefix: list[str] | None = None) -> Iterator[Record]:
+    """Every record of a topic, from the masters that the route names; prefix as in `connect`."""
+    with Wire(namesrv, prefix=prefix) as ns:
         route = ns.route(topic)
     # RocketMQ's NameServer writes these numbers without quotes, ours with.
     masters = {
@@ -144,6 +144,6 @@ def read_topic(namesrv: str, topic: str) -> Iterator[Record]:
         if int(number) == 0
     }
     for row in route["queueDatas"]:
-        with Wire(masters[row["brokerName"]]) as broker:
+        with Wire(masters[row["brokerName"]], prefix=prefix) as broker:
             for queue in range(row["readQueueNums"]):
                 yield from broker.read(topic, queue)

@@ -1,0 +1,110 @@
+"""The Go side: finds Go, builds `tests/interop/go` once, and runs its commands."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rig.target import Target
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "tests" / "interop" / "go"
+OUT = ROOT / "build" / "interop"
+
+Line = dict[str, Any]
+
+
+class GoMissing(Exception):
+    """The Go part cannot run here; the text says why and what to install."""
+
+
+def build() -> Path:
+    """The program, built when its sources changed. Only a build needs Go and its modules. Raises GoMissing."""
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.go"), SOURCES / "go.mod", SOURCES / "go.sum"]):
+        digest.update(path.name.encode() + path.read_bytes())
+    OUT.mkdir(parents=True, exist_ok=True)
+    program = OUT / f"go-driver-{digest.hexdigest()[:16]}"
+    with (OUT / "go-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
+        go = shutil.which("go")
+        if go is None:
+            raise GoMissing("there is no Go here: install Go 1.21 or later")
+        made = subprocess.run(
+            [go, "build", "-o", str(program), "."], cwd=SOURCES, capture_output=True, text=True, check=False
+        )
+        if made.returncode != 0:
+            if any(word in made.stderr for word in ("dial tcp", "lookup", "proxy", "missing go.sum", "requires go")):
+                raise GoMissing(f"Go could not get the client's modules: {made.stderr.strip()[-400:]}")
+            raise RuntimeError(f"tests/interop/go does not build:\n{made.stderr[-4000:]}")
+    return program
+
+
+class GoCommand:
+    """One command of the program, running. Options become `-name value` (True: a switch), `_` becomes `-`."""
+
+    def __init__(self, target: Target, home: Path, command: str, **options: object) -> None:
+        words = [*target.prefix, str(build()), command, "-namesrv", target.namesrv]
+        for name, value in options.items():
+            words += [f"-{name.replace('_', '-')}"] if value is True else [f"-{name.replace('_', '-')}", str(value)]
+        # The client keeps the offsets of broadcasting groups and its log below the user's home: not the real one.
+        home.mkdir(parents=True, exist_ok=True)
+        self._popen = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(home)},
+            start_new_session=True,
+        )  # fmt: skip
+        self.lines: list[Line] = []
+        self._errors = ""
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        for text in self._popen.stdout:
+            if text.startswith("{"):
+                self.lines.append(json.loads(text))
+
+    def _read_errors(self) -> None:
+        assert self._popen.stderr is not None
+        self._errors = self._popen.stderr.read()[-4000:]
+
+    def of(self, event: str) -> list[Line]:
+        return [line for line in list(self.lines) if line["event"] == event]
+
+    def wait_for(self, event: str, timeout_s: float = 60) -> Line:
+        """The first line of this kind. Raises AssertionError when it does not come."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and (not self._threads or self._threads[0].is_alive() or self.of(event)):
+            found = self.of(event)
+            if found:
+                return found[0]
+            time.sleep(0.02)
+        raise AssertionError(f"no {event!r} from the Go client: {self.lines[-5:]} {self._errors}")
+
+    def finish(self, timeout_s: float = 100) -> GoCommand:
+        """Waits for the end. Raises AssertionError when it did not end well or in time."""
+        try:
+            code = self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise AssertionError(f"the Go client did not end within {timeout_s:g} s: {self.lines[-5:]}") from None
+        for thread in self._threads:
+            thread.join(5)
+        assert code == 0, f"the Go client ended with {code}: {self.lines[-5:]} {self._errors}"
+        return self
+
+    def stop(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+            self._popen.wait()
