@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +77,25 @@ def until(what: str, condition: Callable[[], T | None], timeout: float = 90, eve
             problem = error
         time.sleep(every)
     raise AssertionError(f"{what}: not within {timeout:.0f} s ({problem})")
+
+
+@contextlib.contextmanager
+def storage_class(name: str, *, expands: bool) -> Iterator[str]:
+    """A storage class as the default one, but for whether its volumes may grow."""
+    ordinary = get("default", "storageclass")[0]
+    kept = {k: ordinary[k] for k in ("apiVersion", "kind", "provisioner", "reclaimPolicy", "volumeBindingMode")}
+    apply("default", json.dumps(kept | {"metadata": {"name": name}, "allowVolumeExpansion": expands}))
+    try:
+        yield name
+    finally:
+        kubectl("delete", "storageclass", name)
+
+
+def with_storage(name: str, size: str, storage_class: str) -> str:
+    """examples/quickstart.yaml under another name, with volumes of a class that go with the cluster."""
+    text = example("quickstart.yaml").replace("name: demo", f"name: {name}")
+    storage = json.dumps({"size": size, "className": storage_class})
+    return text.replace("spec:", f"spec:\n  reclaim: Delete\n  storage: {storage}")
 
 
 class Cluster:

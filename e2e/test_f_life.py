@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 
 import pytest
-from kube import Cluster, CommandFailed, Figure, Load, apply, example, get, kubectl, until
+from kube import (
+    Cluster,
+    CommandFailed,
+    Figure,
+    Load,
+    apply,
+    example,
+    get,
+    kubectl,
+    storage_class,
+    until,
+    with_storage,
+)
 
 
 def ids(cluster: Cluster) -> set[str]:
@@ -110,21 +121,14 @@ def test_reclaim_delete_takes_the_volumes_along(demo: Cluster) -> None:
 
 
 @pytest.fixture
-def growing(namespace: str) -> Iterator[str]:
-    """A storage class as the default one, whose volumes may grow."""
-    ordinary = get("default", "storageclass")[0]
-    kept = {k: ordinary[k] for k in ("apiVersion", "kind", "provisioner", "reclaimPolicy", "volumeBindingMode")}
-    made = kept | {"metadata": {"name": "e2e-growing"}, "allowVolumeExpansion": True}
-    apply(namespace, json.dumps(made))
-    yield "e2e-growing"
-    kubectl("delete", "storageclass", "e2e-growing")
+def growing() -> Iterator[str]:
+    with storage_class("e2e-growing", expands=True) as name:
+        yield name
 
 
 def test_volumes_grow_where_their_class_allows_it(namespace: str, growing: str) -> None:
     """The claims ask for more, the set is made anew around its pods, and nobody is restarted for it."""
-    text = example("quickstart.yaml").replace("name: demo", "name: grown")
-    storage = json.dumps({"size": "1Gi", "className": growing})
-    apply(namespace, text.replace("spec:", f"spec:\n  reclaim: Delete\n  storage: {storage}"))
+    apply(namespace, with_storage("grown", "1Gi", growing))
     cluster = Cluster(namespace, "grown")
     cluster.wait_running()
     before, old = cluster.uids(), get(namespace, "statefulset", "grown-a")["metadata"]["uid"]
