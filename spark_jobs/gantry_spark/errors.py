@@ -13,6 +13,12 @@ class SourceError(GantrySparkError):
     """There is no such log, it cannot be read, or an option of the source is wrong."""
 
 
+class NoLog(SourceError):
+    """There are bytes, but they are no commit log."""
+
+    retry = False
+
+
 class NoSuchTopic(SourceError):
     """No topic of the log has a name that was asked for."""
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from gantry_spark.decode import Where
-from gantry_spark.errors import Expired
-from gantry_spark.scan import LogBytes, Range, last_border, next_record, store_time_at
+from gantry_spark.errors import Expired, NoLog
+from gantry_spark.scan import LogBytes, Range, last_border, last_written, next_record, store_time_at
 
 SMALLEST_PART: Final = 16 * 1024 * 1024
 LARGEST_PART: Final = 256 * 1024 * 1024
@@ -134,6 +134,32 @@ def _wanted(parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
         if not where.excludes(part.first_ms, last, slack_ms):
             kept.append(Part(part.segment, part.range, part.first_ms, last))
     return kept
+
+
+def must_hold_records(logs: Sequence[Log], source: str) -> None:
+    """Files without a single record are no commit log, whatever their names. Raises NoLog.
+
+    One read where a segment begins with a record, as all do but damaged ones; else the log is searched for the first.
+    """
+    written = 0
+    first = ""
+    for log in logs:
+        for index, segment in enumerate(log.segments):
+            whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
+            try:
+                with log.open(index) as opened:
+                    if store_time_at(opened, segment.start, whole) is not None:
+                        return
+                    if next_record(opened, segment.start, whole) is not None:
+                        return
+                    end = last_written(opened, segment.start, segment.limit)
+            except Expired:
+                return  # What expires was a log's.
+            if end is not None:
+                written += end - segment.start
+                first = first or f"offset {segment.start} of {log.name}"
+    if written:
+        raise NoLog(f"{source} holds no commit log: none of its {written:,} bytes, from {first} on, are records")
 
 
 def end_from(log: Log, at: int, most: int) -> int:

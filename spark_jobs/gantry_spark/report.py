@@ -26,11 +26,12 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gantry_spark import state as states
-from gantry_spark.errors import Expired, NoSuchTopic, SourceError
+from gantry_spark.errors import Expired, NoSuchTopic
 from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import LocalPlace, Place, alone_in, is_local, place_of
+from gantry_spark.plan import must_hold_records
 from gantry_spark.scan import Range, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options
@@ -102,6 +103,7 @@ def check(job: Job) -> None:
     """What can be known before Spark is started, which takes a while. Raises GantrySparkError as `run` does."""
     logs = Options(job.options(1)).logs()
     logger.info("%d logs of %s", len(logs), job.source)
+    must_hold_records(logs, job.source)
     if job.out is not None and is_local(job.out):
         LocalPlace(job.out)
 
@@ -118,6 +120,7 @@ def run(spark: SparkSession, job: Job) -> Done:
         name = _run_name(now_ms, place)
         options = job.options(cores(spark))
         logs = Options(options).logs()
+        must_hold_records(logs, job.source)
         counting = Counting(spark, place, options, logs, name)
         rows = counting.rows(since_ms)
         logger.info("%s bytes of log are counted", f"{counting.scanned:,}")
@@ -142,7 +145,8 @@ def run(spark: SparkSession, job: Job) -> Done:
         logger.info("the newest record of each key is found")
         found = summarize(spark, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
         report = build(found, context)
-        _must_be_a_log(report, job)
+        if not report["totals"]["records"] and not report["damage"]["places"]:
+            report["notes"].append("No record of the log was looked at: it holds none, or none in the window.")
         report["run"] = name
         report["durationSeconds"] = round(time.monotonic() - started, 1)
         page = render(report)
@@ -154,19 +158,6 @@ def run(spark: SparkSession, job: Job) -> Done:
         place.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
         _forget(place, job.history)
         return Done(report, page, None if job.out is None else out)
-
-
-def _must_be_a_log(report: dict[str, Any], job: Job) -> None:
-    """Files without a single record are no commit log, whatever their names. Raises SourceError."""
-    if job.topics or job.since_ms is not None or job.window_hours is not None or report["totals"]["records"]:
-        return
-    if report["damage"]["places"]:
-        first = report["damage"]["list"][0]
-        raise SourceError(
-            f"{job.source} holds no commit log: none of its {report['damage']['bytes']:,} bytes are records (from "
-            f"offset {first['offset']} of {first['log']} on: {first['reason']})"
-        )
-    report["notes"].append("The log holds no records.")
 
 
 def clock(job: Job) -> int:

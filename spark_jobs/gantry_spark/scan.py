@@ -161,7 +161,7 @@ def _what_is(buf: bytearray, base: int, at: int, filled: int, wanted: Range, end
 def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
     """The damage between `place` and the next good record; nothing when it is space that is not written yet."""
     end = wanted.limit if found is None else found
-    written = _last_written(source, place, end)
+    written = last_written(source, place, end)
     if found is not None:
         yield Damage(place, end, "no records" if written is not None else "zeros between records")
     elif written is not None:
@@ -170,7 +170,7 @@ def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Ite
         yield Damage(place, end, "zeros before the end of the segment")
 
 
-def _last_written(source: LogBytes, start: int, end: int) -> int | None:
+def last_written(source: LogBytes, start: int, end: int) -> int | None:
     """The offset after the last byte in [start, end) that is not zero; None: all are."""
     buf = bytearray(_WINDOW)
     result = None

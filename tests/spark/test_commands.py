@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, args: tuple[str, ...]
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_no_log_is_said_before_spark_starts(tmp_path: Path) -> None:
+    """Without a Java it could not start."""
+    folder = tmp_path / "store" / "commitlog"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}").write_bytes(random.Random(5).randbytes(3_000_000))
+    (folder / "notes.txt").write_text("foreign")
+    store = str(tmp_path / "store")
+    for command in (("analyze", store), ("compact", "Table", store, "--dry-run")):
+        done = gantry(*command, JAVA_HOME="/nowhere")
+        assert done.returncode == 1
+        assert "store holds no commit log: none of its 3,000,000 bytes, from offset 0 of store on" in done.stderr
+        assert "Java" not in done.stderr
 
 
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:

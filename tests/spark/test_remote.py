@@ -180,6 +180,8 @@ def test_reading_is_limited_in_rate(served: tuple[Answers, str]) -> None:
     rows_of({"brokers": url, "rateLimit": str(answers.end)})
     # The first answers come at once; then a second for the whole log.
     assert time.monotonic() - began > 0.3
+    # The limit of a run is that of its tasks together.
+    assert Job(brokers=(url,), rate=1000).options(4)["rateLimit"] == "250"
 
 
 def test_what_is_no_broker_is_said(served: tuple[Answers, str]) -> None:

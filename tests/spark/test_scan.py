@@ -17,9 +17,10 @@ from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.plan import plan
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plainlog import LogWriter, Message, read_plain
+from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
 ALL = tuple(COLUMNS)
@@ -116,36 +117,12 @@ def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> 
     assert_reads_like_plain(tmp_path / state)
 
 
-text = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x01\x02"), max_size=12)
-messages = st.builds(
-    Message,
-    topic=st.sampled_from(["Orders", "a", "T" * 127, "L" * 200, "täglich", "%RETRY%group", "SCHEDULE_TOPIC_XXXX"]),
-    queue_id=st.integers(0, 3),
-    body=st.binary(max_size=60) | st.just(b"") | st.just(b"z" * 20_000),
-    key=st.none() | st.sampled_from(["a", "b", "a b", "", "schlüssel"]),
-    props=st.dictionaries(
-        st.sampled_from(["TAGS", "UNIQ_KEY", "DELAY", "num", "REAL_TOPIC"]) | text.filter(bool), text, max_size=4
-    ),
-    store_ms=st.integers(1_700_000_000_000, 1_700_000_100_000),
-    sys_flag=st.sampled_from([0, 1, 4, 8, 12]),
-    reconsume=st.integers(0, 16),
-    prepared_offset=st.integers(0, 2**40),
-    flag=st.integers(-(2**31), 2**31 - 1),
-    v6=st.tuples(st.booleans(), st.booleans()),
-)
-
-
-# Shrinking logs of whole records takes minutes; the failing example is printed as it was found.
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
-NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-
-
 @settings(max_examples=60, deadline=None, phases=NO_SHRINKING, suppress_health_check=SLOW)
 @given(
     written=st.lists(messages, min_size=1, max_size=40),
     target=st.sampled_from([1 << 40, 5_000, 20_000]),
     block=st.sampled_from([8 << 20, 4_096, 1_000]),
-    wounds=st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=60)), max_size=3),
+    hurt=wounds,
     torn=st.integers(0, 200),
 )
 def test_reads_what_plain_python_reads(
@@ -153,18 +130,11 @@ def test_reads_what_plain_python_reads(
     written: list[Message],
     target: int,
     block: int,
-    wounds: list[tuple[int, bytes]],
+    hurt: list[tuple[int, bytes]],
     torn: int,
 ) -> None:
     root = tmp_path_factory.mktemp("log")
-    writer = LogWriter(root, start=3 * 64 * 1024)
-    writer.extend(written)
-    begin = 3 * 64 * 1024
-    for place, junk in wounds:
-        at = begin + place % (writer.end - begin)
-        writer.write(at, junk[: 64 * 1024 - at % (64 * 1024)])
-    if torn and writer.end % writer.segment > torn:
-        writer.write(writer.end - torn, bytes(torn))
+    log_with_wounds(root, written, hurt, torn)
     assert_reads_like_plain(root, target, block)
 
 

@@ -12,7 +12,7 @@ from gantry_spark.decode import Where
 from gantry_spark.errors import SourceError
 from gantry_spark.pushdown import push
 from gantry_spark.schema import COLUMNS, DEFAULT
-from gantry_spark.source import CommitLogReader, LogPart, Options
+from gantry_spark.source import CommitLogReader, CommitLogStream, LogPart, Options
 from plainlog import LogWriter, Message, read_plain
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, LessThanOrEqual
 
@@ -62,6 +62,26 @@ def test_columns_body_and_filters(spark: SparkSession, root: Path) -> None:
 
 def reader(root: Path, **options: str) -> CommitLogReader:
     return CommitLogReader(("topic", "size"), Options({"path": str(root), **options}))
+
+
+def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path)
+    writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
+    kept = [r.props["KEYS"] for r in read_plain(tmp_path)[0] if r.phys_offset >= writer.segment]
+    columns, options = ("keys", "damage"), Options({"path": str(tmp_path), "damaged": "rows"})
+    once, stream = CommitLogReader(columns, options), CommitLogStream(columns, options)
+    begin = stream.initialOffset()
+    end = stream.latestOffset(begin)
+    planned = [(once, once.partitions()), (stream, stream.partitions(begin, end))]
+    writer.path(0).unlink()
+    for read, parts in planned:
+        rows = [row for part in parts for batch in read.read(part) for row in batch.to_pylist()]
+        assert [r["keys"] for r in rows if r["damage"] is None] == kept
+        (gone,) = (r["damage"] for r in rows if r["damage"] is not None)
+        assert gone.startswith("expired while it was read: ")
+    # A stream that goes on from there takes what is left.
+    again = [row["keys"] for p in stream.partitions(begin, end) for b in stream.read(p) for row in b.to_pylist()]
+    assert again == kept
 
 
 def test_filters_are_pushed_exactly(root: Path) -> None:
