@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from kube import ROOT, SYSTEM, Cluster, Figure, Host, apply, example, helm_install, kubectl, until
 
+collect_ignore = [] if os.environ.get("E2E_ROUNDS") else ["test_n_rounds.py"]
+"""Figures over many rounds are made on demand."""
+
 FIGURES = Path(os.environ.get("E2E_FIGURES", ROOT / "build" / "e2e-figures.json"))
 
 

@@ -128,6 +128,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "maxGapMs": round(record.max_gap * 1000),
         "slowestMs": round(record.slowest * 1000),
         "gaps": record.gaps,
+        "shortestGapS": LONG_GAP_S,
         "lost": len(record.acknowledged.keys() - found.keys()),
         "twice": sum(1 for id in record.acknowledged if len(found.get(id, ())) > 1),
         "elsewhere": sum(1 for id, at in record.acknowledged.items() if id in found and at not in found[id]),

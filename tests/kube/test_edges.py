@@ -150,6 +150,22 @@ async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
     assert not one.leading
 
 
+async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(
+    quick: None, fake: FakeApi, api: KubeApi
+) -> None:
+    one = Election(api, "mq", "gantry-operator", "one")
+    await one.acquire()
+    holding = asyncio.create_task(one.hold())
+    renewal = ("PUT", "Lease", "gantry-operator")
+    calls, puts = api.calls, fake.log.count(renewal)
+    await until(lambda: fake.log.count(renewal) - puts >= 4)
+    assert fake.log.count(renewal) - puts == api.calls - calls, "nothing was read between"
+    fake.remove("Lease", "mq", "gantry-operator")
+    await until(lambda: fake.get("Lease", "gantry-operator") is not None)
+    assert one.leading
+    holding.cancel()
+
+
 # ---- watches
 
 

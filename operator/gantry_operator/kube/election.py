@@ -35,6 +35,8 @@ class Election:
         self._seen: tuple[str, float] | None = None
         """The last write of the Lease that was seen, and when by our own clock."""
         self._renewed_at = 0.0
+        self._written: Object | None = None
+        """The Lease as this one wrote it last; None: it has to be read."""
 
     async def acquire(self) -> None:
         """Until this one leads."""
@@ -78,12 +80,14 @@ class Election:
     _holder = ""
 
     async def _try_once(self) -> bool:
-        """Take or renew. True: it is ours now."""
+        """Take or renew. True: it is ours now. What was written last is renewed without reading it again; if anybody
+        else has written or deleted it since, that is refused, and it is read."""
+        known, self._written = self._written, None
         try:
             begun = time.monotonic()
-            lease = await self._api.get(LEASE, self._namespace, self._name)
+            lease = known or await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
-                await self._api.create(self._lease({}, 0))
+                self._written = await self._api.create(self._lease({}, 0))
             else:
                 spec = lease.get("spec") or {}
                 self._holder = spec.get("holderIdentity") or ""
@@ -93,9 +97,11 @@ class Election:
                 written = self._lease(lease["metadata"], changes)
                 if self._holder == self._identity:
                     written["spec"]["acquireTime"] = spec.get("acquireTime", written["spec"]["acquireTime"])
-                await self._api.replace(written)
+                self._written = await self._api.replace(written)
             self._holder, self._renewed_at = self._identity, begun
         except ApiError as error:
+            if known is not None and error.reason in ("Conflict", "NotFound"):
+                return await self._try_once()
             if error.reason not in ("Conflict", "AlreadyExists"):
                 log.warning("the operator's Lease: %s", error)
             return False
