@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from gantry_broker.broker.handlers.admin import readable
 from gantry_broker.broker.handlers.table import TABLE
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -94,6 +96,20 @@ async def test_both_serializations_are_answered_in_their_form(bench: Bench) -> N
         answer = await bench.ask(310, bench.send_ext(), b"x", serialize)
         assert (answer.code, answer.serialize) == (0, serialize)
         assert set(answer.ext) == {"msgId", "queueId", "queueOffset", "MSG_REGION", "TRACE_ON"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A\x011\x02WAIT\x01true\x02B\x012", "WAIT\x01true\x02A\x011\x02B\x012\x02", "A\x011\x02B\x012\x02WAIT\x01true"],
+)
+async def test_wait_is_not_stored(bench: Bench, text: str) -> None:
+    """As 4.9.7: it is about the answer. The first send of a topic takes the careful way, the second the fast one."""
+    for _ in range(2):
+        assert (await bench.send(b"x", properties=text)).code == 0
+    assert (await bench.send(b"x", properties="WAIT\x01true")).code == 0
+    *two, last = decode_records((await bench.ask(11, bench.pull_ext())).body)
+    assert [record.props for record in two] == [{"A": "1", "B": "2", "CLUSTER": "demo"}] * 2
+    assert last.props == {"CLUSTER": "demo"}
 
 
 async def test_one_bad_send_does_not_touch_its_neighbours(bench: Bench) -> None:
@@ -344,3 +360,29 @@ async def test_queues_of_topics_that_nobody_configured_are_cleaned_when_asked(be
     assert store.min_offset("Gone", 0) == store.max_offset("Gone", 0)
     pulled = await bench.ask(11, bench.pull_ext("Kept"))
     assert [r.body for r in decode_records(pulled.body)] == [b"kept", b"more"]
+
+
+async def test_running_figures_are_sizes_as_people_read_them(bench: Bench) -> None:
+    await bench.send(b"x")
+    table = orjson.loads((await bench.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    assert re.fullmatch(r"Total : [\d.]+ [KMGT]iB, Free : [\d.]+ [KMGT]iB\.", table["commitLogDirCapacity"])
+    assert re.fullmatch(r"\d+(\.\d [KM]i| )B", table["remainHowManyDataToFlush"])
+    assert [readable(n) for n in (0, 1_023, 1_024, 1_536, 270_553_174_016)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "252.0 GiB",
+    ]  # fmt: skip
+
+
+async def test_offsets_are_reset_only_of_a_group_that_was_at_every_queue(bench: Bench) -> None:
+    """As 4.9.7; `mqadmin` shows the first as an error, and after the second it writes the offsets itself."""
+    for queue in range(4):
+        await bench.send(b"x", queueId=queue)
+    ask = {"topic": "T", "group": "G", "timestamp": 0, "isForce": "true"}
+    answer = await bench.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ask)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "THe consumer group <G> not exist")
+    for queue in range(4):
+        await bench.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": queue, "commitOffset": 1})
+    answer = await bench.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ask)
+    assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
+    assert "Group: G Topic: T" in (answer.remark or "")
+    answer = await bench.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ask, "topic": "None"})
+    assert (answer.code, "no topic in this broker" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

@@ -235,7 +235,6 @@ async def test_settings_of_the_name_server(ask: Asker) -> None:
     [
         (103, {}, "brokerName"),
         (103, {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": "zero"}, "brokerId"),
-        (105, {}, "topic"),
         (104, {"brokerName": "a"}, "brokerAddr"),
         (224, {}, "cluster"),
         (205, {}, "brokerName"),

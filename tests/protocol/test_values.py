@@ -11,6 +11,7 @@ from gantry_broker.protocol.bodies import (
     Heartbeat,
     LockRequest,
     RegisterBody,
+    SubscriptionData,
     SubscriptionGroup,
     TopicConfig,
     TopicRoute,
@@ -152,3 +153,12 @@ def test_a_bad_body_names_its_field(call: object, words: str) -> None:
 def test_offsets_in_the_form_of_other_languages() -> None:
     body = b'{"offsetTable":[{"topic":"T","brokerName":"a","queueId":1,"offset":9}]}'
     assert offset_table(body) == {MessageQueue("T", "a", 1): 9}
+
+
+def test_tag_codes_may_be_written_as_texts() -> None:
+    """RocketMQ's Go client does."""
+    data = SubscriptionData.from_json({"topic": "T", "subString": "a || b", "codeSet": ["97", 98]})
+    assert data.codes == [97, 98]
+    for wrong in ("x", "", "9" * 30, "1.5", None, True):
+        with pytest.raises(BodyError, match="codeSet"):
+            SubscriptionData.from_json({"topic": "T", "codeSet": [wrong]})

@@ -49,7 +49,9 @@ def failure_answer(frame: Frame, error: Exception) -> Frame:
     """The error answer for what a handler raised."""
     if isinstance(error, Answer):
         return error_answer(frame, error.code, error.remark)
-    if isinstance(error, (BadField, BodyError)):
+    if isinstance(error, BadField):
+        return error_answer(frame, error.code, str(error))
+    if isinstance(error, BodyError):
         return error_answer(frame, ResponseCode.SYSTEM_ERROR, str(error))
     if isinstance(error, (MessageIllegal, RecordError)):
         return error_answer(frame, ResponseCode.MESSAGE_ILLEGAL, str(error))

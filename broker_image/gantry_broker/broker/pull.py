@@ -126,9 +126,12 @@ def _attempt(broker: Broker, made: Pull) -> bool:
 def _read_request(broker: Broker, conn: Connection, frame: Frame) -> Pull:
     """All checks, in RocketMQ's order. Raises Answer and BadField."""
     header = PullHeader.parse(frame)
-    fault = topic_fault(header.topic, longest=255) or group_fault(header.consumerGroup)
+    fault = topic_fault(header.topic, longest=255)
     if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"the field topic: {fault}")
+    fault = group_fault(header.consumerGroup)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"the field consumerGroup: {fault}")
     if not broker.settings.brokerPermission & Perm.READ:
         raise Answer(ResponseCode.NO_PERMISSION, f"the broker[{broker.address}] pulling message is forbidden")
     group = broker.group_config(header.consumerGroup)
@@ -214,7 +217,9 @@ def _look(broker: Broker, made: Pull) -> tuple[Got, int]:
     else:
         code = _CODES[status]
     if broker.leading:
-        if code == ResponseCode.PULL_OFFSET_MOVED and not broker.settled and made.offset >= got.max_offset:
+        if got.damaged >= 0:
+            code = ResponseCode.SYSTEM_ERROR
+        elif code == ResponseCode.PULL_OFFSET_MOVED and not broker.settled and made.offset >= got.max_offset:
             code = ResponseCode.PULL_NOT_FOUND
     elif broker.letting_go and code == ResponseCode.PULL_OFFSET_MOVED:
         code = ResponseCode.PULL_NOT_FOUND
@@ -244,7 +249,10 @@ def answer(broker: Broker, made: Pull, got: Got, code: int) -> None:
         broker.count_gets(header.topic, header.consumerGroup, got.count, len(got.data))
         made.conn.send(Frame.response_to(made.frame, code, "FOUND", ext, got.data))
     else:
-        made.conn.send(Frame.response_to(made.frame, code, GetStatus(got.status).name, ext))
+        remark = GetStatus(got.status).name
+        if got.damaged >= 0:
+            remark = f"the record at offset {got.damaged} of the log is damaged on the disk and waits to be mended"
+        made.conn.send(Frame.response_to(made.frame, code, remark, ext))
 
 
 def _suggest(broker: Broker, made: Pull, got: Got, code: int) -> int:

@@ -49,6 +49,7 @@ _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _WRITE: Final = Perm.WRITE
 _INT_MAX: Final = 0x7FFFFFFF
 _LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
+_WAIT: Final = "\x02WAIT\x01true\x02"
 FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 STATUS_CODE: Final = {
@@ -111,7 +112,9 @@ class Sender:
                             tags = props.get("TAGS")
                             uniq = props.get("UNIQ_KEY")
                             keys = props.get("KEYS")
-                            stored = text + suffix if text[-1] == "\x02" else text + "\x02" + suffix
+                            if "WAIT" in props:
+                                text = _without_wait(text)
+                            stored = text + suffix if not text or text[-1] == "\x02" else text + "\x02" + suffix
                             puts.append(
                                 Put(
                                     known[0].name,
@@ -194,7 +197,7 @@ class Sender:
         """
         broker = self._broker
         header = SendHeader.parse(frame)
-        self._check_sizes(frame, header)
+        check_sizes(frame, header, self._broker.settings.maxMessageSize)
         props = parse_properties(header.properties or "")
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
         due = timer_time(props, now_ms)
@@ -222,6 +225,9 @@ class Sender:
             dead = broker.ensure_topic(dlq_topic(name.removeprefix(RETRY_PREFIX)), 1, Perm.WRITE | Perm.READ)
             name, queue_id, level = dead.name, 0, 0
         props[Prop.CLUSTER] = broker.config.cluster
+        text = header.properties or ""
+        if Prop.WAIT_STORE_MSG_OK in props:
+            text = _without_wait(text)
         put = Put(
             name,
             queue_id,
@@ -230,7 +236,7 @@ class Sender:
             header.bornTimestamp,
             born_host,
             frame.body,
-            _with_suffix((header.properties or "").encode("utf-8", "replace"), self._suffix.encode()),
+            _with_suffix(text.encode("utf-8", "replace"), self._suffix.encode()),
             reconsume,
             0,
             tags_hash(props.get(Prop.TAGS, "")),
@@ -243,20 +249,6 @@ class Sender:
         elif level > 0:
             put = delayed(put, props, broker.delay_levels, now_ms)
         return [put], queue_id, None, waits
-
-    def _check_sizes(self, frame: Frame, header: SendHeader) -> None:
-        limit = self._broker.settings.maxMessageSize
-        if len(frame.body) > limit:
-            raise Answer(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: its body has {len(frame.body)} bytes, maxMessageSize is {limit}",
-            )
-        if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
-            raise Answer(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: its properties have {len(header.properties.encode())} bytes, "
-                f"at most {MAX_PROPERTIES - 256} are stored",
-            )
 
     def _exhausted(self, header: SendHeader, group: str, reconsume: int) -> bool:
         """A retry that its client sends itself (orderly consumption) and that was tried often enough."""
@@ -321,6 +313,28 @@ class Sender:
                 )
             )
         return puts
+
+
+def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
+    """Refuses a message that is larger than may be stored. Raises Answer."""
+    if len(frame.body) > limit:
+        raise Answer(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: its body has {len(frame.body)} bytes, maxMessageSize is {limit}",
+        )
+    if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
+        raise Answer(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: its properties have {len(header.properties.encode())} bytes, "
+            f"at most {MAX_PROPERTIES - 256} are stored",
+        )
+
+
+def _without_wait(text: str) -> str:
+    """Properties as 4.9.7 stores them: WAIT is about the answer, and every Java client sends it."""
+    if _WAIT in text:
+        return text.replace(_WAIT, "\x02")
+    return "\x02".join([piece for piece in text.split("\x02") if not piece.startswith("WAIT\x01")])
 
 
 def _with_suffix(properties: bytes, suffix: bytes) -> bytes:

@@ -94,7 +94,9 @@ class NameService:
             )
         try:
             return method(self, conn, frame)
-        except (BadField, BodyError, KvFull) as error:
+        except BadField as error:
+            return Frame.response_to(frame, error.code, str(error))
+        except (BodyError, KvFull) as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except OSError as error:
             log.error("request %d: %s", frame.code, error)

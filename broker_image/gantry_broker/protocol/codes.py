@@ -297,6 +297,7 @@ class GantryCode(IntEnum):
     FETCH = 31_001
     FORWARD = 31_002
     POLL = 31_003
+    READ_LOG = 31_004
 
 
 MQ_VERSION: Final = 407

@@ -44,7 +44,14 @@ class Fields:
             if default is None:
                 raise BodyError(f"the field {self._where}.{name} is absent; a whole number is expected")
             return default
-        if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 20:
+        return self._whole(name, value)
+
+    def numbers(self, name: str) -> list[int]:
+        """Whole numbers, each of which may be written as a text."""
+        return [self._whole(name, value) for value in self.items(name)]
+
+    def _whole(self, name: str, value: Any) -> int:
+        if isinstance(value, str) and len(value) < 20 and value.isascii() and value.removeprefix("-").isdigit():
             return int(value)
         if type(value) is not int or not -(2**63) <= value < 2**63:
             raise BodyError(f"the field {self._where}.{name} is {short(value)}; a whole number is expected")

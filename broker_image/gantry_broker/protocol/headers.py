@@ -8,9 +8,9 @@ way back. Numbers are held to their Java range. Source: traffic and header class
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, NewType, Self, get_type_hints
+from typing import Any, ClassVar, Final, NewType, Self, get_type_hints
 
-from gantry_broker.protocol.codes import EXPRESSION_TAG, FLAG_RESPONSE, RequestCode
+from gantry_broker.protocol.codes import EXPRESSION_TAG, FLAG_RESPONSE, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 
 Long = NewType("Long", int)
@@ -20,13 +20,21 @@ _INT_RANGE = (-(2**31), 2**31 - 1)
 _LONG_RANGE = (-(2**63), 2**63 - 1)
 
 
-class BadField(ValueError):
-    """A header field that is absent or of the wrong type."""
+LONG_TEXTS: Final = {
+    "properties": 1 << 20, "subscription": 1 << 16, "attributes": 1 << 16, "filterGroups": 1 << 16, "key": 1 << 16,
+    "gantryAddresses": 1 << 16, "value": 1 << 21,
+}  # fmt: skip
+"""Characters of the fields that are more than a name."""
 
-    def __init__(self, field: str, value: str | None, expected: str) -> None:
+
+class BadField(ValueError):
+    """A header field that is absent or of the wrong type; `code` is that of the answer."""
+
+    def __init__(self, field: str, value: str | None, expected: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         self.field = field
         self.value = value
         self.expected = expected
+        self.code = int(code)
         what = "is absent" if value is None else f"is {value[:80]!r}"
         super().__init__(f"the field {field} {what}; {expected} is expected")
 
@@ -56,6 +64,12 @@ class Header:
     _plan: ClassVar[tuple[tuple[str, str, bool, Any], ...] | None] = None
     WIRE_NAMES: ClassVar[dict[str, str]] = {}
     """Field name to wire name where they differ."""
+    LONGEST: ClassVar[int] = 1_024
+    """Characters of a name or an id; `LONG_TEXTS` have a limit of their own, or that of the record they go into."""
+    FILLED: ClassVar[frozenset[str]] = frozenset()
+    """Texts that say nothing when they are empty. RocketMQ looks for a thing without a name, and does not find it."""
+    CODES: ClassVar[dict[str, int]] = {}
+    """What RocketMQ answers to such a text, or to one that is too long, where that is not SYSTEM_ERROR."""
 
     @classmethod
     def _fields(cls) -> tuple[tuple[str, str, bool, Any], ...]:
@@ -99,6 +113,11 @@ class Header:
                     raise BadField(wire, None, {"str": "a text", "bool": "true or false"}.get(kind, "a whole number"))
                 values.append(default)
             elif kind == "str":
+                if len(value) > cls.LONGEST and len(value) > (most := LONG_TEXTS.get(name, cls.LONGEST)):
+                    code = cls.CODES.get(name, ResponseCode.SYSTEM_ERROR)
+                    raise BadField(wire, value, f"a text of at most {most} characters", code)
+                if not value and name in cls.FILLED:
+                    raise BadField(wire, value, "a name", cls.CODES.get(name, ResponseCode.SYSTEM_ERROR))
                 values.append(value)
             elif kind == "int":
                 values.append(parse_int(wire, value))
@@ -180,6 +199,8 @@ class PullHeader(Header):
     expressionType: str = EXPRESSION_TAG
     maxMsgBytes: int | None = None
     bname: str | None = None
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +312,21 @@ class CheckTransactionHeader(Header):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeader(Header):
-    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40), GET_CONSUMER_CONNECTION_LIST (203)."""
+    """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
     consumerGroup: str
+
+    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerConnectionsHeader(Header):
+    """GET_CONSUMER_CONNECTION_LIST (203)."""
+
+    consumerGroup: str
+
+    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    CODES: ClassVar[dict[str, int]] = {"consumerGroup": ResponseCode.CONSUMER_NOT_ONLINE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,20 +343,52 @@ class ProducerGroupHeader(Header):
 
     producerGroup: str
 
+    FILLED: ClassVar[frozenset[str]] = frozenset({"producerGroup"})
+
 
 @dataclass(frozen=True, slots=True)
 class TopicHeader(Header):
-    """GET_TOPIC_STATS_INFO (202), DELETE_TOPIC_IN_BROKER (215), QUERY_TOPIC_CONSUME_BY_WHO (300), 351, and others."""
+    """DELETE_TOPIC_IN_BROKER (215), QUERY_TOPIC_CONSUME_BY_WHO (300), GET_TOPIC_CONFIG (351)."""
 
     topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatsHeader(Header):
+    """GET_TOPIC_STATS_INFO (202)."""
+
+    topic: str
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeader(Header):
+    """QUERY_TOPICS_BY_CONSUMER (343), GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+
+    group: str
+
+    FILLED: ClassVar[frozenset[str]] = frozenset({"group"})
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOfGroupHeader(Header):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+
+    group: str
+    topic: str
+
+    FILLED: ClassVar[frozenset[str]] = frozenset({"group", "topic"})
 
 
 @dataclass(frozen=True, slots=True)
 class RouteHeader(Header):
-    """GET_ROUTEINFO_BY_TOPIC (105)."""
+    """GET_ROUTEINFO_BY_TOPIC (105). Without a topic it is answered as for one that does not exist."""
 
-    topic: str
+    topic: str = ""
     acceptStandardJsonOnly: bool | None = None
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +444,8 @@ class ConsumerStatusHeader(Header):
     group: str
     clientAddr: str | None = None
 
+    FILLED: ClassVar[frozenset[str]] = frozenset({"topic", "group"})
+
 
 @dataclass(frozen=True, slots=True)
 class RunningInfoHeader(Header):
@@ -387,6 +454,8 @@ class RunningInfoHeader(Header):
     consumerGroup: str
     clientId: str
     jstackEnable: bool = False
+
+    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup", "clientId"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +467,8 @@ class ConsumeDirectlyHeader(Header):
     msgId: str | None = None
     brokerName: str | None = None
 
+    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+
 
 @dataclass(frozen=True, slots=True)
 class StatsDataHeader(Header):
@@ -405,6 +476,8 @@ class StatsDataHeader(Header):
 
     statsName: str
     statsKey: str
+
+    FILLED: ClassVar[frozenset[str]] = frozenset({"statsName", "statsKey"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +503,8 @@ class ConsumeTimeSpanHeader(Header):
 
     topic: str
     group: str
+
+    CODES: ClassVar[dict[str, int]] = {"topic": ResponseCode.TOPIC_NOT_EXIST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +576,8 @@ class RegisterBrokerHeader(Header):
     gantryMember: int | None = None
     gantryAddresses: str | None = None
 
+    FILLED: ClassVar[frozenset[str]] = frozenset({"brokerName", "brokerAddr", "clusterName"})
+
 
 @dataclass(frozen=True, slots=True)
 class UnregisterBrokerHeader(Header):
@@ -562,6 +639,8 @@ class SendAnswer(Header):
     transactionId: str | None = None
     MSG_REGION: str | None = None
     TRACE_ON: str | None = None
+
+    LONGEST: ClassVar[int] = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

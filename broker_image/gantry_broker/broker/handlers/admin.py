@@ -10,7 +10,7 @@ import orjson
 from gantry_broker.broker.faults import Answer
 from gantry_broker.broker.handlers.table import handles, ok
 from gantry_broker.broker.livesettings import BadSetting, text
-from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import MQ_VERSION, TRACE_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import StatsDataHeader
 
@@ -46,6 +46,11 @@ def get_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "flushDiskType": "SYNC_FLUSH" if config.flush == "Sync" else "ASYNC_FLUSH",
         "storePathRootDir": config.data_dir,
         "storePathCommitLog": config.data_dir / "commitlog",
+        # What `exportConfigs` asks for and cannot do without, though none of it can be set here.
+        "filterServerNums": 0,
+        "msgTraceTopicName": TRACE_TOPIC,
+        "traceOn": True,
+        "useTLS": False,
         **broker.settings.model_dump(),
     }
     lines = [f"{name}={text(value)}" for name, value in values.items()]
@@ -82,6 +87,9 @@ def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
             sum(stats.rows("TOPIC_PUT_SIZE").values()) / broker.put_count if broker.put_count else 0.0, 2
         ),
         "putMessageEntireTimeMax": 0,
+        "putMessageFailedTimes": 0,
+        "putLatency99": "0.00",
+        "putLatency999": "0.00",
         "putMessageDistributeTime": "[<=0ms]:0 ",
         "getMessageEntireTimeMax": 0,
         "msgPutTotalTodayNow": put_total,
@@ -104,28 +112,36 @@ def runtime_info(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "pageCacheLockTimeMills": 0,
         "dispatchMaxBuffer": 0,
         "dispatchBehindBytes": store.end - store.confirmed,
-        "remainHowManyDataToFlush": f"{store.end - store.flushed} B",
+        "remainHowManyDataToFlush": readable(store.end - store.flushed),
         "remainTransientStoreBufferNumbs": 2_147_483_647,
         "earliestMessageTimeStamp": _earliest(broker),
         "commitLogMinOffset": store.start,
         "commitLogMaxOffset": store.confirmed,
-        "commitLogDirCapacity": f"Total : {usage.total} B, Free : {usage.free} B.",
-        "commitLogDiskRatio": round(usage.ratio, 4),
-        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": round(usage.ratio, 4),
-        "consumeQueueDiskRatio": round(usage.ratio, 4),
+        "commitLogDirCapacity": f"Total : {readable(usage.total)}, Free : {readable(usage.free)}.",
+        "commitLogDiskRatio": round(usage.ratio, 2),
+        f"commitLogDiskRatio_{broker.config.data_dir / 'commitlog'}": round(usage.ratio, 2),
+        "consumeQueueDiskRatio": round(usage.ratio, 2),
         "gantryGroup": broker.config.group,
         "gantryRole": broker.replication.role.value,
         "gantryEpoch": broker.replication.epoch,
         "gantryMember": broker.config.member,
         "gantryHttp": f"{broker.config.member_address.rpartition(':')[0]}:{broker.http_port()}",
-        "pid": os.getpid(),
+        "gantryPid": os.getpid(),
     }
     for level in range(1, len(broker.delay_levels) + 1):
         high = store.max_offset("SCHEDULE_TOPIC_XXXX", level - 1)
         if high:
             table[f"scheduleMessageOffset_{level}"] = f"{broker.meta.working.delay.get(level, 0)},{high}"
-    table["brokerPermission"] = settings.brokerPermission
+    table["gantryPermission"] = settings.brokerPermission
     return ok(frame, body=orjson.dumps({"table": {key: str(table[key]) for key in sorted(table)}}))
+
+
+def readable(count: int) -> str:
+    """Bytes as `brokerStatus` shows them: "602 B", "9.5 KiB" (`MixAll.humanReadableByteCount` of 4.9.7)."""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 6)
+    return f"{count / 1024**power:.1f} {' KMGTPE'[power]}iB"
 
 
 def _earliest(broker: Broker) -> int:

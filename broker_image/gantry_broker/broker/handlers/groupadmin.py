@@ -19,15 +19,17 @@ from gantry_broker.protocol.headers import (
     BrokerConsumeStatsHeader,
     CloneOffsetHeader,
     ConsumeDirectlyHeader,
-    ConsumerGroupHeader,
+    ConsumerConnectionsHeader,
     ConsumerStatusHeader,
     ConsumeStatsHeader,
     ConsumeTimeSpanHeader,
     CorrectionOffsetHeader,
     DeleteGroupHeader,
+    GroupHeader,
     ProducerGroupHeader,
     ResetOffsetHeader,
     RunningInfoHeader,
+    SubscriptionOfGroupHeader,
 )
 from gantry_broker.protocol.message import parse_message_id
 from gantry_broker.remoting.errors import RemotingError
@@ -83,9 +85,7 @@ def all_groups(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
 def group_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    name = frame.ext.get("group")
-    if not name:
-        raise BadField("group", name, "the name of a consumer group")
+    name = GroupHeader.parse(frame).group
     config = broker.meta.working.groups.get(name)
     if config is None:
         raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name[:255]}")
@@ -111,7 +111,7 @@ async def delete_group(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
 def consumer_connections(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    header = ConsumerGroupHeader.parse(frame)
+    header = ConsumerConnectionsHeader.parse(frame)
     members = broker.clients.consumers.get(header.consumerGroup)
     if members is None:
         raise Answer(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{header.consumerGroup[:255]}] not online")
@@ -141,7 +141,7 @@ def all_producers(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         group: [
             {
                 "clientId": c.client_id,
-                "remoteIP": c.address,
+                "remoteIP": f"/{c.address}",  # as Java writes an address
                 "language": c.language,
                 "version": c.version,
                 "lastUpdateTimestamp": unix - (now - c.last_ms),
@@ -244,17 +244,14 @@ def broker_consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Fram
 
 @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
 def topics_by_consumer(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    name = frame.ext.get("group")
-    if not name:
-        raise BadField("group", name, "the name of a consumer group")
+    name = GroupHeader.parse(frame).group
     return ok(frame, body=orjson.dumps({"topicList": _topics_of(broker, name)}))
 
 
 @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
 def subscription_by_consumer(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    group, topic = frame.ext.get("group"), frame.ext.get("topic")
-    if not group or not topic:
-        raise BadField("topic" if group else "group", None, "a name")
+    header = SubscriptionOfGroupHeader.parse(frame)
+    group, topic = header.group, header.topic
     members = broker.clients.consumers.get(group)
     found = members.subscriptions.get(topic) if members is not None else None
     data = found.data.to_json() if found is not None else None
@@ -336,13 +333,16 @@ async def clone_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame
 async def reset_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     """Sets a group's offsets by time, and tells its members (request 220), which drop what they hold.
 
-    Without a member 4.9.7 refuses; `mqadmin` then writes the offsets itself. A request that names a queue or an
-    offset (5.x) is carried out by the broker alone.
+    As 4.9.7: a group that never was at a queue of the topic is refused, and one without a member, too; `mqadmin` then
+    writes the offsets itself. A request that names a queue or an offset (5.x) is carried out by the broker alone.
     """
     header = ResetOffsetHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
-        raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
+        raise Answer(
+            ResponseCode.SYSTEM_ERROR,
+            f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic[:255]}",
+        )
     queues = range(config.write_queues)
     if header.queueId is not None and header.queueId >= 0:
         if header.queueId >= config.write_queues:
@@ -350,6 +350,8 @@ async def reset_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame
         queues = range(header.queueId, header.queueId + 1)
     members = broker.clients.consumers.get(header.group)
     server_side = header.queueId is not None
+    if not server_side and any(broker.meta.working.offset(config.name, header.group, q) < 0 for q in queues):
+        raise Answer(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group[:255]}> not exist")
     if members is None and not server_side:
         raise Answer(
             ResponseCode.CONSUMER_NOT_ONLINE,

@@ -65,9 +65,12 @@ def _in_memory(broker: Broker, topic: str, queue_id: int) -> bool:
 @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
 def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
     header = UpdateOffsetHeader.parse(frame)
-    fault = topic_fault(header.topic, longest=255) or group_fault(header.consumerGroup)
-    if fault is not None:
-        raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+    for name, fault in (
+        ("topic", topic_fault(header.topic, longest=255)),
+        ("consumerGroup", group_fault(header.consumerGroup)),
+    ):
+        if fault is not None:
+            raise Answer(ResponseCode.SYSTEM_ERROR, f"the field {name}: {fault}")
     if header.queueId < 0 or header.commitOffset < 0:
         name = "queueId" if header.queueId < 0 else "commitOffset"
         raise BadField(name, str(getattr(header, name)), "a whole number of 0 or more")

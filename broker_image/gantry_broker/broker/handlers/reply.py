@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.broker.faults import Answer
 from gantry_broker.broker.messages import build_put
+from gantry_broker.broker.send import check_sizes
 from gantry_broker.broker.topics import topic_fault
 from gantry_broker.protocol.codes import (
     DEFAULT_REGION,
@@ -39,8 +40,7 @@ async def send_reply(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     fault = topic_fault(header.topic)
     if fault is not None:
         raise Answer(ResponseCode.SYSTEM_ERROR, f"the field topic: {fault}")
-    if len(frame.body) > broker.settings.maxMessageSize:
-        raise Answer(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: its body has {len(frame.body)} bytes")
+    check_sizes(frame, header, broker.settings.maxMessageSize)
     topic = broker.meta.working.topics.get(header.topic)
     if topic is None and header.topic.endswith(REPLY_TOPIC_SUFFIX):
         topic = broker.ensure_topic(header.topic, 1, Perm.READ | Perm.WRITE)

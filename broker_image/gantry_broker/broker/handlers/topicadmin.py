@@ -27,7 +27,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHeader
+from gantry_broker.protocol.headers import BadField, CreateTopicHeader, TopicHeader, TopicStatsHeader
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MAX_QUEUES: Final = 4_096
 MAX_TOPICS: Final = 100_000
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
 def checked_topic(broker: Broker, config: TopicConfig) -> TopicConfig:
@@ -58,6 +59,8 @@ def checked_topic(broker: Broker, config: TopicConfig) -> TopicConfig:
 @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
 async def create_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     header = CreateTopicHeader.parse(frame)
+    if header.topicFilterType not in FILTER_TYPES:
+        raise BadField("topicFilterType", header.topicFilterType, " or ".join(FILTER_TYPES))
     known = broker.meta.working.topics.get(header.topic)
     config = TopicConfig(
         header.topic,
@@ -144,7 +147,7 @@ def system_topic_list(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 @handles(RequestCode.GET_TOPIC_STATS_INFO)
 def topic_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    header = TopicHeader.parse(frame)
+    header = TopicStatsHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
         raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
