@@ -18,6 +18,7 @@ from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import MemberId
 from machine import DEFAULT, Profile, _accumulate
+from model_log import MEMBER_TABLE
 from world import Member, Message, World, describe
 
 SETTLE_ROUNDS = 250
@@ -83,6 +84,7 @@ class RaftWorld(World):
 
     def __init__(self, count: int, options: RaftOptions, *, rules: Rules = ALL, seed: int = 0, trace: Any) -> None:
         super().__init__(count, options, rules=rules, seed=seed, trace=trace)
+        MEMBER_TABLE.clear()  # The same schedule again has records of the same sizes, whatever was played before.
         self.members = [RaftMember(self, number) for number in range(count)]
 
     def _receive(self, member: Member, message: Message) -> None:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.replication.rules import Rule, without
 from profiles import RAFT_PROFILES
-from raft_world import run_raft_seed
+from raft_world import draw_raft, run_raft_seed
 
 SCHEDULES = int(os.environ.get("GANTRY_RAFT_SCHEDULES", "3600"))
 PARTS = 4
@@ -42,3 +42,9 @@ def test_random_schedules_find_it_without(rule: Rule) -> None:
         if run_raft_seed(seed, profile=RAFT_PROFILES[PLANTED[rule]], rules=without(rule)) is not None:
             return
     pytest.fail(f"no schedule of {PLANTED[rule]} finds it")
+
+
+def test_a_seed_gives_the_same_schedule_again_whatever_was_played_before() -> None:
+    first = draw_raft(5, profile=RAFT_PROFILES["raft-changes"])
+    draw_raft(6, profile=RAFT_PROFILES["raft-changes"])
+    assert draw_raft(5, profile=RAFT_PROFILES["raft-changes"]) == first

@@ -293,8 +293,12 @@ class RaftReplica:
         return PollAnswer(poll.kind, poll.epoch, self.me, self.epoch, granted, leader, address, self.fresh)
 
     def _may_elect(self, poll: Poll) -> bool:
-        """Rules 24 and 26: a voter elects nobody whose log ends before its own."""
-        return (self.is_voter or self._is_named(poll)) and poll.rank >= self.rank
+        """Rules 24 and 26: a voter elects nobody whose log ends before its own.
+
+        Who was removed and added again may not have that record yet: the candidate's members count then. Else a leader
+        that needs this vote, and a group that needs this leader's log, would wait for each other for ever.
+        """
+        return (self.is_voter or self.me in ids(poll.members)) and poll.rank >= self.rank
 
     def _goes_first(self, poll: Poll, now_ms: int) -> bool:
         """Of two that notice at the same moment that the leader is gone, one lets the other go first.
