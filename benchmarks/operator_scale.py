@@ -1,104 +1,136 @@
-"""How the operator fares with many clusters: `python benchmarks/operator_scale.py 10 30`, on KUBECONFIG's Kubernetes.
+"""How the operator fares with many clusters: `python benchmarks/operator_scale.py 10 30 100`.
 
-The operator must be installed (helm/gantry). For each number, clusters of one NameServer and one broker are
-made in a namespace of their own; printed as JSON: seconds until all are Available, then over a minute of idling the
-operator's API requests per cluster and minute, its CPU (share of a core) and its resident memory.
+For each number a Kubernetes API server and an etcd are started, in a network of their own, and the operator beside it
+as a process with just the rights that the chart gives it. Nothing else of Kubernetes runs: pods, brokers and
+NameServers are stand-ins of this program, whose brokers report once a second as real ones do. Each cluster has
+`--members` brokers and one NameServer, and all are applied at once.
+
+One line of JSON for each number: seconds until all are Running; then over `--idle` seconds in which nothing happens
+the operator's requests to the API, its CPU as a share of a core, and its resident memory. Needs root, `ip`, and on PATH
+`etcd`, `kube-apiserver`, `kubectl` and `helm`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+from gantry_operator.kube.client import BROKER_CLUSTER, KubeApi
+from rig import kubeapi
+from rig.processes import Started, usage
+from rig.standins import StandIns
+
+ROOT = Path(__file__).parents[1]
 NAMESPACE = "gantry-scale"
-METRICS = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8080/metrics').read().decode())"
+GOALS = {"clusters": 30, "cpuShareOfACore": 0.05, "residentMiB": 150}
+SETTLE_S = 25.0
+"""From Running to the beginning of the idle time: the first statuses after a change are still written then."""
+APPLIED_AT_ONCE = 10
 
 
-def kubectl(*arguments: str, stdin: str | None = None) -> str:
-    done = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"kubectl {' '.join(arguments[:4])}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def cluster(name: str) -> dict[str, Any]:
-    small = {"requests": {"cpu": "1m", "memory": "16Mi"}, "limits": {"memory": "256Mi"}}
+def cluster(name: str, members: int) -> dict[str, Any]:
     return {
-        "apiVersion": "gantry.dev/v1alpha1",
-        "kind": "BrokerCluster",
+        "apiVersion": BROKER_CLUSTER.api_version,
+        "kind": BROKER_CLUSTER.kind,
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {
-            "nameServers": {"replicas": 1, "resources": small},
-            "brokerGroups": [{"name": "a", "members": 1}],
-            "resources": small,
+            "nameServers": {"replicas": 1},
+            "brokerGroups": [{"name": "a", "members": members}],
             "storage": {"size": "1Gi"},
-            "reclaim": "Delete",
         },
     }
 
 
-def figures(operator_namespace: str) -> dict[str, float]:
-    """Of the operator that leads."""
-    selector = "app.kubernetes.io/name=gantry-operator"
-    pods = kubectl("-n", operator_namespace, "get", "pods", "-l", selector, "-o", "name").split()
-    for pod in pods:
-        found: dict[str, float] = {}
-        for line in kubectl("-n", operator_namespace, "exec", pod, "--", "python", "-c", METRICS).splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                found[name] = float(value)
-        if found.get("gantry_operator_leader") == 1.0:
-            return found
-    raise SystemExit(f"no operator leads in namespace {operator_namespace}: install helm/gantry first")
+async def all_running(api: KubeApi, count: int, operator: Started, patience_s: float) -> None:
+    """Raises SystemExit when it takes longer, or the operator ends."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found, _ = await api.list(BROKER_CLUSTER, NAMESPACE)
+        phases = [(o.get("status") or {}).get("phase", "none") for o in found]
+        if phases.count("Running") == count:
+            return
+        if time.monotonic() > deadline or operator.popen.poll() is not None:
+            other = next((o for o in found if (o.get("status") or {}).get("phase") != "Running"), None)
+            raise SystemExit(
+                f"{phases.count('Running')} of {count} clusters run after {patience_s:.0f} s; one of the others:\n"
+                f"{json.dumps(other, indent=1)}\n{operator.tail(6000)}"
+            )
+        await asyncio.sleep(0.25)
 
 
-def available() -> int:
-    items = json.loads(kubectl("-n", NAMESPACE, "get", "bc", "-o", "json"))["items"]
-    conditions = [c for o in items for c in (o.get("status") or {}).get("conditions", [])]
-    return sum(c["type"] == "Available" and c["status"] == "True" for c in conditions)
+async def measure(count: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with kubeapi.ApiServer(folder) as server, kubeapi.operator(server, ROOT / "helm" / "gantry", folder) as operator:
+        async with server.client() as api:
+            standing_in = asyncio.create_task(StandIns(api, ["a"]).run())
+            try:
+                server.kubectl("create", "namespace", NAMESPACE)
+                begun = time.monotonic()
+                gate = asyncio.Semaphore(APPLIED_AT_ONCE)
 
+                async def apply(name: str) -> None:
+                    async with gate:
+                        await api.apply(cluster(name, options.members), "rig")
 
-def measure(count: int, patience_s: float, idle_s: float, operator_namespace: str) -> dict[str, Any]:
-    kubectl("create", "namespace", NAMESPACE)
-    try:
-        items = [cluster(f"c{i}") for i in range(count)]
-        begun = time.monotonic()
-        kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-        while available() < count:
-            if time.monotonic() - begun > patience_s:
-                raise SystemExit(f"{available()} of {count} clusters are available after {patience_s:.0f} s")
-            time.sleep(1)
-        ready = time.monotonic() - begun
-        time.sleep(20)
-        before, at = figures(operator_namespace), time.monotonic()
-        time.sleep(idle_s)
-        after, took = figures(operator_namespace), time.monotonic() - at
-        cpu = (after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / took
-        calls = after["gantry_operator_api_requests"] - before["gantry_operator_api_requests"]
-        return {
-            "clusters": count,
-            "allAvailableSeconds": round(ready, 1),
-            "idleApiRequestsPerClusterAndMinute": round(calls / took * 60 / count, 2),
-            "idleCpuShareOfACore": round(cpu, 4),
-            "residentMiB": round(after["process_resident_memory_bytes"] / 2**20, 1),
-        }
-    finally:
-        kubectl("delete", "namespace", NAMESPACE, "--timeout=300s")
+                await asyncio.gather(*(apply(f"c{i}") for i in range(count)))
+                await all_running(api, count, operator, options.patience)
+                ready = time.monotonic() - begun
+                made = server.requests()
+                busy = usage(operator.pid)
+                await asyncio.sleep(SETTLE_S)
+                calls, before, at = server.requests(), usage(operator.pid), time.monotonic()
+                await asyncio.sleep(options.idle)
+                after, took = usage(operator.pid), time.monotonic() - at
+                idle = server.requests() - calls
+            finally:
+                standing_in.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await standing_in
+            if standing_in.done() and not standing_in.cancelled():
+                standing_in.result()
+    for_clusters = sum(n for what, n in idle.items() if not what.endswith("of the operator itself"))
+    return {
+        "clusters": count,
+        "brokers": count * options.members,
+        "allRunningSeconds": round(ready, 1),
+        "cpuSecondsUntilThen": round(busy.cpu_s, 1),
+        "requestsPerClusterUntilThen": round(made.total() / count, 1),
+        "idleSeconds": round(took),
+        "idleRequestsPerClusterAndMinute": round(for_clusters / took * 60 / count, 2),
+        "idleRequests": dict(idle.most_common()),
+        "idleCpuShareOfACore": round((after.cpu_s - before.cpu_s) / took, 4),
+        "residentMiB": round(after.rss / 2**20, 1),
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("counts", type=int, nargs="+", help="how many clusters, one run for each number")
-    parser.add_argument("--patience", type=float, default=600.0, help="seconds for all to become available")
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds of idling that are measured")
-    parser.add_argument("--operator-namespace", default="gantry-system")
+    parser.add_argument("--members", type=int, default=3, help="brokers of each cluster (default 3)")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds for all to run (default 300)")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds of idling that are measured (default 60)")
+    parser.add_argument("--keep", type=Path, help="folder for the logs of what was started, which are kept there")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not options.inside:
+        with kubeapi.own_network("scale") as prefix:
+            return subprocess.run(
+                [*prefix, sys.executable, __file__, "--inside", *sys.argv[1:]], check=False
+            ).returncode
     for count in options.counts:
-        found = measure(count, options.patience, options.idle, options.operator_namespace)
+        with contextlib.ExitStack() as stack:
+            folder = options.keep / str(count) if options.keep else None
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="operator-scale-")))
+            folder.mkdir(parents=True, exist_ok=True)
+            found = asyncio.run(measure(count, options, folder))
         print(json.dumps(found), flush=True)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -53,6 +54,45 @@ def test_an_upgrade_of_the_chart_restarts_no_broker(demo: Cluster) -> None:
     result = load.result()
     assert result["errors"] == 0, result
     assert demo.uids() == before
+
+
+@pytest.fixture
+def pod_monitors() -> Iterator[None]:
+    """The Prometheus operator's definition, as far as this chart uses it, where there is none."""
+    names = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
+    made = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "spec": {"group": "monitoring.coreos.com", "names": names, "scope": "Namespaced", "versions": [version]},
+    }
+    kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    kubectl("wait", "--for=condition=Established", "crd/podmonitors.monitoring.coreos.com")
+    yield
+    kubectl("delete", "crd", "podmonitors.monitoring.coreos.com")
+
+
+def test_pod_monitors_find_every_process(demo: Cluster, pod_monitors: None) -> None:
+    """By the labels and port names that the pods have: the operators, the NameServers, the brokers."""
+    helm_install("--set", "podMonitor.enabled=true")
+    try:
+        found = set()
+        for monitor in get(SYSTEM, "podmonitors"):
+            spec = monitor["spec"]
+            labels = [f"{k}={v}" for k, v in spec["selector"].get("matchLabels", {}).items()]
+            exist = [t["key"] for t in spec["selector"].get("matchExpressions", []) if t["operator"] == "Exists"]
+            selector = ",".join(labels + exist)
+            namespace = demo.namespace if "namespaceSelector" in spec else SYSTEM
+            for pod in get(namespace, "pods", selector=selector):
+                ports = {p.get("name") for c in pod["spec"]["containers"] for p in c.get("ports", [])}
+                if all(e["port"] in ports for e in spec["podMetricsEndpoints"]):
+                    found.add(pod["metadata"]["name"])
+        servers = demo.pods("app.kubernetes.io/component=namesrv")
+        assert {p["metadata"]["name"] for p in [*demo.pods(), *servers]} | set(operators()) <= found
+    finally:
+        helm_install()
 
 
 def test_uninstalled_and_installed_again(demo: Cluster) -> None:

@@ -1,8 +1,8 @@
 """A local copy of the objects that the operator made, kept current by watches. Nothing is ever polled.
 
-Each kind is listed once and then watched. A watch ends after some minutes by the server's own timeout and goes on from
-where it was; one from which nothing comes for longer than bookmarks take is taken for dead and made anew, with a new
-list, so that one that fell silent is noticed.
+Each kind is listed once and then watched. A watch ends by the server's own timeout and goes on from where it was; one
+from which nothing comes for longer than that is taken for dead and made anew, with a new list, so that one that fell
+silent is noticed. Bookmarks alone would not do as signs of life: of a kind that never changed a server sends none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gantry_operator.kube.client import ApiError, ApiUnavailable, Kind, KubeApi,
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 240
+WATCH_S = 80
 """The server ends a watch after this long."""
 SILENCE_S = 90.0
-"""The API server sends a bookmark about once a minute; after this long without anything the watch is dead."""
+"""After this long without anything, not even its end, the watch is dead."""
 
 Listener = Callable[[str, Object], None]
 """Called with ADDED, MODIFIED or DELETED and the object."""
@@ -32,7 +32,7 @@ class Mirror:
     def __init__(self, api: KubeApi, kind: Kind, namespaces: Iterable[str], labels: str, listener: Listener) -> None:
         self.kind = kind
         self.heard_at = time.monotonic()
-        """When a watch last brought anything, bookmarks included."""
+        """When a watch last brought anything, a bookmark or its end included."""
         self._api = api
         self._namespaces: list[str | None] = list(namespaces) or [None]
         self._labels = labels
@@ -105,6 +105,7 @@ class Mirror:
             else:
                 self._objects[_key(obj)] = obj
             self._tell(kind, obj)
+        self.heard_at = time.monotonic()
         return since
 
     def note(self, obj: Object) -> None:
