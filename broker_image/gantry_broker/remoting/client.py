@@ -9,6 +9,7 @@ from typing import Final
 
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
+from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, oneway
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 
@@ -49,6 +50,7 @@ class RemotingClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_disconnect = on_disconnect
         self._connect_timeout = connect_timeout
+        self._resolver = Resolver()
         self._max_frame = max_frame
         self._closed = False
         self._all_ended = asyncio.Event()
@@ -132,6 +134,7 @@ class RemotingClient:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._connecting.values(), *self._tasks, return_exceptions=True)
+        await self._resolver.close()
         for conn in list(self._addresses):
             conn.close()
         if self._addresses:
@@ -168,11 +171,17 @@ class RemotingClient:
 
     async def _open(self, address: str) -> Connection:
         host, port = split_address(address)
+
+        async def connect(ip: str) -> Connection:
+            _, conn = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self, max_frame=self._max_frame, on_end=self._ended), ip, port
+            )
+            return conn
+
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _, conn = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self, max_frame=self._max_frame, on_end=self._ended), host, port
-                )
+                addresses = await self._resolver.addresses(host, port)
+                conn = await first_of(addresses, connect, Connection.abort, CONNECTS)
         except (OSError, TimeoutError) as error:
             raise ConnectError(f"no connection to {address}: {error or 'timed out'}") from None
         if not conn.closed:
