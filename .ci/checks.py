@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 JAVA = 17
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
-REAL_PROCESSES = ("chaos", "client", "integration", "interop", "local", "spark")
+REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "local", "spark")
 """Folders of tests whose subject are whole processes: one at a time, so that they have the machine for themselves."""
 
 LINT = {
@@ -75,6 +75,14 @@ def bring_browser() -> str:
     return apt_install("chromium")
 
 
+def bring_go() -> str:
+    """RocketMQ's own Go client is built with it. Empty: it is there; else why not."""
+    if shutil.which("go"):
+        return ""
+    print("installing Go for RocketMQ's own client", flush=True)
+    return apt_install("golang-go", "ca-certificates")
+
+
 def main() -> int:
     done: list[tuple[str, str, float]] = []
     failed = False
@@ -89,7 +97,8 @@ def main() -> int:
     for name, commands in LINT.items():
         step(name, commands)
     if "--lint" not in sys.argv:
-        for what, bring in {"tests with Java": bring_java, "page in a browser": bring_browser}.items():
+        bringers = {"tests with Java": bring_java, "tests with Go": bring_go, "page in a browser": bring_browser}
+        for what, bring in bringers.items():
             why = bring()
             if why:
                 done.append((what, f"skipped: {why}", 0.0))

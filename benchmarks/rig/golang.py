@@ -39,7 +39,7 @@ def build() -> Path:
             return program
         go = shutil.which("go")
         if go is None:
-            raise GoMissing("there is no Go here: install Go 1.21 or later")
+            raise GoMissing("there is no Go here: install Go 1.18 or later")
         made = subprocess.run(
             [go, "build", "-o", str(program), "."], cwd=SOURCES, capture_output=True, text=True, check=False
         )

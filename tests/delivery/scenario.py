@@ -1,0 +1,267 @@
+"""Four producers, three groups of different kinds that come and go every few seconds, a failover in the middle.
+
+    python tests/delivery/scenario.py                          # 1,000,000 messages
+    python tests/delivery/scenario.py --messages 100000
+
+A cluster of real processes under `gantry up` loses its master by `kill -9` when half is sent; members leave every 3 to
+6 s, and every 7 s one of them is killed. Afterwards all that the members wrote down is judged (`judge`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]
+
+from fates import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse  # noqa: E402
+from gantry_broker.client import Admin, DeadLetters  # noqa: E402
+from rig.gantry import Cluster  # noqa: E402
+
+MEMBERS = 2
+KILL_EVERY_S = 7.0
+
+
+@dataclass
+class Seen:
+    """What the members of a group wrote down, in the order of time: (ns, key, number, tried before)."""
+
+    lines: list[tuple[int, int, int, int]]
+
+    @classmethod
+    def read(cls, logs: list[Path]) -> Seen:
+        lines = []
+        for log in logs:
+            data = log.read_bytes()
+            data = data[: len(data) - len(data) % SEEN.size]
+            lines += [(ns, key, number, tried) for key, number, ns, tried in SEEN.iter_unpack(data)]
+        lines.sort()
+        return cls(lines)
+
+
+@dataclass
+class Outcome:
+    """problems: empty when everything that was promised held. Times are seconds."""
+
+    messages: int
+    seconds: float
+    deliveries: dict[str, int]
+    repeated: dict[str, int]
+    lives_killed: int
+    failover_at: int
+    dead: int
+    problems: list[str] = field(default_factory=list)
+
+
+def judge(plan: Plan, group: str, seen: Seen) -> tuple[list[str], int]:
+    """What is wrong with the deliveries of one group, and how many came more than once."""
+    problems = []
+    met = [bytearray(plan.per_key) for _ in range(QUEUES)]
+    newest = [-1] * QUEUES
+    deepest: dict[tuple[int, int], int] = {}
+    again = 0
+    for _, key, number, tried in seen.lines:
+        if not 0 <= key < QUEUES or not 0 <= number < plan.per_key or not plan.wanted(group, number):
+            problems.append(f"{group} got {key}:{number}, which is none of its own")
+            continue
+        fails = group == ALL and (plan.poisoned(number) or plan.stumbles(number))
+        if tried and not fails:
+            problems.append(f"{group} got {key}:{number} as retry {tried}, but it never failed there")
+        if fails:
+            deepest[key, number] = max(tried, deepest.get((key, number), 0))
+        if met[key][number]:
+            again += not tried
+            continue
+        met[key][number] = 1
+        if group == ORDERED:
+            if number < newest[key]:
+                problems.append(f"{group} got {key}:{number} for the first time after {newest[key]}")
+            newest[key] = max(newest[key], number)
+    missing = [
+        f"{key}:{n}" for key in range(QUEUES) for n in range(plan.per_key) if plan.wanted(group, n) and not met[key][n]
+    ]
+    if missing:
+        problems.append(f"{group} never got {len(missing)} messages: {missing[:10]}")
+    for (key, number), tried in deepest.items():
+        wanted = RETRIES if plan.poisoned(number) else plan.stumbles(number)
+        if tried != wanted:
+            problems.append(f"{group}: {key}:{number} was tried again {tried} times, not {wanted}")
+    return problems[:20], again
+
+
+def judge_dead(plan: Plan, letters: list[tuple[int, int]]) -> list[str]:
+    """The dead letters are those that failed every time, and no others."""
+    wanted = {(key, n) for key in range(QUEUES) for n in range(plan.per_key) if plan.poisoned(n)}
+    problems = []
+    if wanted - set(letters):
+        problems.append(f"{len(wanted - set(letters))} are missing among the dead letters: {sorted(wanted)[:5]}")
+    if set(letters) - wanted:
+        problems.append(f"dead letters that should live: {sorted(set(letters) - wanted)[:5]}")
+    return problems
+
+
+class Scenario:
+    """One run; `play` gives the outcome."""
+
+    def __init__(self, folder: Path, plan: Plan, patience_s: float, seed: int = 1) -> None:
+        self._folder, self._plan, self._patience_s = folder, plan, patience_s
+        self._rng = random.Random(seed)
+        self._cluster = Cluster(folder / "cluster", self._manifest())
+        self._members: dict[tuple[str, int], subprocess.Popen[str]] = {}
+        self._logs: dict[str, list[Path]] = {group: [] for group in GROUPS}
+        self._killed = 0
+        self._failover_at = 0
+
+    def _manifest(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "cluster.yaml"
+        spec = {
+            "nameServers": {"replicas": 2},
+            "brokerGroups": [{"name": "a", "members": 3}],
+            "broker": {"messageDelayLevel": " ".join(["1s"] * 18)},
+        }
+        names = {"apiVersion": "gantry.dev/v1alpha1", "kind": "BrokerCluster", "metadata": {"name": "demo"}}
+        file.write_text(json.dumps({**names, "spec": spec}))
+        return file
+
+    def _start(self, servers: str, work: str, *words: object) -> subprocess.Popen[str]:
+        plan = (self._plan.messages, self._plan.poison_every, self._plan.stumble_every)
+        command = [sys.executable, str(HERE / "worker.py"), work, "--namesrv", servers, "--plan", *map(str, plan)]
+        errors = (self._folder / "workers.log").open("ab")
+        with errors:
+            return subprocess.Popen(
+                [*command, *map(str, words)], stdout=subprocess.PIPE if work == "produce" else errors, stderr=errors,
+                text=True, start_new_session=True,
+            )  # fmt: skip
+
+    def _join(self, servers: str, group: str, number: int) -> None:
+        log = self._folder / f"{group}-{len(self._logs[group])}.log"
+        log.touch()
+        self._logs[group].append(log)
+        words = ("--group", group, "--log", log, "--seed", self._rng.randrange(1_000_000))
+        self._members[group, number] = self._start(servers, "consume", *words)
+
+    async def play(self) -> Outcome:
+        with self._cluster as cluster:
+            servers = ";".join(cluster.status()["nameServers"])
+            async with Admin(servers) as admin:
+                await admin.create_topic(TOPIC, queues=QUEUES)
+            started = time.monotonic()
+            producers: list[subprocess.Popen[str]] = []
+            try:
+                for group in GROUPS:
+                    for number in range(MEMBERS):
+                        self._join(servers, group, number)
+                each = QUEUES // PRODUCERS
+                for number in range(PRODUCERS):
+                    keys = range(number * each, (number + 1) * each)
+                    producers.append(self._start(servers, "produce", "--keys", *keys))
+                await self._run(servers, producers)
+                letters = await self._letters(servers)
+                seconds = time.monotonic() - started
+                for process in self._members.values():
+                    process.terminate()
+                for process in self._members.values():
+                    await asyncio.to_thread(process.wait, 20)
+            finally:
+                for process in (*producers, *self._members.values()):
+                    if process.poll() is None:
+                        process.kill()
+                    process.wait()
+        return self._judge(seconds, letters)
+
+    async def _run(self, servers: str, producers: list[subprocess.Popen[str]]) -> None:
+        sent = [0] * len(producers)
+
+        async def follow(number: int) -> None:
+            out = producers[number].stdout
+            assert out is not None
+            while line := await asyncio.to_thread(out.readline):
+                sent[number] = int(line)
+
+        followers = [asyncio.create_task(follow(n)) for n in range(len(producers))]
+        deadline = time.monotonic() + self._patience_s
+        next_kill = time.monotonic() + KILL_EVERY_S
+        while not await self._finished(servers, all(f.done() for f in followers)):
+            if time.monotonic() > deadline:
+                return  # judged as it is: what is missing is named
+            if not self._failover_at and sum(sent) >= self._plan.messages // 2:
+                self._failover_at = sum(sent)
+                self._kill_the_master()
+            if time.monotonic() > next_kill:
+                next_kill += KILL_EVERY_S
+                place = self._rng.choice(sorted(self._members))
+                self._members[place].kill()
+                self._members[place].wait()
+                self._killed += 1
+                self._join(servers, *place)
+            await asyncio.sleep(0.2)
+
+    def _kill_the_master(self) -> None:
+        master = next(member for member in self._cluster.members() or [] if member["role"] == "Master")
+        os.kill(master["pid"], signal.SIGKILL)
+
+    async def _finished(self, servers: str, all_sent: bool) -> bool:
+        """Whether nobody has anything left to consume; asked once all is sent."""
+        if not all_sent or not self._failover_at:
+            return False
+        await asyncio.sleep(2)
+        async with Admin(servers) as admin, DeadLetters(servers) as dead:
+            for group in GROUPS:
+                stats = await admin.consume_stats(group, TOPIC)
+                if len(stats) < QUEUES or any(item.broker_offset > item.consumer_offset for item in stats.values()):
+                    return False
+            now = await dead.group(ALL)
+        poisoned = sum(self._plan.poisoned(n) for n in range(self._plan.per_key)) * QUEUES
+        return now is not None and now.letters >= poisoned
+
+    async def _letters(self, servers: str) -> list[tuple[int, int]]:
+        async with DeadLetters(servers) as dead:
+            if await dead.group(ALL) is None:
+                return []
+            return [parse(letter.body) async for page in dead.pages(ALL) for letter in page.letters]
+
+    def _judge(self, seconds: float, letters: list[tuple[int, int]]) -> Outcome:
+        outcome = Outcome(
+            self._plan.messages, round(seconds, 1), {}, {}, self._killed, self._failover_at, len(letters),
+            judge_dead(self._plan, letters),
+        )  # fmt: skip
+        for group in GROUPS:
+            seen = Seen.read(self._logs[group])
+            problems, again = judge(self._plan, group, seen)
+            outcome.problems += problems
+            outcome.deliveries[group] = len(seen.lines)
+            outcome.repeated[group] = again
+        if not self._failover_at:
+            outcome.problems.append("the failover did not happen")
+        return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--patience", type=float, default=1_800, help="seconds until it is judged as it is")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    plan = Plan(options.messages, max(options.messages // 160, 50), max(options.messages // 800, 10))
+    with tempfile.TemporaryDirectory() as name:
+        outcome = asyncio.run(Scenario(Path(name), plan, options.patience, options.seed).play())
+    print(json.dumps(vars(outcome), indent=1))
+    return 1 if outcome.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+__all__ = ["FILTERED", "Outcome", "Plan", "Scenario", "Seen", "judge", "judge_dead"]

@@ -1,0 +1,66 @@
+"""The delivery scenario, small: `python tests/delivery/scenario.py` is the same with a million messages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fates import ALL, ORDERED, RETRIES, Plan
+from scenario import Scenario, Seen, judge, judge_dead
+
+SMALL = Plan(8_000, 400, 50)
+
+
+@pytest.mark.timeout(150)
+async def test_everything_is_delivered_across_a_failover(tmp_path: Path) -> None:
+    outcome = await Scenario(tmp_path, SMALL, patience_s=90).play()
+    assert not outcome.problems, (outcome, (tmp_path / "workers.log").read_text()[-2000:])
+    assert outcome.dead >= sum(SMALL.poisoned(n) for n in range(SMALL.per_key)) * 8
+
+
+def told(group: str) -> list[tuple[int, int, int, int]]:
+    """What a group writes down when all is well: one key after the other."""
+    lines = []
+    for key in range(8):
+        for number in range(SMALL.per_key):
+            tries = 0 if group != ALL else RETRIES if SMALL.poisoned(number) else SMALL.stumbles(number)
+            lines += [(len(lines) + tried, key, number, tried) for tried in range(tries + 1)]
+    return lines
+
+
+def test_the_judge_finds_nothing_wrong_where_nothing_is() -> None:
+    for group in (ALL, ORDERED):
+        assert judge(SMALL, group, Seen(told(group))) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("group", "spoil", "says"),
+    [
+        (ALL, lambda lines: lines[:100] + lines[101:], "never got 1 messages"),
+        (ALL, lambda lines: [*lines, (0, 0, SMALL.per_key, 0)], "none of its own"),
+        (ALL, lambda lines: [*lines, (0, 0, 1, 1)], "it never failed there"),
+        (ALL, lambda lines: [line for line in lines if line[3] < RETRIES], "tried again 15 times, not 16"),
+        (ORDERED, lambda lines: [lines[1], lines[0], *lines[2:]], "for the first time after 1"),
+        (ORDERED, lambda lines: [*lines, (0, 0, 3, 1)], "it never failed there"),
+    ],
+)
+def test_the_judge_finds_what_is_wrong(group: str, spoil: object, says: str) -> None:
+    assert callable(spoil)
+    problems, _ = judge(SMALL, group, Seen(spoil(told(group))))
+    assert any(says in problem for problem in problems), problems
+
+
+def test_the_judge_counts_what_came_twice() -> None:
+    lines = told(ORDERED)
+    assert judge(SMALL, ORDERED, Seen([*lines, *lines[-50:]])) == ([], 50)
+
+
+def test_dead_letters_are_exactly_those_that_failed_every_time() -> None:
+    right = [(key, n) for key in range(8) for n in range(SMALL.per_key) if SMALL.poisoned(n)]
+    assert judge_dead(SMALL, right + right[:3]) == []
+    assert "missing" in judge_dead(SMALL, right[1:])[0]
+    assert "should live" in judge_dead(SMALL, [*right, (0, 1)])[0]
