@@ -45,6 +45,8 @@ class Pods:
         self.events: list[str] = []
         self.configs = [self._config(folder, n, service.address, name_server) for n in range(MEMBERS)]
         self._folder = folder
+        self._lingering: dict[int, float] = {}
+        self._announced = 0
         self._processes: list[asyncio.subprocess.Process] = []
 
     @staticmethod
@@ -89,12 +91,16 @@ class Pods:
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         port = self.configs[master.member].port
+        until = time.monotonic() + LINGER_S
+        self._lingering.update(dict.fromkeys(self.service.labelled - {port}, until))
+        self._lingering.pop(port, None)
         self.service.label({port, *self.service.labelled})
-        asyncio.get_running_loop().call_later(LINGER_S, self._settle, port)
+        asyncio.get_running_loop().call_later(LINGER_S + 0.01, self._settle, port, epoch)
+        self._announced = epoch
 
-    def _settle(self, port: int) -> None:
-        if port in self.service.labelled:
-            self.service.label({port})
+    def _settle(self, port: int, epoch: int) -> None:
+        if epoch == self._announced:
+            self.service.label({port, *(p for p, until in self._lingering.items() if until > time.monotonic())})
 
     def event(self, event: Event) -> None:
         self.events.append(f"{event.reason}: {event.message}")

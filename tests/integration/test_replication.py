@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from conftest import Group
 
 
+QUEUE_0 = {"topic": "T", "queueId": "0"}
+
+
 def send_frame(topic: str, body: bytes, queue: int = 0) -> Frame:
     header = SendHeader(
         producerGroup="PG",
@@ -194,6 +197,39 @@ def _told(group: Group, master: int) -> Any:
     from gantry_broker.replication.types import Assignment
 
     return Assignment(group.cell, group.members[master].address)
+
+
+async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_there(make_group: Any) -> None:
+    """It forwards sends while clients still come to it: asked for a queue's end, it must not tell a slave's."""
+    group: Group = await make_group(3)
+    await group.lead(0)
+    await group.all_in_sync()
+    client = RemotingClient()
+    former = group.members[0].address
+    try:
+        assert (await client.request(former, send_frame("T", b"first"), 5.0)).code == 0
+        target = (await group.members[1].status()).member.value()
+        assert (await group.members[0].handover(target, group.cell)).ready
+        group.cell = group.cell.promoted(target, group.cell.in_sync)
+        await group.tell()
+        ends = []
+        for number in range(20):
+            sent = await _answered(client, former, send_frame("T", b"%d" % number))
+            assert sent.code == 0, sent.remark
+            asked = await _answered(client, former, Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0))
+            ends.append(int(asked.ext["offset"]))
+        assert ends == list(range(2, 22))
+        assert (await group.members[0].status()).role == "Slave"
+    finally:
+        await client.close()
+
+
+async def _answered(client: RemotingClient, address: str, frame: Frame) -> Frame:
+    """Of one who lets its clients go: a request that finds its connection ended was not carried out."""
+    try:
+        return await client.request(address, frame, 5.0)
+    except RemotingError:
+        return await client.request(address, frame, 5.0)
 
 
 async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group: Any) -> None:

@@ -14,6 +14,7 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer
+from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.settings import BrokerSettings
@@ -72,12 +73,17 @@ class Node:
             on_role_change=lambda: self.roles.append(self.service.role.value),
             report=self.reports.append,
         )
+        self.mender = Mender(self.store, self.service.peers)
+        self.service.on_damaged_answer = self.mender.given_damaged
+        self.store.on_damage = self.mender.suspect
+        self.client.register(GantryCode.READ_LOG, answering(self.mender))
         await self.service.start()
         self.up = True
         return self
 
     async def stop(self, *, clean: bool = True) -> None:
         self.up = False
+        await self.mender.close()
         await self.service.stop()
         await self.client.close()
         await self.server.close(0.1)
@@ -97,6 +103,8 @@ class Node:
                 self.service.on_fetch(conn, frame)
             elif frame.code == GantryCode.POLL:
                 self.service.on_poll(conn, frame)
+            elif frame.code == GantryCode.READ_LOG:
+                conn.send(self.mender.answer(frame))
 
     def put(self, *bodies: bytes, timeout_ms: int = 3_000) -> asyncio.Future[SendStatus]:
         """Append as a broker would; the future has the send status."""

@@ -24,12 +24,14 @@ from gantry_broker.protocol.codes import (
     PREDEFINED_GROUPS,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    GantryCode,
     Perm,
     RequestCode,
     SendStatus,
 )
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import StoreError, StoreFull
@@ -99,6 +101,10 @@ class Broker:
         self.on_status: list[Callable[[], None]] = []
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
+        self.has_guests = False
+        """Handed over not long ago: clients still come here for the master, on old connections or by an old route."""
+        self._tables_lack = False
+        """A damaged control record stopped the tables from being built."""
         self._leading = False
         self._role_epoch = -1
         self._opaque = 0
@@ -119,6 +125,10 @@ class Broker:
             report=self._report,
             on_store_error=self.store_failed,
         )
+        self.mender = Mender(store, self.replication.peers, self._on_mended)
+        self.replication.on_damaged_answer = self.mender.given_damaged
+        store.on_damage = self.mender.suspect
+        client.register(GantryCode.READ_LOG, answering(self.mender))
 
     # ---- clocks and names
 
@@ -418,12 +428,19 @@ class Broker:
         while offset < end:
             got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
             if not got.data:
+                self._tables_lack = self._tables_lack or got.damaged >= 0
                 break
             for record in decode_records(got.data):
                 self.meta.confirm(record.phys_offset, record.body)
             offset = got.next_offset
         for told in self.on_topics:
             told()
+
+    def _on_mended(self, at: int) -> None:
+        if self._tables_lack:
+            self._tables_lack = False
+            log.warning("the tables are built anew, with the control record that was mended")
+            self.rebuild_tables()
 
     def _control_phys(self, offset: int) -> int:
         data = self.store.get(CONTROL_TOPIC, 0, offset, 1, 1).data

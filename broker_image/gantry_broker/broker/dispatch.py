@@ -54,11 +54,15 @@ WRITES: Final = SENDS | {
     )
 }
 """Requests that only a master carries out: parked and forwarded during a hand-over, refused by others."""
+OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
+"""Questions that a former master passes on as long as clients still take it for the master: a slave hears of the last
+confirmed record some milliseconds late, and a client must find what it was promised just before."""
 MAX_TASKS: Final = 10_000
 """Requests that may wait for something at the same time."""
 _FETCH: Final = int(GantryCode.FETCH)
 _POLL: Final = int(GantryCode.POLL)
 _FORWARD: Final = int(GantryCode.FORWARD)
+_READ_LOG: Final = int(GantryCode.READ_LOG)
 
 
 class Dispatcher:
@@ -91,8 +95,9 @@ class Dispatcher:
             return
         rest: list[Frame] = []
         kept: list[Frame] = []
+        ours = WRITES | OF_THE_MASTER if broker.has_guests and self.forwarder.wants() else WRITES
         for frame in frames:
-            (kept if frame.code in WRITES else rest).append(frame)
+            (kept if frame.code in ours else rest).append(frame)
         if rest:
             self._process(conn, rest)
         if not kept:
@@ -134,6 +139,9 @@ class Dispatcher:
             return
         if frame.code == _FORWARD:
             take_forwarded(self.broker, conn, frame, self._process)
+            return
+        if frame.code == _READ_LOG:
+            self._answer(conn, frame, self.broker.mender.answer(frame))
             return
         conn.attrs["client"] = True
         handler = TABLE.get(frame.code)

@@ -71,6 +71,7 @@ class BrokerProcess:
         await self.http.start()
         self.registrar.start()
         self.upkeep.start()
+        self.broker.mender.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
             self.config.name,
@@ -97,6 +98,7 @@ class BrokerProcess:
         broker = self.broker
         broker.flush_offsets()
         await self.upkeep.close()
+        await broker.mender.close()
         await self.registrar.close()
         broker.delays.close()
         broker.transactions.close()

@@ -59,6 +59,7 @@ class Ports:
         if master == self._master:
             return
         self._master = master
+        self._broker.has_guests = not master and self._broker.replication.handed_to is not None
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._let_go())
@@ -96,6 +97,7 @@ class Ports:
         for _ in range(STRAGGLER_ROUNDS if planned else 0):
             await asyncio.sleep(ROUTE_S)
             await self._end([c for c in self._clients() if c.attrs.get("forwarded")])
+        broker.has_guests = False
 
     async def _end(self, clients: list[Connection]) -> None:
         """Ends connections so that every request is answered or certainly not carried out.

@@ -90,6 +90,8 @@ def render_metrics(broker: Broker) -> str:
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
         ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(broker.disk_full))),
+        ("gantry_log_damaged_places", "gauge", "Damaged places of the log, to be mended.", one(broker.mender.damaged)),
+        ("gantry_log_mended_total", "counter", "Places mended from another member.", one(broker.mender.mended)),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),

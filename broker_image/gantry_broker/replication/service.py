@@ -26,6 +26,7 @@ from gantry_broker.replication.fetching import FetchLoop
 from gantry_broker.replication.holding import HOLD_S, Holding, refuse_malformed
 from gantry_broker.replication.identity import ReplicaFile
 from gantry_broker.replication.leader import Options
+from gantry_broker.replication.mending import Peer
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import Poll
@@ -34,7 +35,7 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from gantry_broker.store.errors import StoreError, StoreFull
+from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
 from gantry_broker.store.flush import GroupCommit
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ TICK_S: Final = 0.1
 RAFT_HOLD_S: Final = 0.5
 """A follower must hear its leader well within the time after which it holds an election."""
 POLL_S: Final = 1.0
+ASK_S: Final = 5.0
+"""For what one member asks another besides fetches."""
 PARKED_MS: Final = 5_000
 """A hand-over that was answered "ready" and then heard of no more: after this the registry is read, if it can be."""
 
@@ -113,6 +116,10 @@ class ReplicationService:
         self._acked = asyncio.Event()
         self._park_until = 0.0
         self._handed_to: str | None = None
+        self._fetchers: dict[MemberId, Connection] = {}
+        """Who fetches from this member, and over which connection."""
+        self.on_damaged_answer: Callable[[int], None] = lambda at: None
+        """Told where in the log the leader's answer held a damaged record."""
         self._moving_until = 0.0
 
     # ---- life
@@ -333,6 +340,7 @@ class ReplicationService:
             refuse_malformed(conn, frame, error)
             return
         assert self._holding is not None
+        self._fetchers[fetch.member] = conn
         answer = self.core.fetched(fetch, self._now())
         self._acked.set()
         self._holding.take(conn, frame, fetch, answer)
@@ -372,8 +380,27 @@ class ReplicationService:
 
     def on_connection_lost(self, conn: Connection) -> None:
         """A connection has ended, of whatever kind."""
+        for member, used in list(self._fetchers.items()):
+            if used is conn:
+                del self._fetchers[member]
         if self._holding is not None:
             self._holding.connection_lost(conn)
+
+    def peers(self) -> list[Peer]:
+        """The other members that can be asked for something now: of a follower its leader, of a leader its followers,
+        by the connections over which they fetch."""
+        if self._core is None:
+            return []
+        address = self.master_address
+        if self._core.follower is not None and address is not None:
+            return [(address, lambda frame: self._client.request(address, frame, ASK_S))]
+        if self._core.leader is None:
+            return []
+        return [
+            (f"member {member}", lambda frame, conn=conn: conn.request(frame, ASK_S))  # type: ignore[misc]
+            for member, conn in self._fetchers.items()
+            if not conn.closed
+        ]
 
     def _answer_to(self, fetch: Fetch, news: bool, empty: bool) -> FetchAnswer | None:
         return self.core.again(fetch, self._now(), news=news, empty=empty)
@@ -465,6 +492,10 @@ class ReplicationService:
             applied = self.core.answered(answer, self._now())
         except StoreFull as error:
             self._on_store_error(error)
+            applied = False
+        except BadRecords as error:
+            log.warning("the leader's answer holds a damaged record: %s", error)
+            self.on_damaged_answer(error.at)
             applied = False
         self._changed()
         if self._sync_flush and self._store.flushed < self._store.end and self._commit is not None:

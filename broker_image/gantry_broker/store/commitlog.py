@@ -85,6 +85,15 @@ class CommitLog:
             raise
         self.end = end
 
+    def overwrite(self, offset: int, data: bytes) -> None:
+        """Other bytes below `end`, from `offset` on. Raises OSError."""
+        view = memoryview(data)
+        while view:
+            step = min(len(view), self.room(offset))
+            write_all(self._fds.get(self.path(offset)), bytes(view[:step]), offset % self.segment_size)
+            offset += step
+            view = view[step:]
+
     def _erase(self, offset: int) -> None:
         """Everything from `offset` on becomes zeros or goes; later segments first, so that a prefix always remains."""
         for base in reversed(self.bases()):

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
 from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.keyindex import BATCH
 from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
+from gantry_broker.store.soundness import before_damage
 from gantry_broker.store.tail import Batch, parse
 from gantry_broker.store.types import Confirmed
 
@@ -179,9 +181,15 @@ def catch_up(store: MessageStore, limit: int | None = None) -> bool:
     if index.position >= limit:
         index.behind = False
         return False
+    try:
+        batch = parse_own(store, index.position, store.log.whole_records(index.position, _CATCH_UP, limit))
+    except (BadRecords, ValueError):
+        sound = before_damage(store, index.position, min(index.position + _CATCH_UP, limit))
+        if not sound:
+            index.stalled = True  # Until the record is mended.
+            return False
+        batch = parse_own(store, index.position, sound)
     index.behind = False
-    data = store.log.whole_records(index.position, _CATCH_UP, limit)
-    batch = parse_own(store, index.position, data)
     index.pending += batch.keys or []
     index.position = batch.end
     if not index.drain():  # It is behind again, and has said so.

@@ -35,6 +35,7 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     plan = recovery.plan(store.config.path, log, points, known=epochs is not None)
     bases = log.bases()
     log.start = recovery.first_offset(bases, log.segment_size)
+    store.walked_from = plan.scan_from
     found = recovery.scan(log, plan.scan_from) if bases else recovery.Scan(0, "an empty store")
     log.end = found.end
     if bases:

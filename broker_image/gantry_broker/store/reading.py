@@ -12,6 +12,7 @@ from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_SIZE, Cons
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.keyhash import KeyHasher
 from gantry_broker.store.records import MAX_RECORD, SIZE_AND_MAGIC
+from gantry_broker.store.soundness import sound_count
 from gantry_broker.store.types import Got
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def _collect(
     status = GetStatus.NO_MATCHED_MESSAGE
     start, end = store.log.start, store.confirmed
     wanted: list[tuple[int, int]] = []
+    places: list[int] = []
     data: list[bytes] = []
     total = 0
     count = 0
@@ -100,17 +102,33 @@ def _collect(
                     if not record_filter(decode_record(raw)):
                         continue
                 except RecordError:
-                    continue
+                    if not count:
+                        return _damaged(store, phys, at - 1, low, high)
+                    at -= 1  # The next read says so.
+                    full = True
+                    break
                 data.append(raw)
             else:
                 wanted.append((phys, size))
+                places.append(at - 1)
             total += size
             count += 1
     if wanted:
         data = _read_records(store, wanted, total)
+        sound = sound_count(store, wanted, data)
+        if sound < len(wanted):
+            if sound == 0:
+                return _damaged(store, wanted[0][0], places[0], low, high)
+            count, at = sound, places[sound]
+            data = _read_records(store, wanted[:sound], sum(size for _, size in wanted[:sound]))
     if count:
         return Got(GetStatus.FOUND, data[0] if len(data) == 1 else b"".join(data), count, at, low, high)
     return Got(status, b"", 0, at, low, high)
+
+
+def _damaged(store: MessageStore, phys: int, at: int, low: int, high: int) -> Got:
+    store.on_damage(phys)
+    return Got(GetStatus.OFFSET_FOUND_NULL, b"", 0, at, low, high, damaged=phys)
 
 
 def _read_records(store: MessageStore, wanted: list[tuple[int, int]], total: int) -> list[bytes]:

@@ -84,7 +84,7 @@ def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan) -> None:
     at = 0
     have = len(data)
     while at < have:
-        at = _scan_plain(base, data, at, log.segment_size, found)
+        at = scan_plain(base, data, at, log.segment_size, found)
         found.end = base + at
         if at >= have:
             return
@@ -108,7 +108,7 @@ def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan) -> None:
         found.end = base + at
 
 
-def _scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan) -> int:
+def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan) -> int:
     """Pass over sound records of the common kind; answers where the first other one begins."""
     unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
     have = len(data)

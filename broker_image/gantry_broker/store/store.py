@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Self
 
 from gantry_broker.protocol.message import Record, pack_host
-from gantry_broker.store import append, cutting, filing, opening, reading, retention, upkeep
+from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
 from gantry_broker.store.commitlog import CommitLog
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import fsync_dir
@@ -54,6 +54,10 @@ class MessageStore:
         if settings.messageIndexEnable:
             self.index = KeyIndex(config.path / "index", settings.maxHashSlotNum, settings.maxIndexNum, known=known)
         self.delays = delay_table(settings.messageDelayLevel)
+        self.walked_from = 0
+        """From here on a start has looked at every record; what lies before is checked when it is read."""
+        self.on_damage: Callable[[int], None] = lambda at: None
+        """Told where a record lies that a read found damaged."""
         self.last_store_ms = 0
         """Store time of the newest record; 0 before the first one of this process."""
         self.host = pack_host(*config.store_host)
@@ -357,6 +361,27 @@ class MessageStore:
             if at < self.confirmed
             else b""
         )
+
+    # Damage
+
+    def check(self, at: int, max_bytes: int) -> int:
+        """Look at the confirmed records from the border `at` on, about `max_bytes` of them; answers the next border.
+
+        Raises BadRecords with the offset of the first that is damaged, OffsetGone, OSError.
+        """
+        return soundness.check(self, at, max_bytes)
+
+    def sound_bytes(self, at: int, max_bytes: int) -> bytes:
+        """What `check` has looked at, for another member that lacks it. Raises as `check`."""
+        return soundness.sound_bytes(self, at, max_bytes)
+
+    def mend(self, at: int, data: bytes) -> None:
+        """Put what another member holds from `at` on in the place of what the disk has lost, durably; it blocks.
+
+        Confirmed bytes are the same for all members, so nothing else changes. Raises ValueError when it is not
+        confirmed here, BadRecords when `data` is not sound, whole records for that place, OSError.
+        """
+        soundness.mend(self, at, data)
 
     # Retention
 

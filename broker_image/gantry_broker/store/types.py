@@ -60,7 +60,11 @@ class Confirmed(NamedTuple):
 
 @dataclass(slots=True)
 class Got:
-    """The answer to a read of a queue. `data` is the records as they lie on disk, `next_offset` where to go on."""
+    """The answer to a read of a queue. `data` is the records as they lie on disk, `next_offset` where to go on.
+
+    `damaged`: where in the log the wanted record lies, when the disk no longer holds it as it was written; it is never
+    given to anybody. -1: nothing of the kind.
+    """
 
     status: GetStatus
     data: bytes
@@ -68,6 +72,7 @@ class Got:
     next_offset: int
     min_offset: int
     max_offset: int
+    damaged: int = -1
 
 
 class FlushPoint(NamedTuple):

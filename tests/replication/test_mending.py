@@ -1,0 +1,112 @@
+"""A member whose disk has lost a part of the log gets it back from another one, whoever leads."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.codes import GetStatus, SendStatus
+from gantry_broker.protocol.message import decode_records
+from gantry_broker.replication import mending
+from gantry_broker.store.errors import BadRecords
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from group import Group, Node, until
+
+BODIES = [b"%03d" % n * 30 for n in range(50)]
+BAD = 20
+
+
+@pytest.fixture(params=[0, 1], ids=["of the master", "of a slave"])
+async def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Group, Node]]:
+    """A whole group, and the member with a damaged record."""
+    async with Group(tmp_path) as group:
+        await _filled(group)
+        node = group.nodes[request.param]
+        _spoil(node)
+        yield group, node
+
+
+async def _filled(group: Group) -> None:
+    await group.promote(0, (0, 1, 2))
+    assert await group.nodes[0].put(*BODIES) is SendStatus.SEND_OK
+    await until(lambda: len({n.store.confirmed for n in group.nodes}) == 1, "everybody knows what is confirmed")
+    for node in group.nodes:
+        node.store.walked_from = node.store.end  # As after a start: only what lies above was looked at.
+
+
+def _place(node: Node) -> int:
+    return next(r.phys_offset for r in node.store.walk(0) if r.body == BODIES[BAD])
+
+
+def _spoil(node: Node, at: int | None = None, piece: bytes = b"\xff\xff") -> int:
+    """Other bytes in the record's body, which begins at its byte 88; answers where the record is."""
+    at = _place(node) if at is None else at
+    with open(node.store.log.path(at), "r+b") as file:
+        file.seek(at + 100)
+        file.write(piece)
+    return at
+
+
+def _shown(node: Node, offset: int = 0) -> tuple[list[bytes], int]:
+    got = node.store.get("T", 0, offset, 100, 1 << 20)
+    return [r.body for r in decode_records(got.data)], got.damaged
+
+
+async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, Node]) -> None:
+    group, node = damaged
+    assert _shown(node) == (BODIES[:BAD], -1)
+    got = node.store.get("T", 0, BAD, 1, 1 << 20)
+    assert (got.status, got.damaged >= 0) == (GetStatus.OFFSET_FOUND_NULL, True)
+    assert node.mender.damaged == 1
+    await until(lambda: node.mender.mended == 1 and node.mender.damaged == 0, "it is mended")
+    assert _shown(node) == (BODIES, -1)
+    assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+
+
+async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    group, node = damaged
+    monkeypatch.setattr(mending, "FIRST_S", 0.0)
+    node.mender.start()
+    await until(lambda: node.mender.mended == 1, "the walk has found and mended it")
+    assert _shown(node) == (BODIES, -1)
+    assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+
+
+async def test_a_follower_that_is_given_damage_tells_its_leader(tmp_path: Path) -> None:
+    """A member without anything gets everything, though the leader's disk has lost a part of it."""
+    async with Group(tmp_path, 3) as group:
+        empty = group.nodes[2]
+        await group.promote(0, (0, 1), (0, 1))
+        assert await group.nodes[0].put(*BODIES) is SendStatus.SEND_OK
+        await until(lambda: len({n.store.confirmed for n in group.nodes[:2]}) == 1, "both know what is confirmed")
+        _spoil(group.nodes[0])
+        assert empty.store.end == 0
+        await group.tell()
+        await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything")
+        assert group.nodes[0].mender.mended == 1
+        assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+
+
+async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And it is mended as soon as somebody has a sound one."""
+    async with Group(tmp_path) as group:
+        await _filled(group)
+        places = {_spoil(node) for node in group.nodes}
+        assert len(places) == 1
+        at = places.pop()
+        master = group.nodes[0]
+        _shown(master, BAD)
+        await until(lambda: "nobody is shown it" in caplog.text, "it says so")
+        assert "it is damaged here, too" in caplog.text
+        assert _shown(master, BAD) == ([], at)
+        with pytest.raises(BadRecords):
+            master.store.check(at, 1)
+        _spoil(group.nodes[2], at, BODIES[BAD][12:14])
+        await until(lambda: master.mender.mended == 1, "the copy that is sound again has mended it")
+        await asyncio.sleep(0)
+        assert _shown(master, BAD)[0][0] == BODIES[BAD]

@@ -1,0 +1,145 @@
+"""A disk that no longer holds what was written: nobody is shown it, and it can be mended from another copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gantry_broker.protocol.codes import GetStatus
+from gantry_broker.protocol.message import decode_records, pack_host, tags_hash
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig, Stored
+
+HOST = pack_host("10.1.2.3", 50_000)
+HOST_V6 = pack_host("fd00::1", 50_000)
+COUNT = 10
+BAD = 4
+
+
+def put(number: int, host: bytes = HOST) -> Put:
+    tags = f"tag{number % 2}"
+    properties = f"TAGS\x01{tags}\x02n\x01{number}\x02".encode()
+    return Put("Orders", 0, 0, 0, 1, host, b"%03d" % number * 40, properties, tags_hash=tags_hash(tags))
+
+
+def write(path: Path, settings: BrokerSettings, host: bytes = HOST) -> list[Stored]:
+    """A store that was closed cleanly: a start walks nothing of it."""
+    store = MessageStore.open(StoreConfig(path, settings))
+    stored = store.put([put(n, host) for n in range(COUNT)], 1_000)
+    store.confirm(store.end)
+    store.close()
+    return stored
+
+
+def spoil(path: Path, at: int) -> None:
+    with open(path / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(at)
+        held = file.read(1)
+        file.seek(at)
+        file.write(bytes([held[0] ^ 0x10]))
+
+
+def bodies(data: bytes) -> list[int]:
+    return [int(record.body[:3]) for record in decode_records(data)]
+
+
+def read_all(store: MessageStore, tags: frozenset[int] | None = None) -> tuple[list[int], int]:
+    """What a consumer is shown from the beginning on, and where it meets damage (-1: nowhere)."""
+    shown: list[int] = []
+    offset = 0
+    while True:
+        got = store.get("Orders", 0, offset, 3, 10**6, tags)
+        if got.status is not GetStatus.FOUND:
+            return shown, got.damaged
+        shown += bodies(got.data)
+        offset = got.next_offset
+
+
+@pytest.mark.parametrize("host", [HOST, HOST_V6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("where", [0, 4, 8, 31, -1, -20, 100], ids=str)
+def test_a_damaged_record_is_never_shown_and_can_be_mended(
+    quick_dir: Path, small: BrokerSettings, where: int, host: bytes
+) -> None:
+    """Bytes of its size, magic, CRC, own offset, properties' end, properties' length and body."""
+    sound, spoilt = quick_dir / "sound", quick_dir / "spoilt"
+    stored = write(sound, small, host)
+    write(spoilt, small, host)
+    bad = stored[BAD]
+    length_at = bad.size - len(put(BAD).properties) - 1
+    spoil(spoilt, bad.phys_offset + {-1: length_at, -20: length_at - 1}.get(where, where))
+
+    told: list[int] = []
+    store = MessageStore.open(StoreConfig(spoilt, small))
+    other = MessageStore.open(StoreConfig(sound, small))
+    store.on_damage = told.append
+    try:
+        assert store.damage is None  # A start looks at the end of the log only.
+        assert read_all(store) == (list(range(BAD)), bad.phys_offset)
+        assert told == [bad.phys_offset]
+        assert read_all(store, frozenset({tags_hash("tag0")})) == ([0, 2], bad.phys_offset)
+        assert read_all(store, frozenset({tags_hash("tag1")})) == ([1, 3, 5, 7, 9], -1)
+        with pytest.raises(BadRecords) as found:
+            store.check(store.check(0, 1), 1 << 20)
+        assert found.value.at == bad.phys_offset
+        with pytest.raises(BadRecords):
+            store.sound_bytes(0, 1 << 20)
+
+        store.mend(bad.phys_offset, other.sound_bytes(bad.phys_offset, 1))
+        assert read_all(store) == (list(range(COUNT)), -1)
+        assert store.check(0, 1 << 20) == store.confirmed
+        assert store.read_raw(0, 1 << 20) == other.read_raw(0, 1 << 20)
+    finally:
+        store.close(clean=False)
+        other.close(clean=False)
+
+
+def test_a_filter_does_not_pass_over_a_damaged_record(quick_dir: Path, small: BrokerSettings) -> None:
+    bad = write(quick_dir, small)[BAD]
+    spoil(quick_dir, bad.phys_offset + 100)
+    store = MessageStore.open(StoreConfig(quick_dir, small))
+    try:
+        got = store.get("Orders", 0, 0, 32, 10**6, None, lambda record: True)
+        assert bodies(got.data) == list(range(BAD))
+        got = store.get("Orders", 0, got.next_offset, 32, 10**6, None, lambda record: True)
+        assert (got.data, got.damaged, got.next_offset) == (b"", bad.phys_offset, BAD)
+    finally:
+        store.close(clean=False)
+
+
+def test_what_is_to_mend_it_must_fit(quick_dir: Path, small: BrokerSettings) -> None:
+    stored = write(quick_dir, small)
+    store = MessageStore.open(StoreConfig(quick_dir, small))
+    try:
+        first, second = stored[0], stored[1]
+        with pytest.raises(BadRecords):
+            store.mend(first.phys_offset, store.sound_bytes(second.phys_offset, 1))
+        with pytest.raises(BadRecords):
+            store.mend(first.phys_offset, store.sound_bytes(first.phys_offset, 1)[:-1])
+        with pytest.raises(ValueError, match="is confirmed"):
+            store.mend(store.confirmed, store.sound_bytes(first.phys_offset, 1))
+        with pytest.raises(OffsetGone):
+            store.check(store.confirmed, 1)
+        assert read_all(store) == (list(range(COUNT)), -1)
+    finally:
+        store.close(clean=False)
+
+
+def test_the_walk_goes_over_segments_and_large_records(quick_dir: Path, small: BrokerSettings) -> None:
+    store = MessageStore.open(StoreConfig(quick_dir, small))
+    try:
+        for number in range(12):
+            message = put(number)
+            message.body = bytes([number]) * 20_000
+            store.put([message], 1_000)
+        store.confirm(store.end)
+        assert store.end > 3 * small.mappedFileSizeCommitLog
+        at, steps = 0, 0
+        while at < store.confirmed:
+            following = store.check(at, 1_000)
+            assert store.sound_bytes(at, 1_000) == store.read_raw(at, following - at)
+            at, steps = following, steps + 1
+        assert (at, steps >= 12) == (store.confirmed, True)
+    finally:
+        store.close(clean=False)
