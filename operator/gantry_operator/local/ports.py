@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,9 @@ BROKER_PORT = 10911
 GROUP_STEP = 20
 HTTP_ABOVE = 8_000
 """A member's HTTP port lies this far above its remoting port."""
+OTHER_PORTS = range(20_000, 32_768)
+"""Where RocketMQ's own are taken. Below those from which a system serves connections that go out: a client that asks
+for the group's port again and again while nobody has it would else be connected to itself one day, and hold it."""
 
 
 @dataclass(slots=True)
@@ -45,11 +49,12 @@ class Ports:
         """Give every use a port, and write the choice down. Raises OSError.
 
         `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced;
-        the answer names those uses, because clients may have the old address.
+        the answer names those uses, because clients may have the old address. What runs keeps its ports though the plan
+        has it no more, until it has ended.
         """
         moved: list[str] = []
         wanted = dict(_wanted(plan))
-        for use in [u for u in self.taken if u not in wanted]:
+        for use in [u for u in self.taken if u not in wanted and u.removesuffix("/http") not in running]:
             del self.taken[use]
         for use, preferred in wanted.items():
             owners = _owners(plan, use)
@@ -91,9 +96,8 @@ def _free(port: int) -> bool:
 
 
 def _any_free(taken: set[int]) -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port = int(probe.getsockname()[1])
-        if port not in taken:
+    """Raises OSError when there is none."""
+    for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
+        if port not in taken and _free(port):
             return port
+    raise OSError(f"no port of {HOST} from {OTHER_PORTS.start} to {OTHER_PORTS.stop - 1} is free")
