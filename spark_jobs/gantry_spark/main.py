@@ -23,6 +23,9 @@ SUMMARY_LIMIT: Final = 4000
 FAILED: Final = 1
 NO_USE: Final = 3
 """Exit code of a run that failed, and would fail again in the same way."""
+_SHUT_DOWN: Final = "cancelled because SparkContext was shut down"
+_JAVA_CAUSE: Final = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
+"""In the text of an error of Java, the outermost first."""
 _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 
@@ -101,6 +104,14 @@ def plain(error: BaseException) -> str:
     said = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
     if said:
         return str(said[-1]).strip()
+    if _SHUT_DOWN in str(error):
+        return (
+            "Spark gave up, as it does when its executors fail again and again: their pods' logs say why (too little "
+            "memory, an image that cannot be pulled, no way to the driver)"
+        )
+    causes = _JAVA_CAUSE.findall(str(error))
+    if causes:
+        return f"{causes[-1][0].rpartition('.')[2]}: {causes[-1][1].strip()}"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 

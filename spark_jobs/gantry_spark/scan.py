@@ -21,7 +21,7 @@ from gantry_spark.records import Damage as Damage
 from gantry_spark.records import Records as Records
 from gantry_spark.records import check, first_break
 
-BLOCK: Final = 8 * 1024 * 1024
+BLOCK: Final = 4 * 1024 * 1024
 """Bytes read at a time: the memory of a reader is about three times this."""
 _WINDOW: Final = 1024 * 1024
 _size_at = Struct(">i").unpack_from

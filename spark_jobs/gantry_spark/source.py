@@ -30,7 +30,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from gantry_spark import plan as planning
-from gantry_spark import remote, wire
 from gantry_spark.decode import Where, batch_of, damage_batch
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.errors import Expired, SourceError
@@ -87,12 +86,15 @@ class Options:
 
     def logs(self) -> list[Any]:
         """The logs to read. Raises SourceError."""
+        logs: list[Any]
         if self.paths:
-            logs: list[Any] = [DirectoryLog(find(path)) for path in self.paths]
-        elif self.brokers:
-            logs = list(remote.logs(self.brokers, self.token_file, self.rate))
+            logs = [DirectoryLog(find(path)) for path in self.paths]
         else:
-            logs = list(remote.logs(wire.members(self.cluster), self.token_file, self.rate))
+            # What the network needs takes a second to import, and each of Spark's workers would pay for it.
+            from gantry_spark import remote, wire
+
+            brokers = self.brokers or wire.members(self.cluster)
+            logs = list(remote.logs(brokers, self.token_file, self.rate))
         names = [log.name for log in logs]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

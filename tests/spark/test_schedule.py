@@ -17,6 +17,7 @@ from gantry_operator.cli.errors import CliError
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
 from gantry_spark.main import arguments, job_of
+from plainlog import LogWriter, Message
 
 URLS = ["http://demo-a-0.demo-a.default.svc:10921", "http://demo-a-1.demo-a.default.svc:10921"]
 
@@ -56,6 +57,8 @@ def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     conf = conf_of(objects)
     assert conf["spark.executor.instances"] == "2"
+    # Executors call the driver at the address that it binds to: a wildcard leads them to themselves.
+    assert conf["spark.driver.bindAddress"] == conf["spark.driver.host"] == "$(POD_IP)"
     assert conf["spark.kubernetes.driver.pod.name"] == "$(POD_NAME)"
     assert conf["spark.kubernetes.executor.volumes.persistentVolumeClaim.reports.options.claimName"] == "demo-analytics"
     template = yaml.safe_load(objects["ConfigMap"]["data"]["executor.yaml"])
@@ -179,6 +182,38 @@ def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
     assert silent.message == "Because: too many retries"
 
 
+@pytest.mark.parametrize(
+    ("source", "out", "code", "says"),
+    [
+        (("--path", "{}/empty"), "out", 1, "no commit log in {0}/empty: {0}/empty is empty; expected files named by"),
+        (("--path", "{}/nowhere"), "out", 1, "{}/nowhere does not exist; give a store directory"),
+        (("--path", "{}/junk"), "out", 3, "{}/junk holds no commit log: none of its 5,000 bytes"),
+        (("--brokers", "127.0.0.1:1"), "out", 1, "broker http://127.0.0.1:1 does not answer: "),
+        (("--cluster", "127.0.0.1:1"), "out", 1, "NameServer 127.0.0.1:1 does not answer"),
+        (("--path", "{}/log"), "file/out", 3, "output {}/file/out cannot be written: "),
+    ],
+)
+def test_bad_input_is_said_in_the_status(
+    tmp_path: Path, source: tuple[str, str], out: str, code: int, says: str
+) -> None:
+    """The driver's own exit code and termination message, through to `status.analytics`, and the old report stays."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "junk" / "commitlog").mkdir(parents=True)
+    (tmp_path / "junk" / "commitlog" / f"{0:020d}").write_bytes(b"\x07" * 5000)
+    LogWriter(tmp_path / "log").append(Message())
+    left = tmp_path / "termination-log"
+    with pytest.raises(SystemExit) as ended:
+        main.main([*(a.format(tmp_path) for a in source), "--out", f"{tmp_path}/{out}", "--termination-log", str(left)])
+    assert ended.value.code == code
+    spec = cluster(schedule="0 3 * * *").spec.analytics
+    assert spec is not None
+    bad = job("demo-2", "2026-03-01T04:00:00Z", "Failed", "too many retries")
+    status = analytics_status(spec, AnalyticsStatus(report="old"), [bad], [pod("demo-2", left.read_text())], NOW)
+    assert (status.lastResult, status.report) == ("Failed", "old")
+    assert status.message.startswith(says.format(tmp_path))
+
+
 def test_running_suspended_and_wrong_schedules() -> None:
     spec = cluster(schedule="0 3 * * *", suspend=True).spec.analytics
     assert spec is not None
@@ -254,6 +289,19 @@ def test_the_pod_that_shows_the_page_and_what_it_writes(tmp_path: Path, capsys: 
     assert from_log(f"a warning\n{said}another\n") == page
     with pytest.raises(CliError, match="not complete"):
         from_log(said[: len(said) // 2])
+
+
+def test_errors_of_java_become_one_line() -> None:
+    java = (
+        "An error occurred while calling o208.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat o.a.X.y\n"
+        "Caused by: java.io.IOException: No space left on device\n\tat sun.nio.z\n"
+    )
+    assert main.plain(RuntimeError(java)) == "IOException: No space left on device"
+    python = f"{java}pyspark.errors: Traceback\ngantry_spark.errors.SourceError: broker http://x does not answer\n"
+    assert main.plain(RuntimeError(python)) == "broker http://x does not answer"
+    gone = java.replace("Job aborted.", "Job 0 cancelled because SparkContext was shut down")
+    assert main.plain(RuntimeError(gone)).startswith("Spark gave up, as it does when its executors fail")
+    assert main.plain(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 
 def test_termination_messages_of_others_are_no_summaries() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -181,6 +183,13 @@ def read_columns(options: dict[str, str]) -> Any:
 
     source = CommitLogSource(options)
     return source.reader(source.schema()).partitions()
+
+
+def test_a_worker_that_reads_files_imports_nothing_for_the_network() -> None:
+    """Every query starts workers anew: what they import is paid for by each."""
+    says = "import sys, gantry_spark.figures; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == ""
 
 
 def test_what_is_no_log_is_said(tmp_path: Path) -> None:

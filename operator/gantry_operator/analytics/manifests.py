@@ -237,7 +237,7 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         "spark.kubernetes.executor.podTemplateFile": f"{TEMPLATE_DIR}/{TEMPLATE}",
         "spark.kubernetes.executor.podTemplateContainerName": "executor",
         "spark.driver.host": "$(POD_IP)",
-        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.bindAddress": "$(POD_IP)",
         "spark.driver.port": str(DRIVER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_PORT),
         "spark.executor.instances": str(spec.executors),
