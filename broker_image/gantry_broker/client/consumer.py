@@ -348,7 +348,8 @@ class Consumer:
                 commit = None if self.broadcasting else process.commit_offset
                 result = await self.puller.pull(queue, process.next_offset, data, commit=commit)
             except _FAILURES as error:
-                self.puller.failed(queue)
+                if not isinstance(error, BrokerError):
+                    self.puller.failed(queue)
                 log.info("%s: pull of %s: %s", self.group, queue, error)
                 if isinstance(error, BrokerError):
                     pause = max(pause, 0.2)

@@ -134,8 +134,12 @@ class Puller:
         raise NoRoute(f"no broker of group {queue.broker} is known")
 
     def failed(self, queue: MessageQueue) -> None:
-        """The broker that was asked cannot be reached: the master is asked next."""
-        self._suggested.pop(queue, None)
+        """The broker that was asked gave nothing that can be read: after the master a slave is asked, then the master
+        again. So a backlog is read on while there is no master."""
+        if self._suggested.pop(queue, MASTER_ID) == MASTER_ID:
+            slaves = [number for number in self._session.addresses(queue.broker) if number != MASTER_ID]
+            if slaves:
+                self._suggested[queue] = min(slaves)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset after the queue's last message. Raises RemotingError, BrokerError, NoRoute."""

@@ -1,0 +1,125 @@
+"""What goes on without a NameServer, and without a master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from gantry_broker.client import Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
+from gantry_broker.namesrv.server import NameServer, NameServerSettings
+
+if TYPE_CHECKING:
+    from conftest import Group
+
+HEARTBEAT_S = 30.0
+"""How often brokers register when nothing happens: a NameServer that comes back must be complete within it."""
+
+
+async def until(condition: Callable[[], bool], timeout_s: float) -> float:
+    """Seconds until it holds; raises TimeoutError."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return clock() - began
+
+
+class Seen:
+    """Bodies that a consumer got."""
+
+    def __init__(self) -> None:
+        self.bodies: set[bytes] = set()
+        self.news = asyncio.Event()
+
+    async def take(self, message: ReceivedMessage) -> None:
+        self.bodies.add(message.body)
+        self.news.set()
+
+    async def all_of(self, wanted: set[bytes], timeout_s: float = 20.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not wanted <= self.bodies:
+                self.news.clear()
+                await self.news.wait()
+
+
+async def send(producer: Producer, *bodies: bytes) -> set[bytes]:
+    for body in bodies:
+        assert (await producer.send("T", body)).status is SendStatus.SEND_OK
+    return set(bodies)
+
+
+async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_is_complete(
+    make_group: Callable[..., Awaitable[Group]],
+) -> None:
+    group = await make_group(2)
+    await group.lead(0)
+    await group.all_in_sync()
+    port, seen = group.names.port, Seen()
+    async with (
+        Producer(group.name_server) as producer,
+        Consumer(group.name_server, "g", from_where=FromWhere.FIRST) as consumer,
+    ):
+        await consumer.subscribe("T", seen.take)
+        sent = await send(producer, b"makes the topic")
+        await until(lambda: "T" in group.names.service.routes.topics(), 5.0)
+        sent |= await send(producer, b"by its own route")
+        await seen.all_of(sent)
+        await group.names.close()
+        sent |= await send(producer, *(b"alone-%d" % n for n in range(20)))
+        await seen.all_of(sent)
+        # Another master has the same address: nobody has to be asked for it.
+        await group.members[0].kill()
+        await group.lead(1)
+        sent |= await send(producer, b"after the switch")
+        await seen.all_of(sent)
+        async with NameServer(NameServerSettings("ns", "127.0.0.1", port)) as names:
+            took = await until(lambda: "T" in names.service.routes.topics(), HEARTBEAT_S)
+            assert took < 5.0, "it should be told at once, not by the heartbeat"
+            async with Producer(group.name_server, "new") as other:
+                sent |= await send(other, b"by a new client")
+            await seen.all_of(sent)
+
+
+async def test_brokers_may_be_started_before_the_name_server(make_group: Callable[..., Awaitable[Group]]) -> None:
+    """apache/rocketmq-operator 50"""
+    async with NameServer(NameServerSettings("later", "127.0.0.1", 0)) as chosen:
+        port = chosen.port
+    group = await make_group(1, name_servers=[f"127.0.0.1:{port}"])
+    await group.lead(0)
+    async with NameServer(NameServerSettings("later", "127.0.0.1", port)) as names:
+        await until(lambda: "demo-a" in names.service.routes.groups, 5.0)
+        async with Producer(f"127.0.0.1:{port}") as producer:
+            await send(producer, b"x")
+
+
+async def test_a_backlog_is_read_from_a_slave_while_there_is_no_master(
+    make_group: Callable[..., Awaitable[Group]],
+) -> None:
+    group = await make_group(2)
+    await group.lead(0)
+    await group.all_in_sync()
+    async with Producer(group.name_server) as producer:
+        sent = await send(producer, *(b"%d" % n for n in range(200)))
+    seen, running = Seen(), Seen()
+    async with Consumer(group.name_server, "running", from_where=FromWhere.FIRST) as consumer:
+        await consumer.subscribe("T", running.take)
+        await running.all_of(sent)
+        first = Consumer(group.name_server, "slow", from_where=FromWhere.FIRST)
+        # It knows its share of the queues and its offsets, but has not read anything when the master dies.
+        first.suspend()
+        async with first:
+            await first.subscribe("T", seen.take)
+            await until(lambda: sum(q.topic == "T" for q in first.assigned) == 4, 10.0)
+            await group.members[0].kill()
+            first.resume()
+            await seen.all_of(sent)
+            # Who has read everything is not sent back by a slave that may be behind.
+            await asyncio.sleep(0.5)
+            assert running.bodies == sent
+            await group.lead(1)
+            async with Producer(group.name_server) as producer:
+                sent |= await send(producer, b"after")
+            await seen.all_of(sent)
+            await running.all_of(sent)
