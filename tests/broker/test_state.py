@@ -61,6 +61,15 @@ class TestClients:
         assert table.producers == {}
         assert table.closed(link) == []
 
+    def test_a_client_with_two_connections_is_one_member(self) -> None:
+        """A slave that becomes master has those to its own address and those to the group's: no share for a ghost."""
+        table, own, groups = ClientTable(), Link(), Link()
+        beat(table, own, {"A": "*"})
+        beat(table, groups, {"A": "*"})
+        assert table.consumers["G"].client_ids() == ["c"]
+        assert table.closed(own) == ["G"]
+        assert table.consumers["G"].client_ids() == ["c"]
+
     def test_silent_members_expire(self) -> None:
         table, old, new = ClientTable(), Link(), Link()
         beat(table, old, {"A": "*"}, now=0)

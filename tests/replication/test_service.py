@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.service import Role
+from gantry_broker.replication.types import Assignment
 from group import Group, until
 
 
@@ -137,6 +138,19 @@ async def test_a_follower_catches_up_while_the_log_grows(tmp_path: Path) -> None
         finally:
             sending = False
             assert await task > 10
+
+
+async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
+    """Told in its last moment to lead again, it would begin an epoch and be gone."""
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        node = group.nodes[0]
+        await node.service.stop()
+        cell = group.cell.promoted(node.service.me, group.cell.in_sync)
+        answer = await node.service.assign(Assignment(cell, node.address))
+        assert (answer.accepted, answer.epoch, answer.reason) == (False, 1, "it stops")
+        assert node.service.role is Role.WAITING
+        assert node.store.last_epoch == 1
 
 
 async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ class ConsumerGroup:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
     def client_ids(self) -> list[str]:
-        return [c.client_id for c in self.clients.values()]
+        """Each member once, by which members divide the queues among themselves: a client that talked to a slave has
+        two connections to it once it is the master, and would leave a share to a second self."""
+        return list(dict.fromkeys(c.client_id for c in self.clients.values()))
 
     def find(self, client_id: str) -> Client | None:
         return next((c for c in self.clients.values() if c.client_id == client_id), None)

@@ -99,6 +99,7 @@ class Broker:
         self.routes_told: Callable[[], Awaitable[None]] | None = None
         """Waits until the NameServers know this broker's topics as they are now; None: it has no NameServers."""
         self.on_status: list[Callable[[], None]] = []
+        self.stopping = False
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
@@ -210,6 +211,8 @@ class Broker:
     @property
     def unfit(self) -> str:
         """Why another member should lead, if there is one that is fit."""
+        if self.stopping:
+            return "it stops"
         return "its disk is full" if self.disk_full else ""
 
     def _look_later(self) -> None:

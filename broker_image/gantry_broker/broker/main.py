@@ -96,6 +96,7 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         broker = self.broker
+        broker.stopping = True
         broker.flush_offsets()
         await self.upkeep.close()
         await broker.mender.close()

@@ -43,7 +43,7 @@ class Shares:
             # A broker that has just become master learns of its clients one by one.
             await self._session.beat_now()
             raise NotYet(f"this client is not among the {len(members)} members of {self._group} yet")
-        return self._strategy(self._session.client_id, queues, sorted(members))
+        return self._strategy(self._session.client_id, queues, sorted(set(members)))
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
         """All members of the group have to see the same list, so all ask the same broker if they can."""

@@ -116,6 +116,7 @@ class ReplicationService:
         self._acked = asyncio.Event()
         self._park_until = 0.0
         self._handed_to: str | None = None
+        self._stopped = False
         self._fetchers: dict[MemberId, Connection] = {}
         """Who fetches from this member, and over which connection."""
         self.on_damaged_answer: Callable[[int], None] = lambda at: None
@@ -160,7 +161,11 @@ class ReplicationService:
         )
 
     async def stop(self) -> None:
-        """Give up the role (the waiting sends are answered first) and end every task. The store stays open."""
+        """Give up the role (the waiting sends are answered first) and end every task. The store stays open.
+
+        From then on no role is taken: an epoch that was begun in the last moment would need another one at once.
+        """
+        self._stopped = True
         if self._tick is not None:
             self._tick.cancel()
         if self._core is not None:
@@ -294,6 +299,9 @@ class ReplicationService:
 
     async def assign(self, told: Assignment) -> AssignmentAnswer:
         """Take an assignment. It is on disk before it is acted upon (rule 15). Raises OSError when that fails."""
+        if self._stopped:
+            held = self.core.cell
+            return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason="it stops")
         parked_for = self._parked_for()
         if self._store.end > 0:
             self._file.holds_records()
