@@ -26,7 +26,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]
 
 from fates import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse  # noqa: E402
-from gantry_broker.client import Admin, DeadLetters  # noqa: E402
+from gantry_broker.client import Admin, ClientError, DeadLetters  # noqa: E402
+from gantry_broker.remoting.errors import RemotingError  # noqa: E402
 from rig.gantry import Cluster  # noqa: E402
 
 MEMBERS = 2
@@ -217,14 +218,16 @@ class Scenario:
         if not all_sent or not self._failover_at:
             return False
         await asyncio.sleep(2)
-        async with Admin(servers) as admin, DeadLetters(servers) as dead:
-            for group in GROUPS:
-                stats = await admin.consume_stats(group, TOPIC)
-                if len(stats) < QUEUES or any(item.broker_offset > item.consumer_offset for item in stats.values()):
-                    return False
-            now = await dead.group(ALL)
-        poisoned = sum(self._plan.poisoned(n) for n in range(self._plan.per_key)) * QUEUES
-        return now is not None and now.letters >= poisoned
+        try:
+            async with Admin(servers) as admin:
+                for group in GROUPS:
+                    stats = await admin.consume_stats(group)
+                    own = sum(queue.topic == TOPIC for queue in stats)
+                    if own < QUEUES or any(item.broker_offset > item.consumer_offset for item in stats.values()):
+                        return False
+            return not judge_dead(self._plan, await self._letters(servers))
+        except (ClientError, RemotingError):
+            return False
 
     async def _letters(self, servers: str) -> list[tuple[int, int]]:
         async with DeadLetters(servers) as dead:
