@@ -29,7 +29,7 @@ from gantry_operator.kube.client import KINDS, KubeApi, Object, load_config
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
 from gantry_operator.kube.election import Election
 from gantry_operator.kube.http import HealthServer
-from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.mirror import SILENCE_S, WATCH_S, Mirror
 from gantry_operator.kube.render import OperatorSettings
 
 log = logging.getLogger(__name__)
@@ -138,8 +138,8 @@ async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
 async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.posting.enabled = False
     settings.scanning.disabled = True
-    settings.watching.server_timeout = 240
-    settings.watching.client_timeout = 270
+    settings.watching.server_timeout = WATCH_S
+    settings.watching.client_timeout = SILENCE_S
     settings.watching.connect_timeout = 10
     settings.networking.request_timeout = 30
 
