@@ -94,3 +94,13 @@ def test_rolled_to_the_end_without_ever_stopping_the_master_of_a_larger_group(st
         raise AssertionError("never done")
     assert not any(m.outdated or m.leaving for m in states)
     assert sum(m.master for m in states) == 1
+
+
+def test_raft_the_next_one_goes_once_the_group_has_forgotten_the_last() -> None:
+    five = [member(i, leaving=i >= 3) for i in range(5)]
+    assert next_step(five).member == "demo-a-4"
+    step = next_step(five[:4], still_counted=[4])
+    assert (step.kind, "member 4" in step.reason) == ("wait", True)
+    assert next_step(five[:4]).member == "demo-a-3"
+    assert next_step(five[:3], still_counted=[3]).kind == "wait"
+    assert next_step(five[:3]).kind == "done"

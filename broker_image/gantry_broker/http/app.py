@@ -19,7 +19,15 @@ from fastapi.responses import StreamingResponse
 
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import render_metrics
-from gantry_broker.http.models import AssignmentAnswer, AssignmentModel, HandoverAnswer, HandoverRequest, MemberStatus
+from gantry_broker.http.models import (
+    AssignmentAnswer,
+    AssignmentModel,
+    HandoverAnswer,
+    HandoverRequest,
+    MemberStatus,
+    RemovalAnswer,
+    RemovalRequest,
+)
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
@@ -179,6 +187,11 @@ def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
     async def handover(asked: HandoverRequest) -> HandoverAnswer:
         broker.flush_offsets()  # The new master continues where consumers are.
         return await broker.replication.handover(asked.target.value(), asked.epoch, asked.version, asked.timeout_ms)
+
+    @app.post("/v1/members/remove", dependencies=guarded)
+    async def remove_member(asked: RemovalRequest) -> RemovalAnswer:
+        reason = await broker.replication.remove_member(asked.member)
+        return RemovalAnswer(removed=not reason, reason=reason)
 
     @app.get("/v1/log", dependencies=guarded)
     async def log_segments() -> Response:

@@ -87,6 +87,19 @@ class HandoverAnswer(_Model):
     reason: str = ""
 
 
+class RemovalRequest(_Model):
+    """POST /v1/members/remove: mode Raft, on the leader: a member that has gone leaves the group (rule 27)."""
+
+    member: int = Field(description="Its number.")
+
+
+class RemovalAnswer(_Model):
+    """`removed`: the change is in the log and in force; `reason` says why not."""
+
+    removed: bool
+    reason: str = ""
+
+
 class AskModel(_Model):
     base_version: int
     in_sync: list[MemberRef]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from gantry_broker.replication.types import Cell
@@ -91,6 +91,11 @@ class GroupWatch(ABC):
     @abstractmethod
     def cell(self) -> Cell | None:
         """Who leads in which epoch, with which set; None: not known yet."""
+
+    @property
+    def still_counted(self) -> Sequence[int]:
+        """Members that the plan has no more and that the group still counts in its majority (mode Raft)."""
+        return ()
 
     @abstractmethod
     async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:

@@ -37,6 +37,12 @@ class RaftLoop(GroupWatch):
     _asked = False
     _not_before = 0.0
     _refused = ""
+    _removing = False
+    _former: tuple[int, ...] = ()
+
+    @property
+    def still_counted(self) -> Sequence[int]:
+        return self._former
 
     @property
     def cell(self) -> Cell | None:
@@ -78,6 +84,7 @@ class RaftLoop(GroupWatch):
             self._leads(leader, former)
         self._announce_if_due(endpoints, leader)
         self._hand_over(heard, leader)
+        self._remove_former(endpoints, leader)
         return False
 
     def _heard(self, endpoints: list[MemberEndpoint]) -> list[MemberWatch]:
@@ -147,6 +154,29 @@ class RaftLoop(GroupWatch):
         self._asked = True
         cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
         self._spawn(self._transfer(self.watches[leader.id.member].url, able[0].id, cell))
+
+    def _remove_former(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
+        """Who has gone from the plan leaves the group, one at a time, once it is silent: while it fetched it would be
+        taken for a learner and be added again."""
+        planned = {e.member for e in endpoints}
+        self._former = tuple(sorted(m.member for m in leader.in_sync if m.member not in planned))
+        silent_ms = {f.id.member: f.last_fetch_ms for f in leader.followers if f.id in leader.in_sync}
+        gone = [n for n in self._former if silent_ms.get(n, 0) >= self._settings().detection_ms]
+        if gone and not self._removing and time.monotonic() >= self._not_before:
+            self._removing = True
+            self._spawn(self._remove(self.watches[leader.id.member].url, gone[-1]))
+
+    async def _remove(self, url: str, member: int) -> None:
+        try:
+            reason = await self._teller.remove(url, member)
+            if reason:
+                self._report_problem(f"member {member} cannot leave the group: {reason}")
+                self._not_before = time.monotonic() + HANDOVER_AGAIN_S
+            else:
+                self._event("Normal", "MemberRemoved", f"member {member} has left the group")
+        finally:
+            self._removing = False
+            self.wake()
 
     def _sick(self, report: Report) -> Switchover | None:
         """Why it should not lead though it lives."""

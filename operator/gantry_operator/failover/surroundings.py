@@ -24,6 +24,8 @@ class Facts:
     gone: bool = False
     deleting: bool = False
     never_ran: bool = False
+    node: str = ""
+    """The machine that it runs on, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer
+from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
 from gantry_operator.failover.http import httpx
@@ -99,6 +99,22 @@ class Teller:
         except (httpx.HTTPError, ValueError) as error:
             return False, f"the master did not answer the hand-over: {error!r}"
         return said.ready, said.reason
+
+    async def remove(self, url: str, member: int) -> str:
+        """Mode Raft: ask the leader to take a member that has gone out of the group. Answers why not, or nothing."""
+        try:
+            answer = await self._client.post(
+                f"{url}/v1/members/remove",
+                content=RemovalRequest(member=member).model_dump_json(),
+                headers=self._headers(),
+                timeout=TELL_TIMEOUT_S,
+            )
+            if answer.status_code != 200:
+                return f"the leader answered {answer.status_code}: {answer.text[:200]}"
+            said = RemovalAnswer.model_validate_json(answer.content)
+        except (httpx.HTTPError, ValueError) as error:
+            return f"the leader did not answer: {error!r}"
+        return said.reason
 
     async def close(self) -> None:
         tasks = [task for _, task, _ in self._underway.values()]

@@ -14,6 +14,7 @@ from gantry_operator.failover.base import GroupWatch
 from gantry_operator.failover.keep import keep_running
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.failover.prefer import Preference, Wishes
 from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event
 from gantry_operator.kube import metrics
@@ -48,6 +49,8 @@ class Masters:
         self._on_news = on_news
         self._http = member_client(self.pods.token)
         self._settings = FailoverSettings()
+        self._wishes: Wishes | None = None
+        self._preference = Preference(self.loops, lambda: self._wishes, self.pods.facts, self._not_moved)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, cluster: BrokerCluster) -> None:
@@ -60,6 +63,9 @@ class Masters:
             async_flush=spec.flush == "Async",
             min_in_sync=spec.minInSyncReplicas,
         )
+        self._wishes = Wishes.of(spec)
+        if not self._tasks:
+            self._tasks[""] = asyncio.create_task(self._preference.run())
         for g in spec.brokerGroups:
             if g.name not in self._tasks:
                 make = partial(self._next_loop, g.name, spec.mode)
@@ -103,6 +109,9 @@ class Masters:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._http.aclose()
+
+    def _not_moved(self, group: str, why: str) -> None:
+        self._said(Event("Warning", "HandOverFailed", why, group))
 
     def _said(self, event: Event) -> None:
         self._events.record(event.kind, event.reason, f"group {event.group}: {event.message}")

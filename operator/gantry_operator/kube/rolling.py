@@ -62,7 +62,7 @@ class Roller:
             return False
         loop = self._loops[group]
         states = member_states(live, loop, self._pods, group, datetime.now(UTC))
-        step = next_step(states)
+        step = next_step(states, loop.still_counted)
         self._note(group, step)
         if step.kind == "done":
             return False

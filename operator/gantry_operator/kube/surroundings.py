@@ -134,7 +134,7 @@ def facts_of(pod: Object | None, *, leaving: bool) -> Facts:
         return Facts(gone=True, deleting=leaving)
     deleting = leaving or pod["metadata"].get("deletionTimestamp") is not None
     gone = pod_ip(pod) is None or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return Facts(gone=gone, deleting=deleting)
+    return Facts(gone=gone, deleting=deleting, node=(pod.get("spec") or {}).get("nodeName") or "")
 
 
 def pod_ip(pod: Object | None) -> str | None:

@@ -21,10 +21,12 @@ class ProcessPlan:
     config: str
     group: str | None = None
     number: int | None = None
+    decisive: str | None = None
+    """The config without what a running process need not know; None: all of it."""
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(f"{self.module}\n{self.config}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.module}\n{self.decisive or self.config}".encode()).hexdigest()[:16]
 
     def argv(self, folder: ClusterFolder) -> list[str]:
         # -P: nothing in the current folder is imported by chance.
@@ -51,7 +53,10 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config_of_broker = broker_config(
             cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers
         )
+        decisive = None
         if cluster.spec.mode == "Raft":
+            # Members that come later say themselves where they are: nobody is restarted for them.
+            decisive = config_of_broker.model_dump_json(indent=1)
             first = {m.number: ports.address(m.name) for m in plan.group(member.group).members}
             config_of_broker = config_of_broker.model_copy(update={"members": first})
         found.append(
@@ -61,6 +66,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
                 config_of_broker.model_dump_json(indent=1),
                 member.group,
                 member.number,
+                decisive,
             )
         )
     return found

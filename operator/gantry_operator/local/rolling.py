@@ -47,7 +47,7 @@ class Rolling:
         """True: there is more to do."""
         reasons = []
         for group in list(self._s.loops):
-            step = next_step(self._states(group))
+            step = next_step(self._states(group), self._s.loops[group].still_counted)
             if step.kind != "done":
                 reasons.append(step.reason)
                 await self._do(group, step)

@@ -30,6 +30,7 @@ from gantry_operator.failover.base import GroupWatch, SwitchoverFailed
 from gantry_operator.failover.http import make_client
 from gantry_operator.failover.keep import keep_running
 from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.prefer import Preference, Wishes
 from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.kube.probe import check_group
@@ -43,7 +44,7 @@ from gantry_operator.local.render import process_plans
 from gantry_operator.local.rolling import Rolling
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.registry import FileRegistry
-from gantry_operator.registry.file import write_durably
+from gantry_operator.registry.file import write_durably, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class Supervisor:
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
+        self._spawn(Preference(self.loops, lambda: Wishes.of(self.cluster.spec), self.facts, self._not_moved).run())
         try:
             await self._stop.wait()
         finally:
@@ -140,7 +142,9 @@ class Supervisor:
 
     def _bring_up(self) -> None:
         running = frozenset(
-            name for name in self._all_names() if self.children.running(name) or self._recorded_running(name)
+            name
+            for name in [*self._all_names(), *self.leaving]
+            if self.children.running(name) or self._recorded_running(name)
         )
         for use in self.ports.choose(self.plan, running):
             self.events.add("Warning", "PortTaken", f"the port of {use} is used by another program now", use)
@@ -213,6 +217,9 @@ class Supervisor:
             log.error("a part of the supervisor failed", exc_info=task.exception())
             self.events.add("Warning", "SupervisorFault", repr(task.exception()), self.cluster.name)
 
+    def _not_moved(self, group: str, why: str) -> None:
+        self.event(Event("Warning", "HandOverFailed", why, group))
+
     def _processes_changed(self) -> None:
         for loop in self.loops.values():
             loop.wake()
@@ -264,7 +271,7 @@ class Supervisor:
             "planned": change.planned,
         }
         try:
-            write_durably(self.folder.last_failover, json.dumps(shown))
+            write_whole(self.folder.last_failover, json.dumps(shown))
         except OSError as error:
             log.error("the last failover could not be written down: %s", error)
         self.events.add(

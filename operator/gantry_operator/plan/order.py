@@ -45,16 +45,23 @@ def replacement_order(members: Sequence[MemberState]) -> list[str]:
     return [m.name for m in sorted(members, key=lambda m: (m.master, -m.number))]
 
 
-def next_step(members: Sequence[MemberState]) -> Step:
-    """The one thing that may be done now, or what is waited for. Called again after each change."""
+def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ()) -> Step:
+    """The one thing that may be done now, or what is waited for. Called again after each change.
+
+    `still_counted`: numbers of members that have gone and that the group still counts (mode Raft). Nobody else goes
+    before it has forgotten them, or too few would be left for a majority.
+    """
     todo = [m for m in members if m.outdated or m.leaving]
-    if not todo:
+    if not todo and not still_counted:
         return Step("done", "every member is as planned")
     master = next((m for m in members if m.master), None)
     broken = [m for m in todo if m.broken and not m.master]
     if broken:
         worst = min(broken, key=lambda m: -m.number)
         return Step("replace", f"{worst.name} does not work as it is, so nobody waits for it", worst.name)
+    if still_counted:
+        gone = ", ".join(map(str, still_counted))
+        return Step("wait", f"member {gone} has gone and has not left the group yet; the next one is replaced then")
     if master is None:
         return Step("wait", "the group has no master; a member is replaced only while one serves")
     staying = [m for m in members if not m.leaving]
