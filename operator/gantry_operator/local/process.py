@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gantry_operator.local.folder import read_json
-from gantry_operator.registry.file import write_durably
+from gantry_operator.registry.file import write_whole
 
 POLL_S = 0.2
 """Where the system has no pidfd, exits are noticed this late."""
@@ -80,7 +80,7 @@ def start(name: str, argv: Sequence[str], *, config: str, record: Path, log: Pat
     started = start_mark(child.pid)
     made = ProcessRecord(name, child.pid, started or "gone", config)
     _children[child.pid] = child
-    write_durably(record, json.dumps(asdict(made)))
+    write_whole(record, json.dumps(asdict(made)))
     return made
 
 

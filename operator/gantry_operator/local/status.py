@@ -25,7 +25,7 @@ from gantry_operator.local.process import load_record
 from gantry_operator.local.supervisor import load_saved
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
-from gantry_operator.registry.file import write_durably
+from gantry_operator.registry.file import write_whole
 
 ANSWER_S = 1.0
 EVENTS_SHOWN = 20
@@ -178,7 +178,7 @@ def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
     """For the times of the conditions. A folder that cannot be written still has its status shown."""
     kept = status.model_copy(update={"members": [], "nameServerMembers": []})
     try:
-        write_durably(folder.conditions, kept.model_dump_json(by_alias=True))
+        write_whole(folder.conditions, kept.model_dump_json(by_alias=True))
     except OSError:
         return
 

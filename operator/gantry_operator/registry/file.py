@@ -60,14 +60,24 @@ class FileRegistry:
 
 def write_durably(path: Path, text: str) -> None:
     """Replace a file so that after a crash either the old or the new text is there, whole. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_whole(path, text, sync=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
+    """Replace a file so that readers see the old or the new text. Raises OSError.
+
+    Not synced it may be empty after a power loss: for what only the life of this machine gives a meaning. A sync waits
+    for whatever else the disk has to do, which during a failover is what clients wait for.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(temporary, path)
