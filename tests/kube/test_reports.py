@@ -17,6 +17,7 @@ from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.objects import Findings, ObjectKeeper
 from gantry_operator.kube.operator import MIRRORED
 from gantry_operator.kube.render import OperatorSettings
+from gantry_operator.kube.report import merge_patch
 from gantry_operator.plan import plan
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
@@ -114,3 +115,14 @@ async def test_a_run_of_the_schedule_is_not_joined_by_another(rig: Rig) -> None:
     await until(lambda: rig.mirrors["CronJob"].get("mq", NAME)["spec"]["suspend"])
     await rig.keep()
     assert not rig.held, "Kubernetes' own rule sees to runs of the schedule"
+
+
+def test_a_patch_of_the_status_names_what_is_gone_at_every_depth() -> None:
+    """A schedule that is suspended has no next run any more."""
+    old = {"phase": "Running", "paused": True, "analytics": {"nextRun": "2026-03-01T03:00:00Z", "message": "good"}}
+    new = {"phase": "Running", "analytics": {"message": "good", "topSavings": []}, "members": [{"name": "demo-a-0"}]}
+    patch = merge_patch(old, new)
+    assert patch["paused"] is None
+    assert patch["analytics"] == {"nextRun": None, "message": "good", "topSavings": []}
+    assert patch["members"] == new["members"]
+    assert merge_patch({}, new) == new

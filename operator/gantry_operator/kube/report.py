@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +23,15 @@ AGAIN_S = 2.0
 """After a write that failed."""
 GAP_S = 0.3
 """Between two writes."""
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes `old` into `new` as a JSON merge patch (RFC 7396): what is gone must be named, at every depth."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        patch[key] = merge_patch(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return patch
 
 
 class Reporter:
@@ -80,7 +89,7 @@ class Reporter:
             if not moved or time.monotonic() - self._written_at < OFFSETS_EVERY_S:
                 return
         self._say(before, new)
-        patch = {"status": {k: None for k in self._written if k not in body} | body}
+        patch = {"status": merge_patch(self._written, body)}
         try:
             await self._api.merge(BROKER_CLUSTER, self._namespace, self._name, patch, "status")
         except (ApiError, ApiUnavailable) as error:
