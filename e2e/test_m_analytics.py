@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube import BROKER_IMAGE, Cluster, CommandFailed, Figure, apply, example, get, kubectl, run, until
 
 NAME = "shop-analytics"
@@ -21,13 +22,19 @@ TOPIC = "orders-by-id"
 COUNT = 150_000
 """Messages of one lot: about 165 MB, five seconds at the rate at which a run reads."""
 KEYS = 1_000
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 RUNS = "gantry.dev/analytics=shop"
 
 
 @pytest.fixture(scope="module")
 def cluster(namespace: str) -> Cluster:
-    """examples/analytics.yaml with a first lot of messages."""
-    apply(namespace, example("analytics.yaml"))
+    """examples/analytics.yaml with a first lot of messages. Its runs are short: what counts is how soon a JVM is up."""
+    document = yaml.safe_load(example("analytics.yaml"))
+    document["spec"]["analytics"]["sparkConf"] |= {
+        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.executor.extraJavaOptions": QUICK_JVM,
+    }
+    apply(namespace, yaml.safe_dump(document))
     cluster = Cluster(namespace, "shop")
     cluster.wait_running()
     send(cluster, "first")
@@ -159,7 +166,7 @@ def watched(cluster: Cluster) -> Iterator[Seen]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.5):
+        while not over.wait(2.0):
             seen.look(cluster)
 
     with ThreadPoolExecutor(1) as pool:
@@ -194,6 +201,7 @@ def test_one_run_at_once_with_executors(cluster: Cluster, figure: Figure) -> Non
     assert_figures(report, 1)
     assert (seen.runs, seen.drivers, len(seen.executors)) == (1, 1, 2)
     for pod in seen.executors.values():
+        assert QUICK_JVM.split()[0] in str(pod["spec"]["containers"][0]["env"]), "Spark's configuration is passed on"
         assert pod["metadata"]["ownerReferences"][0]["kind"] == "Pod", "they go with the driver"
         assert pod["spec"]["automountServiceAccountToken"] is False
     now = status(cluster)
@@ -211,10 +219,15 @@ def test_one_run_at_once_with_executors(cluster: Cluster, figure: Figure) -> Non
     until("the executors are gone", lambda: not executors(cluster), 60)
 
 
-def test_the_page_is_fetched(cluster: Cluster, tmp_path: Path) -> None:
-    page = tmp_path / "report.html"
+def page_of(cluster: Cluster, folder: Path) -> str:
+    """The page of the last good report, as the command fetches it."""
+    page = folder / "report.html"
     gantry(cluster, "report", "--save", str(page))
-    text = page.read_text()
+    return page.read_text()
+
+
+def test_the_page_is_fetched(cluster: Cluster, tmp_path: Path) -> None:
+    text = page_of(cluster, tmp_path)
     assert TOPIC in text
     assert "<script src=" not in text
     assert not get(cluster.namespace, "pods", selector="app.kubernetes.io/name=gantry,!app.kubernetes.io/instance")
@@ -228,9 +241,9 @@ def test_the_driver_has_few_rights(cluster: Cluster) -> None:
 
     assert may("create", "pods")
     assert may("delete", "pods")
-    for words in (("get", "secrets"), ("create", "deployments"), ("create", "jobs"), ("create", "pods/exec"),
-                  ("patch", "brokerclusters"), ("create", "services"), ("update", "configmaps")):  # fmt: skip
-        assert not may(*words), words
+    for words in ("get secrets", "create deployments", "create jobs", "create pods --subresource=exec",
+                  "patch brokerclusters", "create services", "update configmaps"):  # fmt: skip
+        assert not may(*words.split()), words
     assert not may("create", "pods", namespace="default")
 
 
@@ -241,12 +254,12 @@ def test_a_second_run_reads_what_is_new_and_survives_a_killed_executor(cluster: 
         name = until("a driver", lambda: driver(cluster), 60)
         until("it reads", lambda: "reading" in log(cluster, name), 120)
         victim = until("an executor", lambda: executors(cluster, "Running")[0], 60)["metadata"]["name"]
-        until("it counts", lambda: "Running task" in log(cluster, victim), 60, 0.1)
+        until("it counts", lambda: "Running task" in log(cluster, victim), 60, 0.5)
         kill(cluster, victim)
         report = running.result()
     assert f"Lost executor {victim.rsplit('-', 1)[-1]}" in seen.logs[name]
     assert_figures(report, 2)
-    assert len(seen.executors) == 3, "another one took its place"
+    assert len(seen.executors) > 2, "another one took its place"
     now = status(cluster)
     figure("analytics: a run whose executor was killed, s", now["durationSeconds"])
     assert now["scannedBytes"] < 0.6 * report["scan"]["logBytes"], "the first half was counted by the first run"
@@ -254,9 +267,9 @@ def test_a_second_run_reads_what_is_new_and_survives_a_killed_executor(cluster: 
 
 def test_on_schedule_never_two_and_a_killed_driver_is_tried_again(cluster: Cluster, figure: Figure) -> None:
     before = {j["metadata"]["name"] for j in jobs(cluster)}
+    send(cluster, "third")
     with watched(cluster) as seen:
         change(cluster, schedule="* * * * *")
-        send(cluster, "third")
         name = until("the schedule starts a run", lambda: next(iter({*at_work(cluster)} - before), None), 90)
         ask(cluster)
         until("the wish is answered", lambda: event(cluster, f"{name} is at work on it already"), 30)
@@ -277,9 +290,9 @@ def test_on_schedule_never_two_and_a_killed_driver_is_tried_again(cluster: Clust
     assert saving["savedBytes"] % (3 * COUNT - KEYS) == 0, "the superseded records of all three lots"
 
 
-def test_a_run_that_fails_says_why_and_the_last_good_report_stays(cluster: Cluster) -> None:
+def test_a_run_that_fails_says_why_and_the_last_good_report_stays(cluster: Cluster, tmp_path: Path) -> None:
     good = status(cluster)
-    change(cluster, topics=["NoSuch*"])
+    change(cluster, topics=["NoSuch*"], executors=0)
     with pytest.raises(CommandFailed, match=r"no topic matches NoSuch\*; there are"):
         analyze(cluster)
     now = until("the status says why", failed(cluster, "no topic matches NoSuch*"), 30)
@@ -287,7 +300,7 @@ def test_a_run_that_fails_says_why_and_the_last_good_report_stays(cluster: Clust
     assert {k: now[k] for k in kept} == {k: good[k] for k in kept}
     newest = max(jobs(cluster), key=lambda j: str(j["metadata"]["creationTimestamp"]))
     assert newest["status"]["failed"] == 1, "it would fail again in the same way, so it is not tried again"
-    assert TOPIC in gantry(cluster, "report", "--save", "/dev/stdout"), "the last good report can be had"
+    assert TOPIC in page_of(cluster, tmp_path), "the last good report can be had"
 
     change(cluster, topics=[], output={"path": "/nowhere/reports"})
     ask(cluster)

@@ -249,6 +249,8 @@ def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bo
         # The driver must see lost executors soon, or a killed one costs the run minutes.
         "spark.network.timeout": "60s",
         "spark.executor.heartbeatInterval": "5s",
+        "spark.kubernetes.executor.apiPollingInterval": "5s",
+        "spark.kubernetes.executor.missingPodDetectDelta": "10s",
         "spark.task.maxFailures": "8",
     }
     if "cpu" in requests:
