@@ -133,12 +133,16 @@ def gap_ms(ok_ms: list[float], since_ms: float) -> float | None:
     return max(b - a for a, b in pairwise(around))
 
 
-def measure(group: Group, kind: str, client: str, count: int, folder: Path, run: str) -> Row:
-    """Raises TimeoutError when the group does not become whole again or the sender does not recover."""
+def measure(group: Group, kind: str, client: str, count: int, folder: Path, run: str, seconds: float) -> Row:
+    """Begins no further event after `seconds`.
+
+    Raises TimeoutError when the group does not become whole again or the sender does not recover.
+    """
     topic = f"failover-{kind}-{client}"
     row = Row(group.name, client, kind)
     sender = start_sender(client, group.namesrv, group.prefix, topic, run, folder)
     ok_ms = sender.sends.ok_ms
+    end = time.monotonic() + seconds
 
     def sent_since(number: int) -> bool:
         return len(ok_ms) > number
@@ -150,6 +154,8 @@ def measure(group: Group, kind: str, client: str, count: int, folder: Path, run:
     try:
         until("the first sends", lambda: sent_since(200), 60)
         for number in range(count):
+            if time.monotonic() > end and row.gaps_ms:
+                break
             until("a whole group", group.whole, SETTLE_S)
             calm = len(ok_ms) + 100
             until("steady sends", lambda calm=calm: sent_since(calm), 30)  # type: ignore[misc]
@@ -201,6 +207,7 @@ def started(system: str, manifest: Path, kinds: list[str], folder: Path) -> Iter
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--count", type=int, default=20, help="events of each kind (default 20)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no event of a kind after so long")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; may be repeated")
     parser.add_argument("--client", choices=CLIENTS, action="append", help="only this client; may be repeated")
     parser.add_argument("--system", choices=SYSTEMS, action="append", help="may be repeated (default: gantry)")
@@ -209,7 +216,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="add to this JSON file, and print the table of all that it holds")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
-    kinds, clients = options.kind or list(KINDS[:3]), options.client or ["gantry", "java49"]
+    kinds, clients = options.kind or list(KINDS[:3]), options.client or list(CLIENTS)
     notes: list[str] = []
     if any(name.startswith("java") for name in clients):
         try:
@@ -226,7 +233,7 @@ def main() -> int:
                         for kind in (k for k in kinds if k in group.kinds):
                             # Several runs share a file, and each has its own numbers.
                             run = f"{kind}-{client}-{time.time_ns() // 1_000_000}"
-                            results.add(measure(group, kind, client, options.count, Path(folder), run))
+                            results.add(measure(group, kind, client, options.count, Path(folder), run, options.seconds))
             except (java.JavaMissing, NoNamespace) as e:
                 notes.append(f"without {system}: {e}")
     if options.output == "json":
