@@ -12,7 +12,7 @@ from fakeapi import FakeApi
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.kube import election, mirror, names
-from gantry_operator.kube.client import CONFIG_MAP, KINDS, POD, ApiError, ApiUnavailable, KubeApi
+from gantry_operator.kube.client import AT_ONCE, CONFIG_MAP, KINDS, LEASE, POD, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.election import Election
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.leases import CELL, LeaseRegistry
@@ -103,6 +103,42 @@ async def test_a_damaged_lease_stops_decisions(fake: FakeApi, api: KubeApi) -> N
     fake.put({"kind": "Lease", "metadata": {"name": "demo-a", "namespace": "mq", "annotations": {CELL: "?"}}})
     with pytest.raises(RegistryUnavailable, match="demo-a"):
         await LeaseRegistry(api, "demo", "mq").read("a")
+
+
+# ---- many clusters at once
+
+
+async def test_requests_do_not_flood_the_api_server_and_a_failover_waits_for_none(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, most = asyncio.Event(), 0
+    under_way: list[str] = []
+
+    async def answer(method: str, path: str, *_: object) -> dict[str, Any]:
+        nonlocal most
+        under_way.append(path)
+        most = max(most, len(under_way))
+        if "leases" not in path:
+            await held.wait()
+        under_way.remove(path)
+        return {"path": path}
+
+    monkeypatch.setattr(api, "_answer", answer)
+    asked = [asyncio.create_task(api.get(CONFIG_MAP, "mq", f"c{i}")) for i in range(50)]
+    await until(lambda: len(under_way) == AT_ONCE)
+    assert await asyncio.wait_for(api.get(LEASE, "mq", "demo-a"), 1)
+    assert most == AT_ONCE + 1
+    held.set()
+    assert len(await asyncio.gather(*asked)) == 50
+
+
+async def test_any_number_of_watches_leaves_connections_for_requests(fake: FakeApi, api: KubeApi) -> None:
+    heard: list[tuple[str, str]] = []
+    watches = [(await followed(api, heard))[1] for _ in range(110)]
+    assert await asyncio.wait_for(api.get(POD, "mq", "nobody"), 2) is None
+    for task in watches:
+        task.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
 
 
 # ---- one operator acts

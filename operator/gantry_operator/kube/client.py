@@ -7,6 +7,7 @@ apply, create, replace (with the resource version, so that it is a compare-and-s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from gantry_operator.kube.names import FIELD_MANAGER
 
 REQUEST_S = 10.0
 """A single request is given up after this long."""
+AT_ONCE = 16
+"""Requests that are under way beside each other; more would only wait in the API server. What a failover needs is let
+through besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,9 @@ KINDS = {
     )
 }  # fmt: skip
 
+URGENT = (LEASE, POD)
+"""Who is master, and whom a Service leads to."""
+
 Object = dict[str, Any]
 
 
@@ -106,7 +113,10 @@ class KubeApi:
     """One connection pool. Use as an async context manager, or call `close`."""
 
     def __init__(self, configuration: Configuration) -> None:
+        # aiohttp's word for any number: each kind and namespace that is watched holds a connection.
+        configuration.connection_pool_maxsize = 0
         self._client = ApiClient(configuration)
+        self._gate = asyncio.Semaphore(AT_ONCE)
         self.calls = 0
         """Requests made so far, for the metrics."""
 
@@ -124,7 +134,7 @@ class KubeApi:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
         """None when it does not exist."""
         try:
-            return await self._call("GET", kind.path(namespace, name))
+            return await self._call(kind, "GET", kind.path(namespace, name))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -145,7 +155,7 @@ class KubeApi:
     async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
         """All objects (namespace None: of all namespaces), and the resource version to watch from."""
         query = {"labelSelector": labels} if labels else {}
-        answer = await self._call("GET", kind.path(namespace), query, timeout=60)
+        answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60)
         items = answer.get("items") or []
         for item in items:
             # Lists leave these out of their items.
@@ -186,25 +196,25 @@ class KubeApi:
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
         query = {"fieldManager": manager, "force": "true"}
-        return await self._call("PATCH", path, query, obj, "application/apply-patch+yaml")
+        return await self._call(kind, "PATCH", path, query, obj, "application/apply-patch+yaml")
 
     async def create(self, obj: Object) -> Object:
         kind = KINDS[obj["kind"]]
         query = {"fieldManager": FIELD_MANAGER}
-        return await self._call("POST", kind.path(obj["metadata"].get("namespace")), query, obj)
+        return await self._call(kind, "POST", kind.path(obj["metadata"].get("namespace")), query, obj)
 
     async def replace(self, obj: Object) -> Object:
         """Fails with Conflict unless `metadata.resourceVersion` is the present one."""
         kind = KINDS[obj["kind"]]
         path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
-        return await self._call("PUT", path, {"fieldManager": FIELD_MANAGER}, obj)
+        return await self._call(kind, "PUT", path, {"fieldManager": FIELD_MANAGER}, obj)
 
     async def merge(
         self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], sub: str | None = None
     ) -> Object:
         """A JSON merge patch."""
         path, query = kind.path(namespace, name, sub), {"fieldManager": FIELD_MANAGER}
-        return await self._call("PATCH", path, query, dict(patch), "application/merge-patch+json")
+        return await self._call(kind, "PATCH", path, query, dict(patch), "application/merge-patch+json")
 
     async def delete(
         self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, orphan: bool = False
@@ -215,7 +225,7 @@ class KubeApi:
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._call("DELETE", kind.path(namespace, name), {}, options)
+            await self._call(kind, "DELETE", kind.path(namespace, name), {}, options)
         except ApiError as error:
             if error.status == 404:
                 return False
@@ -239,6 +249,7 @@ class KubeApi:
 
     async def _call(
         self,
+        kind: Kind,
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
@@ -247,6 +258,18 @@ class KubeApi:
         timeout: float = REQUEST_S,
     ) -> Object:
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
+        async with contextlib.nullcontext() if kind in URGENT else self._gate:
+            return await self._answer(method, path, query, body, content_type, limits)
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        limits: aiohttp.ClientTimeout,
+    ) -> Object:
         response = await self._raw(method, path, query, body, content_type, limits)
         try:
             found: Object = json.loads(await response.read())

@@ -150,9 +150,11 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int) -> in
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
-    async with KubeApi(await load_config()) as api, HealthServer(http_port) as health:
-        metrics.API_CALLS.set_function(lambda: float(api.calls))
-        election = Election(api, settings.namespace, LEASE_NAME, identity)
+    configuration = await load_config()
+    # The Lease is renewed over connections of its own: it must not wait behind what a hundred clusters need.
+    async with KubeApi(configuration) as api, KubeApi(configuration) as own, HealthServer(http_port) as health:
+        metrics.API_CALLS.set_function(lambda: float(api.calls + own.calls))
+        election = Election(own, settings.namespace, LEASE_NAME, identity)
         stopping = asyncio.create_task(stop.wait())
         acquiring = asyncio.create_task(election.acquire())
         await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
