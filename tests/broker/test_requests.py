@@ -386,3 +386,35 @@ async def test_offsets_are_reset_only_of_a_group_that_was_at_every_queue(bench: 
     assert "Group: G Topic: T" in (answer.remark or "")
     answer = await bench.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**ask, "topic": "None"})
     assert (answer.code, "no topic in this broker" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+async def test_a_half_message_that_was_given_up_is_taken_up_again(bench: Bench) -> None:
+    """RESUME_CHECK_HALF_MESSAGE, as 4.9.7: from the topic of those that were asked about too often."""
+    given_up = {"topic": "TRANS_CHECK_MAX_TIME_TOPIC", "queueId": 0}
+    settings = b"transactionCheckMax=1\ntransactionTimeOut=0"
+    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=settings)).code == 0
+    await bench.broker.transactions.loaded.wait()
+    half = "TRAN_MSG\x01true\x02PGROUP\x01PG\x02UNIQ_KEY\x01U1\x02TRANSACTION_CHECK_TIMES\x011"
+    assert (await bench.send(b"half", properties=half, sysFlag=4)).code == 0
+    bench.broker.transactions._check()
+    async with asyncio.timeout(10):
+        while (answer := await bench.ask(30, given_up)).ext.get("offset") != "1":
+            bench.broker.transactions._check()
+            await asyncio.sleep(0.01)
+    [lost] = decode_records((await bench.ask(11, bench.pull_ext("TRANS_CHECK_MAX_TIME_TOPIC"))).body)
+
+    for wrong, says in (("", "msgId"), ("nonsense", "msgId"), (None, "msgId")):
+        ext = {} if wrong is None else {"msgId": wrong}
+        answer = await bench.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, ext)
+        assert (answer.code, says in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionCheckMax=5")).code == 0
+    assert (await bench.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": lost.offset_id})).code == 0
+    [_, again] = decode_records((await bench.ask(11, bench.pull_ext("RMQ_SYS_TRANS_HALF_TOPIC"))).body)
+    assert (again.body, again.props["TRANSACTION_CHECK_TIMES"]) == (b"half", "0")
+    end = {
+        "producerGroup": "PG", "tranStateTableOffset": again.queue_offset, "commitLogOffset": again.phys_offset,
+        "commitOrRollback": 8,
+    }  # fmt: skip
+    assert (await bench.ask(RequestCode.END_TRANSACTION, end)).code == 0
+    [shown] = decode_records((await bench.ask(11, bench.pull_ext())).body)
+    assert (shown.body, "TRANSACTION_CHECK_TIMES" in shown.props) == (b"half", False)

@@ -40,6 +40,7 @@ WRITES: Final = SENDS | {
     for code in (
         RequestCode.CONSUMER_SEND_MSG_BACK,
         RequestCode.END_TRANSACTION,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
         RequestCode.UPDATE_CONSUMER_OFFSET,
         RequestCode.SEND_REPLY_MESSAGE,
         RequestCode.SEND_REPLY_MESSAGE_V2,

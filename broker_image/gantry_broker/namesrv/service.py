@@ -20,6 +20,7 @@ from gantry_broker.protocol.headers import (
     BadField,
     ClusterHeader,
     DeleteTopicInNamesrvHeader,
+    GetKvHeader,
     KvHeader,
     NamespaceHeader,
     QueryDataVersionHeader,
@@ -219,7 +220,7 @@ class NameService:
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
     def _get_kv(self, conn: Connection, frame: Frame) -> Frame:
-        header = KvHeader.parse(frame)
+        header = GetKvHeader.parse(frame)
         value = self.kv.get(header.namespace, header.key)
         if value is None:
             return Frame.response_to(

@@ -66,6 +66,8 @@ class Header:
     """Field name to wire name where they differ."""
     LONGEST: ClassVar[int] = 1_024
     """Characters of a name or an id; `LONG_TEXTS` have a limit of their own, or that of the record they go into."""
+    ABSENT: ClassVar[int] = ResponseCode.SYSTEM_ERROR
+    """What is answered when a required field is not there."""
     FILLED: ClassVar[frozenset[str]] = frozenset()
     """Texts that say nothing when they are empty. RocketMQ looks for a thing without a name, and does not find it."""
     CODES: ClassVar[dict[str, int]] = {}
@@ -110,7 +112,8 @@ class Header:
             value = ext.get(wire)
             if value is None:
                 if required:
-                    raise BadField(wire, None, {"str": "a text", "bool": "true or false"}.get(kind, "a whole number"))
+                    expected = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number")
+                    raise BadField(wire, None, expected, cls.ABSENT)
                 values.append(default)
             elif kind == "str":
                 if len(value) > cls.LONGEST and len(value) > (most := LONG_TEXTS.get(name, cls.LONGEST)):
@@ -601,7 +604,7 @@ class QueryDataVersionHeader(Header):
 
 @dataclass(frozen=True, slots=True)
 class KvHeader(Header):
-    """PUT_KV_CONFIG (100), GET_KV_CONFIG (101), DELETE_KV_CONFIG (102)."""
+    """PUT_KV_CONFIG (100), DELETE_KV_CONFIG (102)."""
 
     namespace: str
     key: str
@@ -609,10 +612,23 @@ class KvHeader(Header):
 
 
 @dataclass(frozen=True, slots=True)
+class GetKvHeader(Header):
+    """GET_KV_CONFIG (101)."""
+
+    namespace: str
+    key: str
+    value: str | None = None
+
+    ABSENT: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceHeader(Header):
     """GET_KVLIST_BY_NAMESPACE (219)."""
 
     namespace: str
+
+    ABSENT: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)

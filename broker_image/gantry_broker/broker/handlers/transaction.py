@@ -1,17 +1,27 @@
-"""END_TRANSACTION: a half message is committed, rolled back, or left undecided."""
+"""A half message is committed, rolled back, left undecided, or taken up again after it was given up."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gantry_broker.broker.faults import Answer
-from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, Prop, RequestCode, ResponseCode, SendStatus, SysFlag
+from gantry_broker.broker.messages import copy_of
+from gantry_broker.protocol.codes import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    Prop,
+    RequestCode,
+    ResponseCode,
+    SendStatus,
+    SysFlag,
+)
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.headers import BadField, EndTransactionHeader
-from gantry_broker.protocol.message import parse_properties
+from gantry_broker.protocol.headers import BadField, EndTransactionHeader, ResumeCheckHeader
+from gantry_broker.protocol.message import parse_message_id, parse_properties
 
 from .retry import stored_record
 from .table import Result, handles, ok
@@ -78,11 +88,36 @@ def _end(broker: Broker, conn: Connection, frame: Frame, header: EndTransactionH
     broker.append(puts)
     transactions.note_decided(half)
 
+    broker.appended(_tells(conn, frame))
+    return None
+
+
+@handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
+def resume_check(broker: Broker, conn: Connection, frame: Frame) -> Frame | None:
+    """A half message that was given up after its last check waits again, with all its checks before it."""
+    header = ResumeCheckHeader.parse(frame)
+    expected = f"the offset id of a message in {TRANS_CHECK_MAX_TIME_TOPIC}"
+    try:
+        _, _, phys = parse_message_id(header.msgId or "")
+    except ValueError:
+        raise BadField("msgId", header.msgId, expected) from None
+    record = stored_record(broker, phys)
+    props = parse_properties(record.properties)
+    if record.topic != TRANS_CHECK_MAX_TIME_TOPIC or Prop.REAL_TOPIC not in props:
+        raise BadField("msgId", header.msgId, f"{expected}, not in {record.topic},")
+    props[Prop.TRANSACTION_CHECK_TIMES] = "0"
+    broker.append([copy_of(record, TRANS_HALF_TOPIC, 0, props=props)])
+    broker.appended(_tells(conn, frame))
+    return None
+
+
+def _tells(conn: Connection, frame: Frame) -> Callable[[SendStatus], None]:
+    """Answers a request once what it appended is promised, or is not."""
+
     def told(status: SendStatus) -> None:
         if not frame.is_oneway and not conn.closed:
             good = status is SendStatus.SEND_OK
             code = ResponseCode.SUCCESS if good else ResponseCode.SYSTEM_ERROR
             conn.send(Frame.response_to(frame, code, None if good else status.name))
 
-    broker.appended(told)
-    return None
+    return told
