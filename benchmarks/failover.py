@@ -152,7 +152,11 @@ def measure(group: Group, kind: str, client: str, count: int, folder: Path, run:
         return bool(ok_ms) and ok_ms[-1] > since + 1000
 
     try:
-        until("the first sends", lambda: sent_since(200), 60)
+        try:
+            until("the first sends", lambda: sent_since(200), 60)
+        except TimeoutError as late:
+            said = sender.sends
+            raise TimeoutError(f"{late}{len(said.acked)} were sent, other answers: {said.errors}") from None
         for number in range(count):
             if time.monotonic() > end and row.gaps_ms:
                 break
