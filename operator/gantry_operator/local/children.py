@@ -16,14 +16,28 @@ from pathlib import Path
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.process import ExitWatch, ProcessRecord, alive, load_record, reap, send, start, start_mark
 from gantry_operator.local.render import ProcessPlan
-from gantry_operator.registry.file import write_durably
+from gantry_operator.registry.file import write_durably, write_whole
 
 log = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-WELL_AFTER_S = 30.0
-"""One that ran for this long starts again with the first pause."""
+SUCCESSOR_FIRST_S = 1.0
+"""A member whose group goes on without it waits at least so long: starting takes a second of a processor, which whoever
+takes over needs more."""
+WELL_AFTER = 3.0
+"""One that ran for so many times the pause before it (at least a second) starts again with the first pause."""
 STOP_PATIENCE_S = 15.0
+
+
+def pause_before_start(failures: int, group_goes_on: bool) -> float:
+    """Seconds until a process that ended is started again; `failures`: ends in a row before this one."""
+    pause = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
+    return max(pause, SUCCESSOR_FIRST_S) if group_goes_on else pause
+
+
+def lived_well(lived_s: float, pause_s: float) -> bool:
+    """Whether a life counts as one, so that its end is the first of a row; `pause_s`: the pause before it."""
+    return lived_s > WELL_AFTER * max(pause_s, SUCCESSOR_FIRST_S)
 
 
 @dataclass(slots=True)
@@ -34,6 +48,8 @@ class Child:
     record: ProcessRecord | None = None
     watch: ExitWatch | None = None
     failures: int = 0
+    pause_s: float = 0.0
+    """The last one before a start."""
     started_at: float = 0.0
     restart: asyncio.TimerHandle | None = None
     stopping: asyncio.Event | None = None
@@ -173,7 +189,7 @@ class Children:
         if child.stopping is not None:
             child.stopping.set()
         elif self._keep_alive:
-            if time.monotonic() - child.started_at > WELL_AFTER_S:
+            if lived_well(time.monotonic() - child.started_at, child.pause_s):
                 child.failures = 0
             how = _how(status)
             last = "" if status is None or status <= 0 else _last_line(self._folder.log(child.plan.name))
@@ -185,9 +201,14 @@ class Children:
         self._on_change()
 
     def _start_later(self, child: Child) -> None:
-        pause = BACK_OFF_S[min(child.failures, len(BACK_OFF_S) - 1)]
+        child.pause_s = pause_before_start(child.failures, self._group_goes_on(child))
         child.failures += 1
-        child.restart = asyncio.get_running_loop().call_later(pause, self._start, child)
+        child.restart = asyncio.get_running_loop().call_later(child.pause_s, self._start, child)
+
+    def _group_goes_on(self, child: Child) -> bool:
+        group = child.plan.group
+        others = (c for c in self.table.values() if c is not child)
+        return group is not None and any(c.plan.group == group and c.record is not None for c in others)
 
     def _orphan(self, plan: ProcessPlan) -> ProcessRecord | None:
         """A process that was started, but whose record was never written: the supervisor was killed in between."""
@@ -199,7 +220,7 @@ class Children:
                 if config in words and plan.module.encode() in words and pid != os.getpid():
                     record = ProcessRecord(plan.name, pid, start_mark(pid) or "gone", plan.digest)
                     if alive(record):
-                        write_durably(self._folder.process(plan.name), _json(record))
+                        write_whole(self._folder.process(plan.name), _json(record))
                         return record
         return None
 

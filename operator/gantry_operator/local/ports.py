@@ -21,9 +21,10 @@ BROKER_PORT = 10911
 GROUP_STEP = 20
 HTTP_ABOVE = 8_000
 """A member's HTTP port lies this far above its remoting port."""
-OTHER_PORTS = range(20_000, 32_768)
+OTHER_PORTS = range(20_000, 30_000)
 """Where RocketMQ's own are taken. Below those from which a system serves connections that go out: a client that asks
-for the group's port again and again while nobody has it would else be connected to itself one day, and hold it."""
+for the group's port again and again while nobody has it would else be connected to itself one day, and hold it. And
+below the ports that a Kubernetes of this machine takes."""
 
 
 @dataclass(slots=True)
