@@ -121,6 +121,11 @@ class Cluster:
         members = self.members().values()
         return all(m["inSync"] for m in members) and [m["role"] for m in members].count("Master") == 1
 
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        """Those with that reason, the oldest first."""
+        lines = self.folder.events.read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["reason"] == reason]
+
     def supervisor_pid(self) -> int:
         return int(json.loads(self.folder.supervisor.read_text())["pid"])
 

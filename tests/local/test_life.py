@@ -69,3 +69,26 @@ def test_rule_22_a_lost_registry_is_made_from_what_the_disks_know(tmp_path: Path
         cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
     finally:
         take_down(cluster)
+
+
+def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None:
+    cluster = Cluster(
+        tmp_path,
+        nameServers={"replicas": 1},
+        brokerGroups=[{"name": "a", "members": 2}],
+        failover={"automatic": False},
+    )
+    try:
+        cluster.up()
+        cluster.gantry("produce", "Manual", "--count", "20", "--size", "30")
+        cluster.until("everybody is in sync", cluster.whole)
+        before = cluster.master()
+        other = next(m for m in cluster.members().values() if m["role"] == "Slave")
+        kill(before["pid"], signal.SIGSTOP)
+        cluster.until("the supervisor says what it waits for", lambda: cluster.events("Manual"))
+        assert cluster.members()[other["name"]]["role"] == "Slave"
+        cluster.gantry("switchover", "a", "--to", other["name"])
+        assert cluster.master()["name"] == other["name"]
+        cluster.gantry("consume", "Manual", "--group", "g", "--count", "20", "--timeout", "20", "-q")
+    finally:
+        take_down(cluster)

@@ -52,3 +52,43 @@ async def test_a_switchover_transfers_the_leadership_once(raft: Cluster, named: 
     await check_account(raft, load)
     last = raft.resource()["status"]["lastFailover"]
     assert (last["to"], last["planned"]) == (after["name"], True)
+
+
+async def test_members_come_and_go_one_at_a_time_without_a_stop(raft: Cluster) -> None:
+    """Rule 27, as a user asks for it: the manifest says another number, and `gantry up` is given it again."""
+
+    def votes() -> list[str]:
+        members = raft.members().values()
+        if any(not m["ready"] for m in members) or [m["role"] for m in members].count("Master") != 1:
+            return []
+        return sorted(m["name"] for m in members if m["inSync"])
+
+    await asyncio.to_thread(raft.until, "a whole group", lambda: len(votes()) == 3)
+    before = {name: m["pid"] for name, m in raft.members().items()}
+    async with Load.on(raft, "Changing", "c") as load:
+        await load.more(100)
+        for count in (5, 3):
+            raft.write(nameServers={"replicas": 1}, mode="Raft", brokerGroups=[{"name": "a", "members": count}])
+            await asyncio.to_thread(raft.up)
+            wanted = [f"t-a-{n}" for n in range(count)]
+            await asyncio.to_thread(raft.until, f"{count} members vote", lambda wanted=wanted: votes() == wanted, 60)
+            await load.more(100)
+    assert load.errors == []
+    assert {name: m["pid"] for name, m in raft.members().items()} == before, "nobody was restarted"
+    await check_account(raft, load)
+    removed = [e["message"] for e in raft.events("MemberRemoved")]
+    assert removed == ["member 4 has left the group", "member 3 has left the group"]
+
+
+async def test_the_preferred_member_leads_again(raft: Cluster) -> None:
+    before = await asyncio.to_thread(raft.until, "a leader", raft.master)
+    other = next(n for n in range(3) if f"t-a-{n}" != before["name"])
+    raft.write(
+        nameServers={"replicas": 1}, mode="Raft", brokerGroups=[{"name": "a", "members": 3, "preferredMaster": other}]
+    )
+    async with Load.on(raft, "Preferred", "p") as load:
+        await asyncio.to_thread(raft.up)
+        await asyncio.to_thread(raft.until, "it leads", lambda: raft.master()["name"] == f"t-a-{other}")
+        await load.more(100)
+    assert load.errors == []
+    await check_account(raft, load)
