@@ -11,6 +11,7 @@ The exit code is 1 when something was wrong; the seed, the trace and the command
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -44,6 +45,9 @@ def main() -> int:
     parser.add_argument("--flush", choices=["Async", "Sync"], help="instead of the seed's choice")
     parser.add_argument("--keep", type=Path, help="folder for the clusters of runs that failed")
     options = parser.parse_args()
+    # As Ctrl-C, which a shell's background jobs ignore: the cluster's processes, disks and links end with the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     if not can_fill_disks():
         print("without root no disk can be filled: the fault full-disk is not drawn, so seeds mean other plans")
     began = time.monotonic()
