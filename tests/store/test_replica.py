@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -262,6 +263,21 @@ def test_rocketmq_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tai
     store.confirm(store.end)
     assert [store.max_offset("Orders", q) for q in range(3)] == [21, 21, 21]
     store.close(clean=False)
+
+
+def test_rocketmq_3747_taking_the_role_costs_the_same_however_much_is_not_in_the_queues_yet(
+    leader: MessageStore, follower: MessageStore
+) -> None:
+    fill(leader, 0, 12_000)
+    copy(leader, follower)
+    assert follower.confirmed == 0, "no queue has an entry yet"
+    began = time.perf_counter()
+    follower.prepare_master()
+    follower.begin_epoch(1, b"{}", 1)
+    stored = follower.put([message(0), message(1), message(2)], 1)
+    took_s = time.perf_counter() - began
+    assert [s.queue_offset for s in stored] == [4_000] * 3
+    assert took_s < 0.05, f"{took_s:.3f} s until the first send of the new master is stored"
 
 
 def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_later(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .checker import check
 from .cluster import Cluster, NotInTime
-from .faults import FAULTS, NEEDS_ROOT, ONLY_BY_NAME, Scene, Step, draw
+from .faults import FAULTS, NEEDS_ROOT, Scene, Step, draw
 from .history import History, Log
 from .workload import Workload
 
@@ -62,8 +62,7 @@ def make_plan(
     drawn_mode = rng.choice(("MasterSlave", "Raft"))
     drawn_flush = rng.choice(("Async", "Sync"))
     minimum = rng.choice((1, 2))
-    left_out = ONLY_BY_NAME if can_fill_disks() else ONLY_BY_NAME | NEEDS_ROOT
-    possible = [k for k in (*FAULTS, *COMMON) if k not in left_out]
+    possible = [k for k in (*FAULTS, *COMMON) if can_fill_disks() or k not in NEEDS_ROOT]
     chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
     drawn = tuple(draw(rng, kind) for kind in chosen)
     return Plan(seed, mode or drawn_mode, flush or drawn_flush, minimum, drawn)

@@ -308,8 +308,6 @@ FAULTS: dict[str, Fault] = {
     "hand-over": hand_over,
 }
 NEEDS_ROOT = frozenset({"full-disk"})
-ONLY_BY_NAME = frozenset({"corrupted"})
-"""Not drawn: damage below the point from which a start looks at the log is only found by who reads it."""
 
 
 def draw(rng: random.Random, kind: str) -> Step:

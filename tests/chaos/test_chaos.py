@@ -1,0 +1,44 @@
+"""Faults on real processes: both modes, both flush kinds, every kind of fault, in about a minute and a half.
+
+`run.py` draws longer plans by seed, for minutes or hours.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gantry_chaos.episode import can_fill_disks, make_plan, play
+from gantry_chaos.faults import FAULTS, NEEDS_ROOT
+
+pytestmark = pytest.mark.timeout(300)
+
+PLANS = {
+    ("MasterSlave", "Async", 1967): ("kill", "one-way", "hand-over", "slow-disk", "stop"),
+    ("MasterSlave", "Sync", 1389): (
+        "cut-from-peers", "freeze", "full-disk", "new-disk", "supervisor-killed", "clients-cut",
+    ),
+    ("Raft", "Async", 2273): ("kill-twice", "cut-off", "name-servers-away", "clock-skew", "unsupervised", "kill-all"),
+    ("Raft", "Sync", 2500): (
+        "bad-weather", "hand-over", "corrupted", "resets", "kill-in-bad-weather", "name-server-killed",
+    ),
+}  # fmt: skip
+"""Seeds whose faults are short, most of them upon the master, with a long one and a calm between some."""
+
+
+@pytest.mark.parametrize(("mode", "flush", "seed"), PLANS)
+def test_nothing_is_lost_moved_doubled_undone_or_left_unseen(mode: str, flush: str, seed: int) -> None:
+    kinds = [k for k in PLANS[mode, flush, seed] if can_fill_disks() or k not in NEEDS_ROOT]
+    outcome = play(make_plan(seed, kinds=kinds, mode=mode, flush=flush))
+    again = f"python tests/chaos/run.py --seed {seed} --mode {mode} --flush {flush} --fault {' --fault '.join(kinds)}"
+    assert not outcome.problems, "\n".join([*outcome.trace, outcome.story, again])
+    assert len(outcome.history.promised()) >= 90
+    assert len(outcome.history.leaders) >= 2
+
+
+def test_every_fault_that_is_drawn_is_played() -> None:
+    assert {kind for kinds in PLANS.values() for kind in kinds} == set(FAULTS)
