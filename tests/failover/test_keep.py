@@ -29,10 +29,10 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-async def until(what: str, condition: Callable[[], object]) -> None:
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+async def until(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    deadline = asyncio.get_running_loop().time() + patience_s
     while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {PATIENCE_S:.0f} s: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not within {patience_s:.0f} s: {what}"
         await asyncio.sleep(0.01)
 
 

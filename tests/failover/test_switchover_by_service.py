@@ -35,6 +35,7 @@ SENDERS = 4
 LINGER_S = 1.5
 """As the operator on Kubernetes: a former master that answers keeps its place in the Service for so long."""
 LONGEST_GAP_S = 2.0
+START_S = 60.0
 
 
 class Pods:
@@ -186,7 +187,7 @@ async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, paus
         await pods.start()
         running = asyncio.create_task(loop.run())
         try:
-            await until("all are in sync", lambda: loop.cell is not None and len(loop.cell.in_sync) == MEMBERS)
+            await until("all are in sync", lambda: loop.cell is not None and len(loop.cell.in_sync) == MEMBERS, START_S)
             async with Producer(name_server) as producer:
                 await _first_send(producer)
                 load = Load(producer)

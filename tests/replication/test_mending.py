@@ -19,6 +19,7 @@ from group import Group, Node, until
 
 BODIES = [b"%03d" % n * 30 for n in range(50)]
 BAD = 20
+PATIENCE_S = 20.0
 
 
 @pytest.fixture(params=[0, 1], ids=["of the master", "of a slave"])
@@ -34,7 +35,9 @@ async def damaged(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
 async def _filled(group: Group) -> None:
     await group.promote(0, (0, 1, 2))
     assert await group.nodes[0].put(*BODIES) is SendStatus.SEND_OK
-    await until(lambda: len({n.store.confirmed for n in group.nodes}) == 1, "everybody knows what is confirmed")
+    await until(
+        lambda: len({n.store.confirmed for n in group.nodes}) == 1, "everybody knows what is confirmed", PATIENCE_S
+    )
     for node in group.nodes:
         node.store.walked_from = node.store.end  # As after a start: only what lies above was looked at.
 
@@ -63,7 +66,7 @@ async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, No
     got = node.store.get("T", 0, BAD, 1, 1 << 20)
     assert (got.status, got.damaged >= 0) == (GetStatus.OFFSET_FOUND_NULL, True)
     assert node.mender.damaged == 1
-    await until(lambda: node.mender.mended == 1 and node.mender.damaged == 0, "it is mended")
+    await until(lambda: node.mender.mended == 1 and node.mender.damaged == 0, "it is mended", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
@@ -72,7 +75,7 @@ async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], mon
     group, node = damaged
     monkeypatch.setattr(mending, "FIRST_S", 0.0)
     node.mender.start()
-    await until(lambda: node.mender.mended == 1, "the walk has found and mended it")
+    await until(lambda: node.mender.mended == 1, "the walk has found and mended it", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
@@ -83,11 +86,13 @@ async def test_a_follower_that_is_given_damage_tells_its_leader(tmp_path: Path) 
         empty = group.nodes[2]
         await group.promote(0, (0, 1), (0, 1))
         assert await group.nodes[0].put(*BODIES) is SendStatus.SEND_OK
-        await until(lambda: len({n.store.confirmed for n in group.nodes[:2]}) == 1, "both know what is confirmed")
+        await until(
+            lambda: len({n.store.confirmed for n in group.nodes[:2]}) == 1, "both know what is confirmed", PATIENCE_S
+        )
         _spoil(group.nodes[0])
         assert empty.store.end == 0
         await group.tell()
-        await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything")
+        await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)
         assert group.nodes[0].mender.mended == 1
         assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
@@ -101,12 +106,12 @@ async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: 
         at = places.pop()
         master = group.nodes[0]
         _shown(master, BAD)
-        await until(lambda: "nobody is shown it" in caplog.text, "it says so")
+        await until(lambda: "nobody is shown it" in caplog.text, "it says so", PATIENCE_S)
         assert "it is damaged here, too" in caplog.text
         assert _shown(master, BAD) == ([], at)
         with pytest.raises(BadRecords):
             master.store.check(at, 1)
         _spoil(group.nodes[2], at, BODIES[BAD][12:14])
-        await until(lambda: master.mender.mended == 1, "the copy that is sound again has mended it")
+        await until(lambda: master.mender.mended == 1, "the copy that is sound again has mended it", PATIENCE_S)
         await asyncio.sleep(0)
         assert _shown(master, BAD)[0][0] == BODIES[BAD]

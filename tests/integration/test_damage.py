@@ -1,0 +1,51 @@
+"""Real processes: a member whose disk changed while it was down leads later, and every message is as it was sent."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conftest import until
+from gantry_broker.remoting.client import RemotingClient
+from test_replication import send_frame, stored
+
+if TYPE_CHECKING:
+    from conftest import Group, Member
+
+BODIES = [b"%03d-" % n + b"x" * 100 for n in range(60)]
+
+
+def spoil(member: Member) -> None:
+    """One byte of a body that lies amidst the log."""
+    path = member.config.data_dir / "commitlog" / f"{0:020d}"
+    with path.open("r+b") as file:
+        at = file.read(1 << 20).index(BODIES[30]) + 50
+        file.seek(at)
+        file.write(b"y")
+
+
+async def mended(member: Member) -> bool:
+    return bool(re.search(r"^gantry_log_mended_total{.*} 1$", (await member.http.get("/metrics")).text, re.MULTILINE))
+
+
+async def test_what_the_disk_of_a_slave_lost_comes_back_before_it_leads(make_group: Any) -> None:
+    group: Group = await make_group(3)
+    await group.lead(0)
+    await group.all_in_sync()
+    async with RemotingClient() as client:
+        for body in BODIES:
+            assert (await client.request(group.group_address, send_frame("T", body), 5.0)).code == 0
+    slave = group.members[1]
+    await slave.kill(signal.SIGTERM)
+    spoil(slave)
+    await slave.start()
+    await until(lambda: mended(slave), "the walk over the log has found the damage and had it mended")
+    await group.all_in_sync()
+    await group.members[0].kill()
+    await group.lead(1, [1, 2])
+    assert (await stored(group.group_address, "T"))[0] == BODIES
