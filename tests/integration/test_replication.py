@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.protocol.message import decode_records
@@ -247,3 +247,20 @@ async def test_a_clean_stop_and_start_keeps_topics_groups_and_offsets(make_group
         answer = await client.request(group.group_address, Frame(RequestCode.QUERY_CONSUMER_OFFSET, ext=asked), 5)
     assert answer.ext == {"offset": "1"}
     assert await stored(group.group_address, "Kept") == [[b"1-1"], [], [], []]
+
+
+async def test_a_send_that_reaches_a_slave_is_refused_and_its_connection_ends(make_group: Any) -> None:
+    """On Kubernetes it came by the master's Service before that had moved: over the same connection it would come here
+    for ever."""
+    group = await make_group(2)
+    await group.lead(0)
+    await group.all_in_sync()
+    slave = group.members[1].address
+    ended = asyncio.Event()
+    async with RemotingClient(on_disconnect=lambda address: ended.set()) as client:
+        await client.request(slave, Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0), 3)
+        assert client.connected(slave), "questions are answered as before"
+        sent = await client.request(slave, send_frame("T", b"astray"), 3)
+        assert sent.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "is a slave" in (sent.remark or "")
+        await asyncio.wait_for(ended.wait(), 3)

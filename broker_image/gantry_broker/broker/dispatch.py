@@ -58,6 +58,8 @@ WRITES: Final = SENDS | {
 OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
 """Questions that a former master passes on as long as clients still take it for the master: a slave hears of the last
 confirmed record some milliseconds late, and a client must find what it was promised just before."""
+ARRIVE_S: Final = 0.02
+"""Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
 """Requests that may wait for something at the same time."""
 _FETCH: Final = int(GantryCode.FETCH)
@@ -128,6 +130,11 @@ class Dispatcher:
         for frame in frames:
             if not frame.is_oneway:
                 conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+        if self.broker.replication.follows:
+            # It came by the master's Service, which had not moved yet, and its connection would lead here for ever. It
+            # ends as those of before the change of role did, so that the client comes anew by the way as it is now.
+            conn.stop_reading()
+            asyncio.get_running_loop().call_later(ARRIVE_S, conn.close)
 
     # ---- one request
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.remoting.server import RemotingServer
 
 from . import pull
+from .dispatch import ARRIVE_S
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
@@ -30,8 +31,6 @@ ROUTE_S: Final = 1.0
 """Where a Service routes instead of a port that moves: it follows its label in 0.25 to 0.65 s (measured)."""
 STRAGGLER_ROUNDS: Final = 4
 """How often clients that still came by the old route are let go."""
-ARRIVE_S: Final = 0.02
-"""Time for the last answers to arrive before a connection ends."""
 FORCE_S: Final = 3.0
 """How long forwarding may hold up the end of the clients' connections."""
 

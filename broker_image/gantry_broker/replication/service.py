@@ -295,6 +295,11 @@ class ReplicationService:
             member=MemberRef.of(master), state=self._fetching.state, last_answer_ms=self._fetching.last_answer_ms()
         )
 
+    @property
+    def follows(self) -> bool:
+        """It is a slave whose master answers it."""
+        return self.core.follower is not None and self._fetching.state == "connected"
+
     # ---- what it is told
 
     async def assign(self, told: Assignment) -> AssignmentAnswer:

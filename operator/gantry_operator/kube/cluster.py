@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 0.05
 """Changes come in bunches; a pass starts this long after the first."""
-WARM_UP_S = 8.0
+WARM_UP_S = 20.0
 """An operator that has just begun to lead says nothing of members that it had no time to hear."""
 AGAIN_S = 2.0
 """After a pass that failed or waits for something that no watch tells of."""
