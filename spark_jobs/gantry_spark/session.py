@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gantry_spark.errors import GantrySparkError
@@ -15,6 +16,7 @@ from gantry_spark.errors import GantrySparkError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LOGGING: Final = Path(__file__).with_name("log4j2-local.properties")
 JAVA_VERSIONS: Final = (17, 21)
 INSTALL: Final = (
     "Spark 4 needs Java 17 or 21. Install it, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
@@ -55,9 +57,9 @@ def local_conf(memory: str = "1g") -> dict[str, str]:
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
         "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
     }
 
@@ -81,6 +83,8 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         chosen = "local[*]"
     if chosen is not None and chosen.startswith("local"):
         settings |= local_conf()
+        # Spark's scripts ask for it before they read any configuration, and warn of what the host's name leads to.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings |= {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",

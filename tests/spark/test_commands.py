@@ -29,6 +29,8 @@ def test_analyze_and_report(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     done = gantry("analyze", str(tmp_path / "store"), "-o", "json", XDG_STATE_HOME=state)
     assert done.returncode == 0, done.stderr
+    assert "WARN " not in done.stderr
+    assert "log level" not in done.stderr, "Spark is quiet unless something is wrong"
     report = json.loads(done.stdout)
     (topic,) = report["topics"]
     assert (topic["topic"], topic["records"], topic["distinctKeys"], topic["supersededRecords"]) == (
