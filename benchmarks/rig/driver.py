@@ -88,7 +88,7 @@ class Driver:
     def __init__(self, target: Target, version: str, serialize: str, log: Path) -> None:
         self.target, self.version, self.serialize, self.log = target, version, serialize, log
         # The client keeps offsets of broadcasting groups and its log below the user's home: not the real one.
-        home = log.parent / f"home-{log.stem}"
+        home = (log.parent / f"home-{log.stem}").absolute()
         (home / "conf").mkdir(parents=True, exist_ok=True)
         (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
         flags = [
@@ -102,6 +102,7 @@ class Driver:
             self.popen = subprocess.Popen(
                 [*target.prefix, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
                 start_new_session=True, env={**os.environ, "ROCKETMQ_HOME": str(home)},
+                cwd=home,  # `mqadmin consumerStatus` writes files where it is
             )  # fmt: skip
         self._commands: dict[str, Running] = {}
         self._count = 0

@@ -33,7 +33,47 @@ _SEND = "tests/interop/test_send.py::"
 _ADMIN = "tests/interop/test_mqadmin.py::"
 _QUERY = "tests/interop/test_query.py::"
 _TRANSACTION = "tests/interop/test_transactions.py::test_commit_rollback_and_check"
+_REQUESTS = "tests/broker/test_requests.py::"
+_MANY = "tests/integration/test_slave_reads.py::test_many_topics_groups_and_connections_in_little_memory"
+_WHERE = "tests/client/test_answers.py::test_the_broker_can_ask_where_a_consumer_is"
+_SHAPES = "tests/interop/test_mqadmin_shapes.py::test_outputs_have_the_shape_of_apache_rocketmq"
 PROOF: dict[int, str] = {
+    **dict.fromkeys(
+        (
+            Code.UPDATE_BROKER_CONFIG,
+            Code.GET_BROKER_CONFIG,
+            Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+            Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            Code.DELETE_SUBSCRIPTIONGROUP,
+            Code.GET_ALL_TOPIC_CONFIG,
+            Code.GET_CONSUMER_CONNECTION_LIST,
+            Code.GET_PRODUCER_CONNECTION_LIST,
+            Code.GET_ALL_PRODUCER_INFO,
+            Code.WIPE_WRITE_PERM_OF_BROKER,
+            Code.ADD_WRITE_PERM_OF_BROKER,
+            Code.GET_CONSUME_STATS,
+            Code.GET_BROKER_CONSUME_STATS,
+            Code.DELETE_TOPIC_IN_BROKER,
+            Code.DELETE_TOPIC_IN_NAMESRV,
+            Code.PUT_KV_CONFIG,
+            Code.GET_KV_CONFIG,
+            Code.DELETE_KV_CONFIG,
+            Code.INVOKE_BROKER_TO_RESET_OFFSET,
+            Code.RESET_CONSUMER_CLIENT_OFFSET,
+            Code.QUERY_TOPIC_CONSUME_BY_WHO,
+            Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+            Code.DELETE_EXPIRED_COMMITLOG,
+            Code.CLEAN_UNUSED_TOPIC,
+            Code.GET_CONSUMER_RUNNING_INFO,
+            Code.CONSUME_MESSAGE_DIRECTLY,
+            Code.CLONE_GROUP_OFFSET,
+            Code.VIEW_BROKER_STATS_DATA,
+            Code.QUERY_CONSUME_QUEUE,
+            Code.GET_NAMESRV_CONFIG,
+            Code.UPDATE_NAMESRV_CONFIG,
+        ),
+        _SHAPES,
+    ),
     Code.SEND_MESSAGE: "tests/fuzz/test_live.py::test_broker",
     Code.SEND_MESSAGE_V2: f"{_SEND}test_modes",
     Code.SEND_BATCH_MESSAGE: f"{_SEND}test_batch_offsets",
@@ -52,6 +92,7 @@ PROOF: dict[int, str] = {
     Code.CHECK_CLIENT_CONFIG: f"{_CONSUME}test_bad_sql_is_refused",
     Code.END_TRANSACTION: _TRANSACTION,
     Code.CHECK_TRANSACTION_STATE: _TRANSACTION,
+    Code.RESUME_CHECK_HALF_MESSAGE: f"{_REQUESTS}test_a_half_message_that_was_given_up_is_taken_up_again",
     Code.QUERY_MESSAGE: f"{_QUERY}test_by_key_and_id",
     Code.VIEW_MESSAGE_BY_ID: f"{_QUERY}test_by_key_and_id",
     Code.SEARCH_OFFSET_BY_TIMESTAMP: f"{_QUERY}test_offsets_and_times",
@@ -64,6 +105,9 @@ PROOF: dict[int, str] = {
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: f"{_ADMIN}test_topic_list",
     Code.GET_TOPIC_STATS_INFO: f"{_ADMIN}test_topic_status",
     Code.GET_BROKER_RUNTIME_INFO: f"{_ADMIN}test_broker_status",
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: _MANY,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _WHERE,
+    Code.GET_CONSUMER_STATUS_FROM_CLIENT: _WHERE,
     Code.REGISTER_BROKER: "tests/fuzz/test_live.py::test_name_server",
 }
 

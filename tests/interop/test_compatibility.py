@@ -36,7 +36,7 @@ def test_the_table_is_up_to_date() -> None:
 def test_every_proof_exists() -> None:
     text = compatibility.DOCUMENT.read_text()
     named = set(compatibility.PROOF.values()) | {compatibility.ANSWERS}
-    named |= {f"tests/{found}" for found in re.findall(r"`(interop/\S+?\.py(?:::\w+)?)`", text)}
+    named |= {f"tests/{found}" for found in re.findall(r"`(?:tests/)?(\w+/\w+\.py(?:::\w+)?)`", text)}
     for proof in sorted(named):
         file, _, test = proof.partition("::")
         source = Path(compatibility.ROOT / file).read_text()

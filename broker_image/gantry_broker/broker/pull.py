@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
-from gantry_broker.protocol.codes import EXPRESSION_TAG, GetStatus, Perm, PullFlag, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import EXPRESSION_TAG, FAQ, GetStatus, Perm, PullFlag, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, PullHeader
 from gantry_broker.protocol.message import parse_properties
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from .core import Broker
 
-FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 MAX_HOLD_MS: Final = 120_000
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,

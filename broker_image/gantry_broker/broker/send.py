@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
+    FAQ,
     FLAG_ONEWAY,
     RETRY_PREFIX,
     Perm,
@@ -50,7 +51,6 @@ _WRITE: Final = Perm.WRITE
 _INT_MAX: Final = 0x7FFFFFFF
 _LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
 _WAIT: Final = "\x02WAIT\x01true\x02"
-FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
 
 STATUS_CODE: Final = {
     SendStatus.SEND_OK: int(ResponseCode.SUCCESS),

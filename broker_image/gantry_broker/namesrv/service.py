@@ -14,7 +14,7 @@ from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, parse, topic_list
-from gantry_broker.protocol.codes import MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import FAQ, MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import (
     BadField,
@@ -175,7 +175,7 @@ class NameService:
             return Frame.response_to(
                 frame,
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"No topic route info in name server for the topic: {topic[:300]}",
+                f"No topic route info in name server for the topic: {topic[:300]}{FAQ}",
             )
         if self.settings["orderMessageEnable"] == "true":
             route.order_conf = self.kv.get(ORDER_TOPIC_NAMESPACE, topic)

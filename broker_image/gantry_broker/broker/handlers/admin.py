@@ -46,7 +46,8 @@ def get_config(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         "flushDiskType": "SYNC_FLUSH" if config.flush == "Sync" else "ASYNC_FLUSH",
         "storePathRootDir": config.data_dir,
         "storePathCommitLog": config.data_dir / "commitlog",
-        # What `exportConfigs` asks for and cannot do without, though none of it can be set here.
+        # What `exportConfigs` and `exportMetrics` ask for, though none of it can be set here.
+        "clientCallbackExecutorThreads": os.cpu_count(),
         "filterServerNums": 0,
         "msgTraceTopicName": TRACE_TOPIC,
         "traceOn": True,

@@ -322,10 +322,7 @@ async def clone_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame
         queues = tables.offsets.get(f"{topic}@{header.srcGroup}")
         if queues:
             offsets[f"{topic}@{header.destGroup}"] = {str(q): o for q, o in queues.items()}
-    change: dict[str, Any] = {"offsets": offsets}
-    if header.destGroup not in tables.groups:
-        change["groups"] = [SubscriptionGroup(header.destGroup).to_json()]
-    await broker.change_and_wait(change)
+    await broker.change_and_wait({"offsets": offsets})
     return ok(frame)
 
 

@@ -81,7 +81,8 @@ def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Non
         raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
     if header.queueId >= max(config.read_queues, config.write_queues):
         raise BadField("queueId", str(header.queueId), f"a queue of topic {header.topic}")
-    if broker.group_config(header.consumerGroup) is None:
+    known = header.consumerGroup in broker.meta.working.groups
+    if not known and not broker.settings.autoCreateSubscriptionGroup:  # it is made when a member comes
         raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
     broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
     return None if frame.is_oneway else ok(frame)

@@ -61,7 +61,10 @@ def view_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 @handles(RequestCode.QUERY_CONSUME_QUEUE)
 def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    """What mqadmin's `queryCq` shows: entries of a queue, and whether a group's filter would let them through."""
+    """What mqadmin's `queryCq` shows: entries of a queue, and what a group subscribes to.
+
+    As 4.9.7 without extended queues: `eval` is false, whatever the subscription.
+    """
     header = ConsumeQueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     if header.index < 0 or not 0 < header.count <= MAX_ENTRIES:
@@ -70,6 +73,9 @@ def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame
     store = broker.store
     members = broker.clients.consumers.get(header.consumerGroup or "")
     subscription = members.subscriptions.get(header.topic) if members is not None else None
+    filter_data = "null" if header.consumerGroup else None
+    if header.consumerGroup and subscription is None:
+        filter_data = f"{header.consumerGroup}@{header.topic} is not online!"
     entries = []
     offset, wanted = int(header.index), header.count
     while wanted > 0:
@@ -78,19 +84,18 @@ def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame
         if not records:
             break
         for record in records:
-            code = tags_hash(record.tags or "")
             entry = {
                 "physicOffset": record.phys_offset,
                 "physicSize": record.size,
-                "tagsCode": code,
-                "eval": subscription is None or not subscription.codes or code in subscription.codes,
+                "tagsCode": tags_hash(record.tags or ""),
+                "eval": False,
             }
             entries.append(entry)
         wanted -= len(records)
         offset = records[-1].queue_offset + 1
     body = {
         "subscriptionData": subscription.data.to_json() if subscription is not None else None,
-        "filterData": None,
+        "filterData": filter_data,
         "queueData": entries,
         "maxQueueIndex": store.max_offset(header.topic, header.queueId),
         "minQueueIndex": store.min_offset(header.topic, header.queueId),

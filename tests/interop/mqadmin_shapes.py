@@ -1,0 +1,241 @@
+"""What `mqadmin` 4.9.7 shows: each sub-command in a story of its own system: the shape of each output.
+
+A shape is the set of the lines, with numbers, times, ids and addresses as words. `tests/data/mqadmin/4.9.7.json`
+holds those of Apache RocketMQ; `python tests/interop/mqadmin_shapes.py` plays the story there and writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "benchmarks")]
+
+from rig.driver import Driver
+from rig.processes import until
+from rig.target import Target
+
+RECORDED = Path(__file__).resolve().parents[1] / "data" / "mqadmin" / "4.9.7.json"
+EPOCH = "2000-01-01#00:00:00:000"
+
+LEFT_OUT = {
+    "clusterRT": "prints until it is stopped; it is played in a process of its own",
+    "startMonitoring": "prints until it is stopped, and only when something is wrong",
+    **dict.fromkeys(
+        ("updateAclConfig", "deleteAclConfig", "updateGlobalWhiteAddr", "clusterAclConfigVersion", "getAclConfig"),
+        "access control is not offered",
+    ),
+}
+"""Sub-commands of 4.9.7 that the story does not have, and why."""
+
+DIFFERENT = {
+    "updateBrokerConfig -c $cluster -k nonsense -v 71": "settings that do not exist are refused here, ignored there",
+    "getBrokerConfig -b $broker": "each has its own settings",
+    "getBrokerConfig -c $cluster": "each has its own settings",
+    "getNamesrvConfig": "each has its own settings",
+    "updateNamesrvConfig -k clusterTest -v false": "clusterTest is no setting here, and what is none is refused",
+}
+"""Command lines whose outputs differ on purpose: ours are played, and must say something."""
+
+LISTS = {"consumerProgress", "topicList", "topicList -c", "statsAll", "statsAll -a", "producer -b $broker"}
+LISTS |= {"brokerConsumeStats -b $broker", "exportMetadata -c $cluster -f $folder"}
+"""Command lines that show everything there is: of their lines only the headings and those of the story count."""
+
+
+def story() -> list[str]:
+    """The command lines, in their order; the words that begin with $ are filled in."""
+    return """
+updateTopic -t $T2 -b $broker -r 4 -w 4 -o true
+updateSubGroup -g $G2 -b $broker -r 3 -s false
+updateSubGroup -g $G4 -c $cluster
+updateBrokerConfig -b $broker -k fileReservedTime -v 71
+updateBrokerConfig -c $cluster -k nonsense -v 71
+updateTopicPerm -t $T2 -b $broker -p 4
+updateTopicPerm -t $T2 -c $cluster -p 6
+topicRoute -t $T
+topicRoute -t $T -l
+topicStatus -t $T
+topicClusterList -t $T
+brokerStatus -b $broker
+brokerStatus -c $cluster
+queryMsgById -i $offsetMsgId
+queryMsgByKey -t $T -k k7
+queryMsgByUniqueKey -t $T -i $msgId
+queryMsgByOffset -t $T -b $name -i $queue -o $offset
+queryMsgById -i $offsetMsgId -g $G -d $client
+queryMsgTraceById -i $msgId
+printMsg -t $T -b 2000-01-01#00:00:00:000
+printMsgByQueue -t $T -a $name -i 0 -p true -f true
+sendMsgStatus -b $name -s 100 -c 3
+brokerConsumeStats -b $broker
+producerConnection -g $PG2 -t $T3
+consumerConnection -g $G
+getConsumerConfig -g $G
+consumerProgress
+consumerProgress -g $G
+consumerProgress -g $G -s true
+consumerStatus -g $G
+consumerStatus -g $G -s
+producer -b $broker
+cloneGroupOffset -s $G -d $G3 -t $T -o false
+clusterList
+clusterList -m
+topicList
+topicList -c
+updateKvConfig -s NSX -k a -v b
+deleteKvConfig -s NSX -k a
+resetOffsetByTime -g $G -t $T -s -1
+resetOffsetByTime -g $G2 -t $T -s 0 -f true
+resetOffsetByTime -g $G3 -t $T -s 0 -f true
+skipAccumulatedMessage -g $G -t $T
+skipAccumulatedMessage -g $G2 -t $T
+updateOrderConf -t $T -v $name:4 -m put
+updateOrderConf -t $T -m get
+updateOrderConf -t $T -m delete
+cleanExpiredCQ -b $broker
+cleanExpiredCQ -c $cluster
+deleteExpiredCommitLog -b $broker
+deleteExpiredCommitLog -c $cluster
+cleanUnusedTopic -b $broker
+cleanUnusedTopic -c $cluster
+statsAll
+statsAll -a
+statsAll -t $T
+allocateMQ -t $T -i 1.1.1.1,2.2.2.2
+checkMsgSendRT -t $T -a 3 -s 64
+getNamesrvConfig
+updateNamesrvConfig -k clusterTest -v false
+getBrokerConfig -b $broker
+getBrokerConfig -c $cluster
+queryCq -t $T -q 0 -i 0 -c 5 -b $broker
+queryCq -t $T -q 0 -i 0 -c 5 -g $G
+sendMessage -t $T -p hello -k kk -c tag
+consumeMessage -t $T -g $CG -c 5
+consumeMessage -t $T -b $name -i 0 -o 0 -c 3
+exportMetadata -c $cluster -f $folder
+exportConfigs -c $cluster -f $folder
+exportMetrics -c $cluster -f $folder
+wipeWritePerm -b $name
+addWritePerm -b $name
+deleteSubGroup -g $G2 -c $cluster
+deleteSubGroup -g $none -b $broker
+deleteTopic -t $T2 -c $cluster
+deleteTopic -t $none -c $cluster
+topicStatus -t $none
+consumerProgress -g $none
+topicRoute -t $none
+consumerConnection -g $none
+producerConnection -g $none -t $T
+queryMsgById -i nonsense
+brokerStatus -b 127.0.0.1:1
+""".strip().splitlines()
+
+
+def play(target: Target, driver: Driver, folder: Path) -> dict[str, list[str]]:
+    """The story against a system: command line to shape. Groups and topics have names of their own."""
+    words = {f"${name}": f"mq{name}" for name in ("T", "T2", "T3", "G", "G2", "G3", "G4", "PG2", "CG", "none")}
+    words |= {"$cluster": target.cluster, "$broker": target.broker_address, "$name": target.broker_name}
+    words["$folder"] = str(folder)
+    for topic in ("$T", "$T3"):
+        driver.mqadmin("updateTopic", "-t", words[topic], "-c", target.cluster, "-r", 4, "-w", 4)
+    driver.mqadmin("updateSubGroup", "-g", words["$G"], "-c", target.cluster)
+    sent = driver.run(
+        "produce", topic=words["$T"], run="r", count=40, keys="k", tags="a", shards=4, threads=4, each=True
+    ).of("sent")
+    words |= {f"${name}": str(sent[7][name]) for name in ("msgId", "offsetMsgId", "queue", "offset")}
+    consumer = driver.start("consume", topic=words["$T"], group=words["$G"], run="r", count=41, timeout_s=600)
+    producer = driver.start("transactions", topic=words["$T3"], group=words["$PG2"], run="t", count=1, stay_s=25)
+    consumer.wait_for("started")
+
+    def progress(wanted: Callable[[str], bool]) -> Callable[[], bool]:
+        return lambda: wanted(driver.mqadmin("consumerProgress", "-g", words["$G"]))
+
+    # The client commits what it consumed every 5 s.
+    until("the consumer commits", progress(lambda text: "\nDiff Total: 0" in text and "%RETRY%" in text), 40)
+    found = re.search(r"^(\S+@\S+)", driver.mqadmin("consumerConnection", "-g", words["$G"]), re.MULTILINE)
+    assert found, "consumerConnection shows no client"
+    words["$client"] = found[1]
+    shapes = {}
+    names = {value: key for key, value in words.items() if key != "$folder" and value.startswith("mq")}
+    names |= {target.broker_address: "BROKER", target.namesrv: "NAMESRV"}
+    for line in story():
+        output = driver.mqadmin(*(words.get(word, word.replace("$name", words["$name"])) for word in line.split()))
+        if line.endswith("-f $folder"):
+            output += "".join(path.read_text() for path in sorted(folder.rglob("*.json")))
+            for path in folder.rglob("*.json"):
+                path.unlink()
+        shapes[line] = shape(output, names, str(folder))
+        if line in LISTS:
+            shapes[line] = [text for text in shapes[line] if "$" in text or text.startswith("#")]
+    producer.finish()
+    driver.run("produce", topic=words["$T"], run="r", first=40, count=1, group="last")
+    consumer.finish()
+    return shapes
+
+
+_RULES: tuple[tuple[str, str], ...] = (
+    (r"body=\[[\d, -]*\]", "body=BYTES"),
+    (r" BODY: .*", " BODY: TEXT"),
+    (r"\bA?SYNC_MASTER\b", "MASTER"),
+    (r"KEYS=\w+", "KEYS=KEY"),
+    (r"Keys: +\[\w+\]", "Keys: [KEY]"),
+    (r"\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d[,:]?\d*", "DATE"),
+    (r"/?\b\d+\.\d+\.\d+\.\d+:\d+\b", "ADDRESS"),
+    (r"\b\d+\.\d+\.\d+\.\d+@\w+", "CLIENT"),
+    (r"\b\d+\.\d+\.\d+\.\d+\b", "HOST"),
+    (r"\b[0-9A-F]{24,}\b", "ID"),
+    (r"commitLogDiskRatio_[^\s:]+", "PATH"),
+    (r"(?<![\w:/])/(?:[\w.-]+/)+[\w.-]*", "PATH"),
+    (r"\[ \d+ days, \d+ hours, \d+ minutes, \d+ seconds \]", "DURATION"),
+    (r"\b\d+(?:\.\d+)? (?:[KMGT]i)?B\b", "SIZE"),
+    (r"-?\b\d+(?:\.\d+)?(?:E-?\d+)?(?:ms|%)?\b", "N"),
+    (r"N(?:,N)+", "N"),
+)
+_OWN = re.compile(r"(BROKER )?(gantry|scheduleMessageOffset_)\w+ *:")
+"""Running figures that only we have, and those that are there once a delay level was used."""
+_RATES = re.compile(r"\b((?:put|get)\w*Tps|putMessageDistributeTime|earliestMessageTimeStamp)( *:).*")
+
+
+def shape(output: str, names: dict[str, str], folder: str) -> list[str]:
+    """The distinct lines of an output, reduced and sorted. Stack traces count as what they say first."""
+    found = set()
+    for raw in output.splitlines():
+        line = raw.replace(folder, "FOLDER")
+        if re.match(r"\s+at |\s+\.\.\. \d+ more|Caused by: .*(?<!\S)at ", line) or "rmq_sys_GANTRY" in line:
+            continue
+        for value, name in sorted(names.items(), key=lambda item: -len(item[0])):
+            line = re.sub(rf"(?<![\w]){re.escape(value)}(?![\w])", name, line)
+        line = _RATES.sub(r"\1\2 RATE", line)
+        for pattern, word in _RULES:
+            line = re.sub(pattern, word, line)
+        line = " ".join(line.split())
+        if line and not _OWN.match(line):
+            found.add(line)
+    return sorted(found)
+
+
+def main() -> None:
+    from conftest import SETTINGS
+    from rig import rocketmq
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with rocketmq.rocketmq(folder / "rmq", {key: str(value) for key, value in SETTINGS.items()}) as target:
+            driver = Driver(target, "49", "JSON", folder / "driver.log")
+            try:
+                shapes: dict[str, Any] = play(target, driver, folder / "export")
+            finally:
+                driver.close()
+    RECORDED.parent.mkdir(parents=True, exist_ok=True)
+    RECORDED.write_text(json.dumps(shapes, indent=1) + "\n")
+    print(f"{len(shapes)} command lines")
+
+
+if __name__ == "__main__":
+    main()
