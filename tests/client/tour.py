@@ -17,6 +17,7 @@ from gantry_broker.client import (
     Admin,
     BrokerError,
     Consumer,
+    DeadLetters,
     FromWhere,
     Message,
     MessageQueue,
@@ -46,6 +47,14 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seco
             return
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
         await asyncio.sleep(0.05)
+
+
+async def until_polled(consumer: PullConsumer, got: list[ReceivedMessage], count: int) -> None:
+    async def enough() -> bool:
+        got.extend(await consumer.poll(0.2))
+        return len(got) >= count
+
+    await until(enough, f"{count} messages")
 
 
 class Tour:
@@ -172,6 +181,78 @@ class Tour:
             await until(dead, "a dead letter", 60)
             await admin.topic_route(f"%DLQ%{group}")
             assert await admin.puller().max_offset(MessageQueue(f"%DLQ%{group}", self.broker, 0)) == 1
+
+    async def dead_letters(self) -> None:
+        topic, other = await self.topic("Dead"), await self.topic("Mended")
+        group = f"tourDead{STAMP}"
+        letters: list[ReceivedMessage] = []
+
+        async def refuse(message: ReceivedMessage) -> bool:
+            return False
+
+        async with Producer(self.name_server) as producer, Admin(self.name_server) as admin:
+            for n in range(3):
+                await producer.send(Message(topic, b"%d" % n, "A", f"k{n}", {"n": str(n)}))
+            async with self.consumer("Dead", max_retries=0) as consumer, DeadLetters(self.name_server) as dead:
+                await consumer.subscribe(topic, refuse)
+
+                async def buried() -> bool:
+                    found = await dead.group(group)
+                    return found is not None and found.letters == 3
+
+                await until(buried, "three dead letters", 60)
+                # RocketMQ makes the topic write-only; an administrator opens it to read it.
+                await admin.create_topic(f"%DLQ%{group}", queues=1)
+
+                async def readable() -> bool:
+                    route = await admin.topic_route(f"%DLQ%{group}")
+                    return all(queue.perm & 4 for queue in route.queues)
+
+                await until(readable, "the dead letters may be read", 60)
+                letters += [letter async for page in dead.pages(group) for letter in page.letters]
+                assert sorted(letter.body for letter in letters) == [b"0", b"1", b"2"]
+                await dead.send_again(group, letters[0], to=other)
+            async with self.consumer("Mended") as consumer:
+                got: list[ReceivedMessage] = []
+
+                async def keep(message: ReceivedMessage) -> None:
+                    got.append(message)
+
+                await consumer.subscribe(other, keep)
+                await until(lambda: len(got) == 1, "the letter that was sent again")
+        assert (got[0].body, got[0].keys, got[0].properties["n"]) == (
+            letters[0].body, letters[0].keys, letters[0].properties["n"],
+        )  # fmt: skip
+
+    async def times(self) -> None:
+        topic = await self.topic("Times", queues=1)
+        async with Producer(self.name_server) as producer, Admin(self.name_server) as admin:
+            for n in range(3):
+                await producer.send(topic, b"%d" % n)
+            await asyncio.sleep(1.1)
+            between = int(time.time() * 1000)
+            await asyncio.sleep(0.2)
+            for n in range(3, 6):
+                await producer.send(topic, b"%d" % n)
+            queue, puller = MessageQueue(topic, self.broker, 0), admin.puller()
+            assert (await puller.min_offset(queue), await puller.max_offset(queue)) == (0, 6)
+
+            async def found() -> bool:
+                return await puller.offset_at(queue, between) == 3
+
+            await until(found, "the offset of that time")
+            assert await puller.offset_at(queue, 0) == 0
+        async with PullConsumer(
+            self.name_server, f"tourTimes{STAMP}", from_where=FromWhere.TIMESTAMP, from_time_ms=between
+        ) as consumer:
+            await consumer.subscribe_to(topic)
+            got: list[ReceivedMessage] = []
+            await until_polled(consumer, got, 3)
+            assert [message.body for message in got][-3:] == [b"3", b"4", b"5"]
+            await consumer.seek_to_begin(queue)
+            got.clear()
+            await until_polled(consumer, got, 6)
+            assert [message.body for message in got] == [b"%d" % n for n in range(6)]
 
     async def broadcast(self) -> None:
         topic = await self.topic("Cast")
@@ -345,6 +426,8 @@ STOPS = (
     Tour.administration,
     Tour.delay,
     Tour.retry,
+    Tour.dead_letters,
+    Tour.times,
     Tour.transactions,
 )
 

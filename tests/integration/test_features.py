@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from gantry_broker.client import (
     Admin,
+    BrokerError,
+    ClientError,
     Consumer,
     FromWhere,
     Message,
     Producer,
     ReceivedMessage,
     Requester,
+    SendStatus,
     TransactionProducer,
     TransactionState,
     reply,
 )
 from gantry_broker.protocol.bodies import SubscriptionGroup
+from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
     from conftest import Group
@@ -222,3 +226,41 @@ async def test_delays_and_half_messages_survive_a_failover(make_group: Callable[
             await asyncio.sleep(0.5)
     assert sorted(seen.bodies) == [b"delayed", b"early", b"half"]
     assert seen.times[seen.bodies.index(b"delayed")] >= sent + 4.0
+
+
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(600):
+        if await condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("not within 30 s")
+
+
+async def test_a_setting_changed_at_run_time_holds_after_a_failover(
+    make_group: Callable[..., Awaitable[Group]],
+) -> None:
+    """It goes into the log: the new master has it at once, and the killed one when it comes back."""
+    group = await make_group(3)
+    await group.lead(0)
+    await group.all_in_sync()
+    async with Admin(group.name_server) as admin, Producer(group.name_server) as producer:
+        await producer.send("T", b"x" * 3_000)
+        await admin.update_broker_config(group.group_address, {"maxMessageSize": "2048", "fileReservedTime": "71"})
+        await group.members[0].kill()
+        await group.lead(1, [1, 2])
+
+        async def holds(address: str) -> bool:
+            try:
+                config = await admin.broker_config(address)
+            except (ClientError, RemotingError):
+                return False
+            return (config["maxMessageSize"], config["fileReservedTime"]) == ("2048", "71")
+
+        await _until(lambda: holds(group.group_address))
+        with pytest.raises(BrokerError, match="maxMessageSize is 2048"):
+            await producer.send("T", b"x" * 3_000)
+        assert (await producer.send("T", b"x" * 1_000)).status is SendStatus.SEND_OK
+        await group.members[0].start()
+        await group.tell()
+        for member in group.members:
+            await _until(lambda address=member.address: holds(address))

@@ -12,7 +12,7 @@ from rig.target import Target
 TOUR = Path(__file__).resolve().parents[1] / "client" / "tour.py"
 STOPS = (
     "send_and_consume", "filters", "order", "broadcast", "sharing", "polling", "requests", "administration", "delay",
-    "retry", "transactions",
+    "retry", "dead_letters", "times", "transactions",
 )  # fmt: skip
 
 
