@@ -123,10 +123,17 @@ class Cluster:
 
         None while one of them does not answer.
         """
+        asked = self._ask_brokers()
+        return None if None in asked else [answer for answer in asked if answer]
+
+    def answering(self) -> list[dict[str, Any]]:
+        """As `members`, of those brokers that answer."""
+        return [answer for answer in self._ask_brokers() if answer]
+
+    def _ask_brokers(self) -> list[dict[str, Any] | None]:
         ports: dict[str, int] = json.loads((self.folder / "ports.json").read_text())
         asked = [self._get(port, "/v1/status") for use, port in ports.items() if use.endswith("/http")]
-        found = [answer for answer in asked if answer is None or "broker_id" in answer]
-        return None if None in found else [answer for answer in found if answer is not None]
+        return [answer for answer in asked if answer is None or "broker_id" in answer]
 
     def _get(self, port: int, path: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection("127.0.0.1", port)

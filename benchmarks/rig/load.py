@@ -1,7 +1,7 @@
 """A producer of ours as a process, for the benchmarks.
 
 With `--each`: one JSON line per send, as the Java driver's `failover` prints them, until standard input ends.
-Otherwise: one JSON line every 10 s with what was sent so far, for `--seconds`.
+Otherwise: a JSON line every few seconds with what was sent so far, for `--seconds`.
 """
 
 from __future__ import annotations
@@ -77,9 +77,11 @@ async def _flood(producer: Producer, options: argparse.Namespace, stop: asyncio.
                 failed += 1
 
     async def reporter() -> None:
-        for _ in range(max(1, options.seconds // 10)):
-            await asyncio.sleep(10)
-            print(json.dumps({"sent": sent, "failed": failed}), flush=True)
+        began = time.monotonic()
+        for _ in range(max(1, options.seconds // options.every)):
+            await asyncio.sleep(options.every)
+            said = {"sent": sent, "failed": failed, "seconds": round(time.monotonic() - began, 3)}
+            print(json.dumps(said), flush=True)
         stop.set()
 
     await asyncio.gather(reporter(), *(sender() for _ in range(options.senders)))
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--senders", type=int, default=64, help="sends that wait at the same time")
     parser.add_argument("--size", type=int, default=128, help="bytes of a body")
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--every", type=int, default=10, help="seconds between two lines (default 10)")
     parser.add_argument("--each", action="store_true", help="a line per send, until standard input ends")
     uvloop.run(_main(parser.parse_args()))
 
