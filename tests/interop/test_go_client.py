@@ -221,6 +221,6 @@ def test_transactions(go: Go, topic: str) -> None:
 def test_request_and_reply(go: Go, topic: str) -> None:
     server = go("reply", topic=topic, group=f"s_{topic}", count=3)
     server.wait_for("started")
-    asked = go("request", topic=topic, group=f"r_{topic}", count=3, timeout="20s").finish()
+    asked = go("request", topic=topic, group=f"r_{topic}", count=3, timeout="45s").finish()
     assert [line["body"] for line in asked.of("reply")] == ["re: 0", "re: 1", "re: 2"]
     server.finish()

@@ -37,7 +37,10 @@ func request(o options) error {
 	}
 	time.Sleep(1500 * time.Millisecond)
 	for n := 0; n < o.count; n++ {
-		reply, err := p.Request(context.Background(), o.timeout, o.message(n))
+		reply, err := p.Request(context.Background(), 5*time.Second, o.message(n))
+		for deadline := time.Now().Add(o.timeout); err != nil && time.Now().Before(deadline); {
+			reply, err = p.Request(context.Background(), 5*time.Second, o.message(n))
+		}
 		if err != nil {
 			return err
 		}
