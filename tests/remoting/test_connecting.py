@@ -81,7 +81,7 @@ async def test_a_refusal_is_told_at_once() -> None:
         port = free.getsockname()[1]
     async with RemotingClient() as client:
         begun = time.monotonic()
-        with pytest.raises(ConnectError, match="Errno 111|refused"):
+        with pytest.raises(ConnectError, match=r"Errno 111|refused"):
             await client.request(f"localhost:{port}", Frame(1), timeout=3)
         assert time.monotonic() - begun < LATE_S
 
