@@ -2,7 +2,7 @@
 
 A fetch at the end of the log is held: it is answered as soon as something is appended, a little later when something is
 confirmed (the next records usually bring that along), and empty after `HOLD_S`. A follower that lacks much is given
-chunks, and while producers send, it waits between them so long that it costs the senders a few per cent of the loop.
+chunks, and while producers send, it waits between them (see `pace.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.pace import Pace
 from gantry_broker.replication.types import MemberId
 
 if TYPE_CHECKING:
@@ -30,11 +31,8 @@ NEWS_S: Final = 0.03
 """How long news of the confirmed offset waits for records to travel with."""
 CATCH_UP_BYTES: Final = 4 << 20
 """A follower that lacks more than this is catching up, and throttled while producers send."""
-CATCH_UP_SHARE: Final = 0.05
-"""Part of the event loop's time that reading for it may take then."""
 BUSY_S: Final = 0.25
 """Producers count as sending for so long after the last append."""
-LONGEST_PAUSE_S: Final = 0.25
 
 
 class Held:
@@ -71,6 +69,7 @@ class Holding:
         self._log_end = log_end
         self._held: dict[MemberId, Held] = {}
         self._catching_up: dict[MemberId, float] = {}
+        self._paces: dict[MemberId, Pace] = {}
         self._appended_at = 0.0
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -136,7 +135,8 @@ class Holding:
             self._answer(held.conn, held.request, answer)
             if len(answer.data) > 0 and self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S:
                 took = time.perf_counter() - started
-                self._catching_up[member] = now + min(took / CATCH_UP_SHARE, LONGEST_PAUSE_S)
+                pace = self._paces.setdefault(member, Pace())
+                self._catching_up[member] = now + pace.pause(now, took, len(answer.data), self._log_end())
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
