@@ -301,10 +301,7 @@ class Consumer:
         item = self._running.pop(queue, None)
         if item is None:
             return
-        item.process.dropped = True
-        item.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await item.task
+        await item.end()
         await self._released(queue, item.process)
         await self.offsets.commit(wait=True, only=queue)
         self.offsets.forget(queue)
@@ -322,10 +319,7 @@ class Consumer:
         for queue, offset in table.items():
             if queue in self._running:
                 item = self._running.pop(queue)
-                item.process.dropped = True
-                item.task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await item.task
+                await item.end()
                 self.offsets.update(queue, offset, backwards=True)
                 await self.offsets.commit(wait=True, only=queue)
                 self._begin(queue, offset)
@@ -451,6 +445,12 @@ class Running:
     def __init__(self, process: ProcessQueue, task: asyncio.Task[None]) -> None:
         self.process = process
         self.task = task
+
+    async def end(self) -> None:
+        """No more is pulled. To be cancelled meanwhile cancels the caller: `await task` could not tell whose it was."""
+        self.process.dropped = True
+        self.task.cancel()
+        await asyncio.wait({self.task})
 
 
 def now_ms() -> int:

@@ -155,12 +155,15 @@ class RemotingClient:
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._opened(address, done))
         try:
-            # Shielded: several requests may wait for the one connection, each with its own patience.
-            return await asyncio.wait_for(asyncio.shield(task), timeout)
+            # Shielded: several requests may wait for the one connection, each with its own patience. Not by wait_for,
+            # which in Python 3.11 loses a cancellation that comes together with the connection.
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(task)
         except TimeoutError:
             raise ConnectError(f"no connection to {address} within {timeout:g} s") from None
         except asyncio.CancelledError:
-            if self._closed:
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller is not None and caller.cancelling()):
                 raise ConnectError("the client is closed") from None
             raise
 
