@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage
 from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
@@ -27,6 +30,9 @@ GROUPS = ("steady", "restarted")
 STAYS_S = 4.0
 """For so long a member of the second group stays; then another takes its place."""
 PULL_S = 2.0
+BACK_S = 20.0
+"""A member that was stopped is back by then."""
+T = TypeVar("T")
 
 
 class Workload:
@@ -193,18 +199,30 @@ class Workload:
             return None
 
     async def read(self, name: str) -> Log:
-        """All that a member shows of the topic. Raises NotInTime when it does not answer."""
+        """All that a member shows of the topic. Raises NotInTime when it does not answer; one that was stopped by the
+        last fault may still be on its way back."""
         log = Log({}, {})
         for queue in range(QUEUES):
-            end = await self._end(name, queue)
+            end = await _patiently(partial(self._end, name, queue))
             if end is None:
                 raise NotInTime(f"{name} does not tell the end of queue {queue}")
             log.ends[queue] = end
             at = 0
             while at < end:
-                got = await self._pull(name, queue, at)
+                got = await _patiently(partial(self._pull, name, queue, at))
                 if not got:
                     raise NotInTime(f"{name} shows nothing at {at} of queue {queue}, which ends at {end}")
                 log.bodies.update(got)
                 at = got[-1][0].offset + 1
         return log
+
+
+async def _patiently(ask: Callable[[], Awaitable[T | None]]) -> T | None:
+    """The answer, or None when there is none for `BACK_S`."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + BACK_S
+    while True:
+        answer = await ask()
+        if answer is not None or clock() > deadline:
+            return answer
+        await asyncio.sleep(0.2)
