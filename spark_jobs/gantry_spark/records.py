@@ -113,11 +113,10 @@ def first_break(structure: Bools) -> int | None:
     return None if bool(structure.all()) else int(np.argmin(structure))
 
 
-def check(buf: Bytes, base: int, starts: list[int], verify: bool) -> tuple[Checked | None, list[Damage]]:
+def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[Checked | None, list[Damage]]:
     """Check all records of a block at once; damage lists those whose content (not structure) is wrong."""
-    if not starts:
+    if not len(at):
         return None, []
-    at = np.array(starts, dtype=np.int64)
     head = take_fixed(buf, at, HEAD)
     magic = head["magic"]
     size = head["size"].astype(np.int64)

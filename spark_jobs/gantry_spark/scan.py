@@ -1,9 +1,9 @@
 """Finding the records in a range of the log: chain of sizes, check of all heads at once, and the way past damage.
 
-How it works: sizes lead from one record to the next (a tight loop over one field); then numpy checks all the heads of a
-block together: magic, the physical offset that every record carries, lengths that add up, the body's CRC. What does not
-fit is skipped to the next position where magic and physical offset agree, and reported with its place. Records whose
-body does not match its CRC, or whose topic is not UTF-8, are left out alone: their lengths still lead to the next one.
+How it works: sizes lead from one record to the next (`chain`); then numpy checks all the heads of a block together:
+magic, the physical offset that every record carries, lengths that add up, the body's CRC. What does not fit is skipped
+to the next position where magic and physical offset agree, and reported with its place. Records whose body does not
+match its CRC, or whose topic is not UTF-8, are left out alone: their lengths still lead to the next one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 from gantry_broker.protocol.codes import SysFlag
 
+from gantry_spark.chain import chain
 from gantry_spark.layout import BLANK_HEAD, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, MAX_RECORD, MIN_RECORD
 from gantry_spark.records import Damage as Damage
 from gantry_spark.records import Records as Records
@@ -72,7 +73,7 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
         short = base + filled < reach and filled < len(buf)
         ended = short or base + filled >= wanted.limit
         whole = np.frombuffer(buf, dtype=np.uint8)[:filled]
-        starts, after = _chain(buf, filled, wanted.stop - base)
+        starts, after = chain(buf, filled, wanted.stop - base)
         good, damage = check(whole, base, starts, verify)
         used = after
         if good is not None:
@@ -113,22 +114,6 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
             buf[:rest] = buf[used:filled]
         base += used
         filled = rest
-
-
-def _chain(buf: bytearray, filled: int, stop: int) -> tuple[list[int], int]:
-    """Positions of whole records by their sizes alone, and the position after the last of them."""
-    starts: list[int] = []
-    add = starts.append
-    at = 0
-    last = min(stop - 1, filled - MIN_RECORD)
-    while at <= last:
-        (size,) = _size_at(buf, at)
-        after = at + size
-        if size < MIN_RECORD or after > filled:
-            break
-        add(at)
-        at = after
-    return starts, at
 
 
 def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Records | Damage]:
@@ -243,7 +228,7 @@ def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
     raw = bytearray(size)
     if source.read_into(offset, memoryview(raw)) < size:
         return False
-    checked, _ = check(np.frombuffer(raw, dtype=np.uint8), offset, [0], False)
+    checked, _ = check(np.frombuffer(raw, dtype=np.uint8), offset, np.zeros(1, dtype=np.int64), False)
     return checked is not None and bool(checked.structure[0])
 
 
