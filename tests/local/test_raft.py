@@ -34,6 +34,21 @@ async def test_a_killed_leader_is_followed_by_an_elected_one(raft: Cluster) -> N
     await check_account(raft, load)
 
 
+async def test_a_frozen_leader_gives_the_port_up_whenever_it_spoke_last(raft: Cluster) -> None:
+    """The group elects sooner than the supervisor calls a member frozen that had just said something."""
+    for number in range(3):
+        raft.until("all three answer", lambda: all(m["ready"] for m in raft.members().values()))
+        before = raft.master()
+        async with Load.on(raft, f"Frozen{number}", f"z{number}") as load:
+            await load.more(50)
+            kill(before["pid"], signal.SIGSTOP)
+            await load.more(100)
+        assert raft.master()["name"] != before["name"]
+        await check_account(raft, load)
+        assert load.gap_s() < 8, f"senders waited {load.gap_s():.2f} s"
+        raft.until("it was replaced", lambda b=before: raft.members()[b["name"]].get("pid") not in (None, b["pid"]))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("named", [True, False], ids=["to a member", "to the best"])
 async def test_a_switchover_transfers_the_leadership_once(raft: Cluster, named: bool) -> None:
     raft.until("all three answer", lambda: all(m["ready"] for m in raft.members().values()))

@@ -15,7 +15,7 @@ from gantry_operator.api.status import Addresses
 from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.failover.raft import leader_of
 from gantry_operator.failover.wire import report_from
-from gantry_operator.kube.probe import name_server_knows
+from gantry_operator.kube.probe import name_server_knows, send_and_read
 from gantry_operator.kube.state import Seen, SeenMember, status_of
 from gantry_operator.local.control import supervisor_of
 from gantry_operator.local.events import last_events, utc
@@ -48,7 +48,10 @@ class LocalStatus:
 
 
 async def local_status(folder: ClusterFolder) -> LocalStatus:
-    """Asks everybody at once; nobody is waited for longer than a second. Raises OSError, pydantic.ValidationError."""
+    """Asks everybody at once, with a second at most for each of three steps.
+
+    Raises OSError, pydantic.ValidationError.
+    """
     cluster = load_saved(folder)
     planned = plan(cluster)
     ports = Ports.load(folder.ports)
@@ -67,11 +70,19 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         known = await asyncio.gather(
             *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
         )
-    if cluster.spec.mode == "Raft":
-        cells = {g.name: _elected([s for m, (s, _) in zip(planned.members, asked, strict=True) if m.group == g.name])
-                 for g in planned.groups}  # fmt: skip
-    members = [_seen(m, cells[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
-    by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+        if cluster.spec.mode == "Raft":
+            said = list(zip(planned.members, asked, strict=True))
+            cells = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
+        members = [_seen(m, cells[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
+        by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+        why_not = await asyncio.gather(
+            *(
+                _why_not(
+                    remoting, ports.address(f"group/{g.name}"), g.name, [answers[i] for answers in by_server], members
+                )
+                for i, g in enumerate(planned.groups)
+            )
+        )
     rows = [
         NameServerRow(
             name=s.name,
@@ -81,13 +92,10 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         )
         for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
     ]
-    available = {
-        g.name: _why_not(g.name, [answers[i] for answers in by_server], members) for i, g in enumerate(planned.groups)
-    }
     seen = Seen(
         members=members,
         name_servers=rows,
-        available=available,
+        available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
         problems=problems,
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
@@ -141,8 +149,10 @@ async def _known(client: RemotingClient, server: str, ports: Ports, group: str) 
         return f"NameServer {server} does not answer in time"
 
 
-def _why_not(group: str, known: list[str | None], members: list[SeenMember]) -> str | None:
-    """None: a master takes writes and a NameServer gives out its address. Nothing is sent to find out."""
+async def _why_not(
+    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[SeenMember]
+) -> str | None:
+    """None: a NameServer gives out the master's address, and a message that was sent there was read back."""
     masters = [m for m in members if m.group == group and m.status is not None and m.status["role"] == "Master"]
     writable = [m for m in masters if m.status is not None and m.status.get("writable")]
     if not masters:
@@ -150,7 +160,13 @@ def _why_not(group: str, known: list[str | None], members: list[SeenMember]) -> 
     if not writable:
         why = masters[0].status.get("reason") if masters[0].status is not None else ""
         return f"{masters[0].name} takes no writes: {why or 'it has just taken the role'}"
-    return known[0] if known and all(k is not None for k in known) else None
+    if known and all(k is not None for k in known):
+        return known[0]
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await send_and_read(client, address)
+    except TimeoutError:
+        return f"a message sent to {address} was not answered and read back within {ANSWER_S:.0f} s"
 
 
 def _pid(folder: ClusterFolder, name: str) -> int | None:

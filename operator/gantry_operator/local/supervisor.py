@@ -33,6 +33,7 @@ from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.prefer import Preference, Wishes
 from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
+from gantry_operator.failover.watch import MemberWatch
 from gantry_operator.kube.probe import check_group
 from gantry_operator.local import control
 from gantry_operator.local.children import Children
@@ -49,6 +50,7 @@ from gantry_operator.registry.file import write_durably, write_whole
 log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
+PORT_POLL_S = 0.02
 
 
 class AlreadySupervised(Exception):
@@ -243,18 +245,39 @@ class Supervisor:
         return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go."""
-        loop = self.loops[group]
-        detection = failover_settings(self.cluster).detection_ms / 1000
-        for number, watch in loop.watches.items():
+        """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go.
+
+        Returns when nobody else can hold it: a Raft group may elect before its old leader was silent for long enough
+        to be called frozen, and a leader that was just told to step down may say so a moment later.
+        """
+        killed: set[str] = set()
+        while former := self._may_hold_the_port(group, master.member):
+            for number, watch in former:
+                silent = self.loops[group].silence_s(number) >= failover_settings(self.cluster).detection_ms / 1000
+                if silent and watch.name not in killed:
+                    killed.add(watch.name)
+                    self.event(
+                        Event(
+                            "Warning", "FrozenMasterKilled", f"{watch.name} does not answer and holds the port", group
+                        )
+                    )
+                    self.children.kill(watch.name)
+            cell = self.loops[group].cell
+            if cell is not None and cell.epoch > epoch:
+                return
+            await asyncio.sleep(PORT_POLL_S)
+
+    def _may_hold_the_port(self, group: str, master: int) -> list[tuple[int, MemberWatch]]:
+        """Members whose last word is that they lead, besides the one that does."""
+        return [
+            (number, watch)
+            for number, watch in self.loops[group].watches.items()
             # Refused is no sign of it: such a one is starting or ending, and holds no port.
-            silent = watch.reach != "refused" and loop.silence_s(number) >= detection
-            led = watch.report is None or watch.report.role == "Master"
-            if number != master.member and silent and led and self.children.running(watch.name):
-                self.event(
-                    Event("Warning", "FrozenMasterKilled", f"{watch.name} does not answer and holds the port", group)
-                )
-                self.children.kill(watch.name)
+            if number != master
+            and watch.reach != "refused"
+            and (watch.report is None or watch.report.role == "Master")
+            and self.children.running(watch.name)
+        ]
 
     def event(self, event: Event) -> None:
         self.events.add(event.kind, event.reason, event.message, f"group {event.group}")

@@ -1,0 +1,110 @@
+"""Groups side by side, a slave that dies, and a group whose set is gone for good."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from local_cluster import Cluster, Load, check_account, kill, read_all, take_down
+
+
+@pytest.fixture
+def dual(tmp_path: Path) -> Iterator[Cluster]:
+    """Two groups of one member each."""
+    groups = [{"name": "a", "members": 1}, {"name": "b", "members": 1}]
+    made = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=groups)
+    try:
+        made.up()
+        yield made
+    finally:
+        take_down(made)
+
+
+async def test_with_two_masters_sends_go_on_to_the_other_one(dual: Cluster) -> None:
+    """And what the first one holds is there again when it is."""
+    first = dual.master("a")
+    async with Load.on(dual, "Dual", "d") as load:
+        await load.more(100)
+        kill(first["pid"], signal.SIGSTOP)
+        try:
+            await load.more(300)
+        finally:
+            kill(first["pid"], signal.SIGCONT)
+        await load.more(100)
+    assert load.errors == []
+    await check_account(dual, load)
+    assert dual.master("a")["pid"] == first["pid"], "nobody could take over, so nobody was replaced"
+    assert all(member["maxOffset"] > 0 for member in dual.members().values())
+
+
+@pytest.fixture
+def unclean(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(
+        tmp_path,
+        nameServers={"replicas": 1},
+        brokerGroups=[{"name": "a", "members": 2}],
+        failover={"unclean": True, "detectionTimeout": "1500ms"},
+    )
+    try:
+        made.up()
+        yield made
+    finally:
+        take_down(made)
+
+
+async def test_unclean_gives_up_what_only_the_lost_set_had_and_says_how_much(unclean: Cluster) -> None:
+    unclean.until("everybody is in sync", unclean.whole)
+    kept = await promised(unclean, "kept")
+    before = unclean.master()
+    other = next(m for m in unclean.members().values() if m["role"] == "Slave")
+    kill(other["pid"], signal.SIGSTOP)
+    unclean.until("the slave left the set", lambda: not unclean.members()[other["name"]]["inSync"])
+    given_up = await promised(unclean, "given up")
+    kill(before["pid"], signal.SIGSTOP)
+    kill(other["pid"], signal.SIGCONT)
+    [event] = unclean.until("the one that lacks them leads", lambda: unclean.events("UncleanFailover"), 60)
+    said = re.search(r"gives up (\d+) bytes", event["message"])
+    assert said is not None, event
+    assert int(said[1]) > sum(map(len, given_up))
+    unclean.until("the former master follows", unclean.whole, 60)
+    assert unclean.master()["name"] == other["name"]
+    # In every queue these come after the place where the others were.
+    new = await promised(unclean, "new")
+    seen = await read_all(unclean, "Unclean", kept | new)
+    assert kept | new <= set(seen)
+    assert given_up.isdisjoint(seen)
+
+
+async def promised(cluster: Cluster, tag: str) -> set[bytes]:
+    async with Load.on(cluster, "Unclean", tag) as load:
+        await load.more(50)
+    return load.promised
+
+
+async def test_a_slave_that_dies_is_not_noticed_by_senders_and_readers(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1})
+    try:
+        cluster.up()
+        cluster.until("everybody is in sync", cluster.whole)
+        slave = next(m for m in cluster.members().values() if m["role"] == "Slave")
+        async with Load.on(cluster, "SlaveDies", "s") as load:
+            await load.more(100)
+            reading = asyncio.create_task(read_all(cluster, "SlaveDies", set(load.promised)))
+            kill(slave["pid"], signal.SIGKILL)
+            await load.more(200)
+            await reading
+        assert load.errors == []
+        assert load.gap_s() < 3
+        await check_account(cluster, load)
+        cluster.until("it is in sync again", cluster.whole)
+        assert cluster.members()[slave["name"]]["role"] == "Slave"
+    finally:
+        take_down(cluster)
