@@ -18,6 +18,7 @@ from gantry_broker.client import (
     Producer,
     SendFailed,
     SendStatus,
+    session,
 )
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BrokerData, QueueData, TopicRoute
@@ -124,10 +125,15 @@ class Scripted(RequestOnly):
         self.answers: list[Answer] = []
         self.seen: list[Frame] = []
         self.address = ""
+        self.routes_asked: asyncio.Event | None = None
+        """Given: it says nothing about routes any more, and that it was asked."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:
             if frame.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                if self.routes_asked is not None:
+                    self.routes_asked.set()
+                    continue
                 route = TopicRoute([QueueData("a", 2, 2, 6)], [BrokerData("c", "a", {0: self.address})])
                 conn.send(Frame.response_to(frame, 0, body=fastjson.dumps(route.to_json())))
             elif frame.code == RequestCode.SEND_MESSAGE_V2:
@@ -226,6 +232,25 @@ async def test_the_four_statuses() -> None:
         ]
 
     await with_script(script, work)
+
+
+async def test_a_name_server_that_is_gone_with_the_broker_does_not_hold_the_next_attempt_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both were on one machine. The address stays, so what is known of the route is enough."""
+    monkeypatch.setattr(session, "FORCED_POLL_SECONDS", 0.0)
+    script = Scripted()
+    script.answers = [refuse(ResponseCode.SYSTEM_BUSY)] * 2
+
+    async def work(producer: Producer) -> None:
+        await producer.queues("T")
+        script.routes_asked = asyncio.Event()
+        started = time.monotonic()
+        assert (await producer.send("T", b"x")).status is SendStatus.SEND_OK
+        assert script.routes_asked.is_set()
+        assert time.monotonic() - started < 2.5, "not for as long as a NameServer is given"
+
+    await with_script(script, work, timeout=10)
 
 
 async def test_a_silent_broker_is_given_up_in_time() -> None:

@@ -112,6 +112,30 @@ def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
     assert "anybody who could be asked" in w.reason
 
 
+def never_heard(tried_ms: int) -> MemberView:
+    """The master, by an operator that began to act so long ago and has tried to hear it since."""
+    return replace(unheard(0, silence=tried_ms), report=None, age_ms=0)
+
+
+def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_for_long() -> None:
+    """Else the silence that the last operator did not live to see would be waited for once more."""
+    said = promotion(group(a=never_heard(300), b=silent(1), c=silent(2)))
+    assert (said.new, said.reason) == (B, "nothing was heard of demo-a-0 for 2.5 s")
+    assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-in-doubt", "it tries itself first"
+    assert wait(group(a=never_heard(1_500), b=silent(1))).code == "master-in-doubt", "one of them hears it"
+    for word in ({"link_answer_ms": 1_500}, {"link_answer_ms": -1}, {"link": "none"}):
+        young = member(1, **({"link": "silent", "link_answer_ms": 2_400} | word))
+        alone = unheard(2)
+        assert wait(group(a=never_heard(1_500), b=young, c=alone)).code == "master-in-doubt", word
+    older = replace(member(1, link="silent", link_answer_ms=1_500), age_ms=600)
+    assert promotion(group(a=never_heard(300), b=older, c=unheard(2))).new == B, "time has passed since it said so"
+
+
+def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None:
+    """A cut between the master and its followers alone: the operator heard it a moment ago."""
+    assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-in-doubt"
+
+
 def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
     assert promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=unheard(2))).cell.in_sync == {B}
 

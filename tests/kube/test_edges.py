@@ -161,6 +161,37 @@ async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, 
     assert (one.leading, two.leading) == (False, True)
 
 
+async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking seldom costs nothing then: when it runs out is known."""
+    monkeypatch.setattr(election, "LOOK_S", 0.7)
+    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    await one.acquire()
+    begun = time.monotonic()
+    await asyncio.wait_for(two.acquire(), 3)
+    assert 1.0 <= time.monotonic() - begun < 1.35, "the second look would come after 0.7 s, the third after 1.4 s"
+
+
+async def test_one_that_gets_no_answer_asks_again(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is lost with a node must not hold the next look up for as long as a request may take."""
+    asked, lost = 0, asyncio.Event()
+    get = api.get
+
+    async def first_is_lost(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await lost.wait()
+        return await get(*args)
+
+    monkeypatch.setattr(api, "get", first_is_lost)
+    await asyncio.wait_for(Election(api, "mq", "gantry-operator", "one").acquire(), 3)
+    assert asked == 2
+
+
 async def test_a_leader_that_ends_in_order_gives_the_lease_back(quick: None, fake: FakeApi, api: KubeApi) -> None:
     one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.remoting import client as client_module
 from gantry_broker.remoting import connection as connection_module
 from gantry_broker.remoting.client import RemotingClient, split_address
 from gantry_broker.remoting.connection import Connection
@@ -142,6 +143,24 @@ async def test_a_silent_connection_is_given_up_before_the_time_is_over(served: S
         await client.request(served.address, Frame(SILENT), 10, silence=0.1)
     assert time.monotonic() - started < 5
     assert (await client.request(served.address, Frame(ECHO), 5, silence=0.1)).code == 0
+
+
+async def test_a_connection_in_place_of_a_silent_one_is_given_less_patience(
+    served: Served, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address may still lead to the frozen one, and to its successor a moment later."""
+    monkeypatch.setattr(client_module, "SUSPECT_SECONDS", 0.1)
+    with pytest.raises(ConnectionLost):
+        await client.request(served.address, Frame(SILENT), 10, silence=0.2)
+    for _ in range(2):
+        started = time.monotonic()
+        with pytest.raises(ConnectionLost):
+            await client.request(served.address, Frame(SILENT), 10, silence=8)
+        assert time.monotonic() - started < 4
+    await client.request(served.address, Frame(ECHO), 5)
+    with pytest.raises(RequestTimeout):
+        await client.request(served.address, Frame(SILENT), 0.5, silence=8)
+    assert served.handler.opened == 4
 
 
 async def test_unfinished_frames_of_all_connections_are_bounded(

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 ROUTE_POLL_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 30.0
 FORCED_POLL_SECONDS: Final = 0.2
+LATE_ROUTE_SECONDS: Final = 0.3
 """A route is not asked for more often than this, whatever fails."""
 WATCH_SECONDS: Final = 5.0
 """A connection over which nothing came for so long is tried: its broker may have gone without a word."""
@@ -163,8 +164,17 @@ class Session:
             return known  # an unreachable NameServer is no reason to stop
 
     async def route_after_failure(self, topic: str) -> TopicRoute | None:
-        """A new route when something failed; the old one when nobody has a new one, for brokers come back."""
-        return await self.route(topic, fresh=True, max_age=FORCED_POLL_SECONDS) or self._routes.get(topic)
+        """A new route when something failed; the old one when nobody has a new one, for brokers come back, and when it
+        is late: the NameServer may be gone together with the broker."""
+        asking = self.route(topic, fresh=True, max_age=FORCED_POLL_SECONDS)
+        known = self._routes.get(topic)
+        if known is None:
+            return await asking
+        try:
+            async with asyncio.timeout(LATE_ROUTE_SECONDS):
+                return await asking or known
+        except TimeoutError:
+            return known
 
     def known_route(self, topic: str) -> TopicRoute | None:
         """The last route that there was."""

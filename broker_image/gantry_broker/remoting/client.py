@@ -19,6 +19,9 @@ RequestHandler = Callable[[Connection, Frame], Awaitable[Frame | None]]
 """Answers a request that the server makes; None: no answer."""
 
 CONNECT_SECONDS: Final = 3.0
+SUSPECT_SECONDS: Final = 0.75
+"""Patience with a connection over which nothing has come yet, and whose predecessor was given up as silent: the address
+may still lead to the one that is frozen or cut off, and the next connection to its successor."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -46,6 +49,8 @@ class RemotingClient:
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._addresses: dict[Connection, str] = {}
+        self._suspects: set[str] = set()
+        """Addresses whose last connection was given up as silent, until something answers there."""
         self._handlers: dict[int, RequestHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_disconnect = on_disconnect
@@ -69,7 +74,8 @@ class RemotingClient:
         """The answer of `address`. `timeout` in seconds covers connecting and answering.
 
         `silence`: seconds after which a connection over which nothing at all has come since the request is given up as
-        dead (ConnectionLost), though the time is not over yet. Raises ConnectError (never sent), ConnectionLost and
+        dead (ConnectionLost), though the time is not over yet; `SUSPECT_SECONDS` if it replaced one that was silent and
+        says nothing, either. Raises ConnectError (never sent), ConnectionLost and
         RequestTimeout (perhaps done).
         """
         conn = self._connections.get(address)
@@ -81,19 +87,28 @@ class RemotingClient:
             await conn.drained()
         before = conn.reads
         watch = None
+        if silence is not None and before == 0 and address in self._suspects:
+            silence = min(silence, SUSPECT_SECONDS)
         if silence is not None and silence < timeout:
-            watch = asyncio.get_running_loop().call_later(silence, _abort_silent, conn, before)
+            watch = asyncio.get_running_loop().call_later(silence, self._give_up_silent, address, conn, before)
         try:
-            return await conn.request(frame, timeout)
+            answer = await conn.request(frame, timeout)
         except RequestTimeout:
-            if conn.reads == before:
-                # Nothing at all came meanwhile: the peer may be gone without a word, and its successor at the same
-                # address is reached by a new connection only.
-                conn.abort()
+            self._give_up_silent(address, conn, before)
             raise
         finally:
             if watch is not None:
                 watch.cancel()
+        self._suspects.discard(address)
+        return answer
+
+    def _give_up_silent(self, address: str, conn: Connection, before: int) -> None:
+        """If nothing came since `before` reads: the peer may be gone without a word, and its successor at the same
+        address is reached by a new connection only."""
+        if conn.reads == before:
+            log.info("%r: nothing came since the last request; connection given up", conn)
+            self._suspects.add(address)
+            conn.abort()
 
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
         """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""
@@ -238,9 +253,3 @@ class RemotingClient:
             answer = Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if answer is not None and not frame.is_oneway:
             conn.send(answer)
-
-
-def _abort_silent(conn: Connection, before: int) -> None:
-    if conn.reads == before:
-        log.info("%r: nothing came since the last request; connection given up", conn)
-        conn.abort()

@@ -19,8 +19,9 @@ from typing import Final, TypeVar
 
 LATE_S: Final = 0.25
 """A name's answer, or a connection attempt's, that takes longer is late."""
-CONNECTS: Final = 8
-"""Connection attempts beside each other, at most."""
+CONNECTS: Final = 12
+"""Connection attempts beside each other, at most: a late one each `LATE_S` for three seconds. An address behind which
+somebody else takes over meanwhile leads only new attempts to the new one."""
 LOOKUPS: Final = 2
 """The same of lookups of one name: each holds a thread until its resolver gives up."""
 REMEMBER_S: Final = 60.0

@@ -3,6 +3,9 @@
 Dead at once: its process is gone, its disk is a new one, or connections to it are refused for the operator and for
 every follower that can be asked. A silent one is dead after the detection timeout, and only if no follower still
 hears it: a cut between the operator and the master alone must not move the master.
+
+An operator that has just begun to act has not listened for so long. What the followers say counts for it then: they
+followed the master all the while, and each says for how long it has heard nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
 
 DELETED_SILENCE_MS = 500
 """A member that is being deleted and says nothing for this long is taken for stopped."""
+FIRST_TRY_MS = 300
+"""An operator that never heard the master has tried it for this long before it believes its followers."""
 LINE_SLACK_MS = 500
 """A follower's line may be this much older than the second that lies between two lines."""
 
@@ -63,7 +68,7 @@ def _heard(view: MemberView, cell: Cell, master: MemberId) -> MasterState:
 
 def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterState:
     name = view.name
-    silence = view.silence_ms
+    silence = max(view.silence_ms, _silence_by_followers(obs, view, master))
     if view.deleting and (view.reach == "refused" or silence >= DELETED_SILENCE_MS):
         return MasterState("dead", f"{name} is being deleted and does not answer")
     asked = [m for m in obs.members if m.number != master.member and m.heard]
@@ -84,3 +89,20 @@ def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterStat
     if silence >= detection:
         return MasterState("dead", f"nothing was heard of {name} for {silence / 1000:.1f} s")
     return MasterState("doubt", f"nothing was heard of {name} for {silence / 1000:.1f} s")
+
+
+def _silence_by_followers(obs: Observation, view: MemberView, master: MemberId) -> int:
+    """Milliseconds for which every follower that can be asked has heard nothing of a master that this operator has
+    never heard itself; 0: nobody can say. A follower that hears it again says so at once, so the age of its word adds
+    to what it said."""
+    if view.report is not None or view.reach_ms < FIRST_TRY_MS:
+        return 0
+    said = []
+    for m in obs.members:
+        report = m.report
+        if not m.heard or report is None or report.link_master != master or report.link == "none":
+            continue
+        if report.link == "connected" or report.link_answer_ms < 0:
+            return 0
+        said.append(report.link_answer_ms + m.age_ms)
+    return min(said, default=0)

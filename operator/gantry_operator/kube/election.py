@@ -3,6 +3,11 @@
 A leader that could not renew for longer than the Lease lasts, less a margin, stops acting before anybody else may
 begin; times are its own monotonic clock, so clocks need not agree. One that ends in order gives the Lease back, and
 the next one takes it at its next look.
+
+The Lease is short, for a node that dies with the leader on it may hold a group's master, too, and nobody replaces that
+one before the Lease has run out. It may be short, because no message depends on it: what is promised rests on
+epochs and on the compare-and-swap of each group's own Lease, whoever acts. A leader that loses this one without need
+costs a start of the operator.
 """
 
 from __future__ import annotations
@@ -16,10 +21,11 @@ from gantry_operator.kube.client import LEASE, ApiError, ApiUnavailable, KubeApi
 
 log = logging.getLogger(__name__)
 
-DURATION_S = 6
-RENEW_S = 1.5
-LOOK_S = 1.0
-GIVE_UP_S = 4.0
+DURATION_S = 3
+RENEW_S = 0.75
+LOOK_S = 0.5
+JUST_AFTER_S = 0.01
+GIVE_UP_S = 2.25
 """Without a renewal for this long the leader stops; DURATION_S minus this is the margin."""
 
 
@@ -33,7 +39,7 @@ class Election:
         self._name = name
         self._identity = identity
         self._seen: tuple[str, float] | None = None
-        """The last write of the Lease that was seen, and when by our own clock."""
+        """The last write of the Lease that was seen, and when it runs out by our own clock."""
         self._renewed_at = 0.0
         self._written: Object | None = None
         """The Lease as this one wrote it last; None: it has to be read."""
@@ -41,9 +47,9 @@ class Election:
     async def acquire(self) -> None:
         """Until this one leads."""
         while True:
-            if await self._try_once():
+            if await self._try_within(GIVE_UP_S):
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._next_look())
         self.leading = True
         log.info("%s leads", self._identity)
 
@@ -51,11 +57,7 @@ class Election:
         """Renews until the Lease is lost; then returns, and nothing may be done any more."""
         while True:
             await asyncio.sleep(RENEW_S)
-            try:
-                async with asyncio.timeout(max(0.1, self._renewed_at + GIVE_UP_S - time.monotonic())):
-                    mine = await self._try_once()
-            except TimeoutError:
-                mine = False
+            mine = await self._try_within(max(0.1, self._renewed_at + GIVE_UP_S - time.monotonic()))
             if not mine and (self._taken_by_other() or time.monotonic() - self._renewed_at >= GIVE_UP_S):
                 self.leading = False
                 log.error("%s does not lead any more", self._identity)
@@ -78,6 +80,14 @@ class Election:
         return self._holder not in ("", self._identity)
 
     _holder = ""
+
+    async def _try_within(self, seconds: float) -> bool:
+        """As `_try_once`; False, too, when there was no answer in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._try_once()
+        except TimeoutError:
+            return False
 
     async def _try_once(self) -> bool:
         """Take or renew. True: it is ours now. What was written last is renewed without reading it again; if anybody
@@ -114,8 +124,14 @@ class Election:
         """Not written for as long as it lasts, by our own clock since we first saw that write."""
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
         if self._seen is None or self._seen[0] != version:
-            self._seen = (version, now)
-        return now - self._seen[1] > float(lease["spec"].get("leaseDurationSeconds") or DURATION_S)
+            lasts = float(lease["spec"].get("leaseDurationSeconds") or DURATION_S)
+            self._seen = (version, now + lasts)
+        return now > self._seen[1]
+
+    def _next_look(self) -> float:
+        """Seconds: `LOOK_S`, or sooner when the Lease that was seen last runs out before."""
+        left = 0.0 if self._seen is None else self._seen[1] + JUST_AFTER_S - time.monotonic()
+        return left if 0 < left < LOOK_S else LOOK_S
 
     def _lease(self, meta: Object, transitions: int) -> Object:
         now = _now()
