@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gantry_chaos.episode import can_fill_disks, make_plan, play
 from gantry_chaos.faults import FAULTS, NEEDS_ROOT
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
+"""More than a run of six faults may take, which says itself where it stands."""
 
 PLANS = {
     ("MasterSlave", "Async", 1967): ("kill", "one-way", "hand-over", "slow-disk", "stop"),
@@ -33,8 +34,8 @@ PLANS = {
 @pytest.mark.parametrize(("mode", "flush", "seed"), PLANS)
 def test_nothing_is_lost_moved_doubled_undone_or_left_unseen(mode: str, flush: str, seed: int) -> None:
     kinds = [k for k in PLANS[mode, flush, seed] if can_fill_disks() or k not in NEEDS_ROOT]
-    outcome = play(make_plan(seed, kinds=kinds, mode=mode, flush=flush))
     again = f"python tests/chaos/run.py --seed {seed} --mode {mode} --flush {flush} --fault {' --fault '.join(kinds)}"
+    outcome = play(make_plan(seed, kinds=kinds, mode=mode, flush=flush), again=again)
     assert not outcome.problems, "\n".join([*outcome.trace, outcome.story, again])
     assert len(outcome.history.promised()) >= 90
     assert len(outcome.history.leaders) >= 2

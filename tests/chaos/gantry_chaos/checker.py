@@ -33,13 +33,21 @@ def _some(found: Iterator[str]) -> list[str]:
     return listed[:SHOWN] + more
 
 
+def missing(history: History, final: Log) -> list[Sent]:
+    """What was SEND_OK and is nowhere in the log."""
+    stored = set(final.bodies.values())
+    return [sent for sent in history.promised() if sent.body not in stored]
+
+
 def _promised_is_there(history: History, final: Log) -> Iterator[str]:
     """Every SEND_OK is in the log, at the place that the answer named."""
+    for sent in missing(history, final):
+        yield f"LOST: {sent.body!r} was SEND_OK at {sent.place} and is not in the log"
     stored = set(final.bodies.values())
     for sent in history.promised():
         if sent.body not in stored:
-            yield f"LOST: {sent.body!r} was SEND_OK at {sent.place} and is not in the log"
-        elif sent.place is None or final.bodies.get(sent.place) != sent.body:
+            continue
+        if sent.place is None or final.bodies.get(sent.place) != sent.body:
             there = None if sent.place is None else final.bodies.get(sent.place)
             yield f"MOVED: {sent.body!r} was SEND_OK at {sent.place}, where now {there!r} is"
 

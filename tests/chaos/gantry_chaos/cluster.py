@@ -120,13 +120,23 @@ class Cluster:
 
     async def __aexit__(self, *exc: object) -> None:
         self.kill_supervisor()
-        names = [*self.members, *self.name_servers]
-        records = [r for r in (load_record(self.folder.process(n)) for n in names) if r is not None]
-        await asyncio.to_thread(end, records, 5.0)
+        await asyncio.to_thread(end, self._records(), 5.0)
         await self.links.__aexit__()
         await self.http.aclose()
-        for path in self._mounted:
-            self._unmount(path)
+        self._unmount_all()
+
+    def kill_everything(self) -> None:
+        """Without the event loop, and at once; for a run that does not end otherwise."""
+        self.kill_supervisor()
+        end(self._records(), 0.0)
+        self._unmount_all()
+
+    def _records(self) -> list[ProcessRecord]:
+        return [r for r in map(self.record, (*self.members, *self.name_servers)) if r is not None]
+
+    def _unmount_all(self) -> None:
+        while self._mounted:
+            self._unmount(self._mounted.pop())
 
     def _unmount(self, path: Path) -> None:
         subprocess.run(["umount", "-l", str(path)], check=False)

@@ -13,19 +13,23 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checker import check
-from .cluster import Cluster, NotInTime
+from .bound import LEAVES_S, SETTLES_S, at_the_latest, within
+from .checker import check, missing
+from .cluster import READY_S, Cluster, NotInTime
 from .faults import FAULTS, NEEDS_ROOT, Scene, Step, draw
 from .history import History, Log
 from .workload import Workload
 
 STEPS = 8
 SEES_ALL_S = 40.0
+BEGINS_S, STEP_S = 60.0, 30.0
+"""A run may take so long and so much for each fault; one of eight ends within a minute on a calm machine."""
 COMMON = ("kill", "freeze", "cut-off", "hand-over")
 """Drawn more often, since they meet whatever the others have left behind."""
 
@@ -39,6 +43,11 @@ class Plan:
     flush: str
     min_in_sync: int
     steps: tuple[Step, ...]
+
+    @property
+    def limit_s(self) -> float:
+        """A run of it that takes longer has failed."""
+        return BEGINS_S + STEP_S * len(self.steps)
 
     def __str__(self) -> str:
         return f"seed {self.seed}: {self.mode}, flush {self.flush}, minInSyncReplicas {self.min_in_sync}"
@@ -77,19 +86,25 @@ class Outcome:
     trace: list[str]
     history: History
     seconds: float
-    story: str = ""
+    story: str
+    played: list[str]
+    """The kinds of the faults that were begun."""
+    lost: int | None
+    """How many SEND_OK are not in the log at the end; None: it did not come to that."""
 
     @property
     def summary(self) -> str:
         statuses = ", ".join(f"{n} {s}" for s, n in self.history.statuses().most_common())
         reads = sum(self.history.reads.values())
         return (
-            f"{self.plan}: {len(self.plan.steps)} faults, {len(self.history.leaders)} epochs, {statuses}; "
+            f"{self.plan}: {len(self.played)} faults, {len(self.history.leaders)} epochs, {statuses}; "
             f"{reads} read while it went on; {'nothing wrong' if not self.problems else 'WRONG'} ({self.seconds:.0f} s)"
         )
 
 
-async def run(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Outcome:
+async def run(
+    plan: Plan, cluster: Cluster, say: Callable[[str], None] = lambda line: None, keep: Path | None = None
+) -> Outcome:
     """`say` gets the trace line by line. With `keep` the cluster's folder is left there when something is wrong."""
     began = time.monotonic()
     history, trace, problems = History(), [], []
@@ -99,36 +114,35 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: 
         trace.append(f"{time.monotonic() - began:6.1f} s  {line}")
         say(trace[-1])
 
-    base = Path(tempfile.mkdtemp(prefix="gantry-chaos-"))
-    cluster = Cluster(
-        base / "cluster",
-        plan.seed,
-        mode=plan.mode,
-        flush=plan.flush,
-        min_in_sync=plan.min_in_sync,
-        small_disks=any(s.kind in NEEDS_ROOT for s in plan.steps),
-    )
+    played: list[str] = []
+    lost: int | None = None
     try:
         async with cluster:
             try:
-                problems = await _play(plan, cluster, history, tell)
+                leader, logs = await within(_play(plan, cluster, history, played, tell), plan.limit_s)
+                problems = check(history, logs, leader)
+                lost = len(missing(history, logs[leader]))
             except NotInTime as error:
                 problems = [f"NOT IN TIME: {error}"]
+            except Exception:
+                # The seed and the trace are wanted then, too.
+                problems = [f"BROKE OFF: {traceback.format_exc()}"]
             if problems:
                 story = cluster.story()
                 if keep is not None:
                     with suppress(OSError):
-                        shutil.copytree(base / "cluster", keep / f"seed-{plan.seed}", dirs_exist_ok=True)
+                        shutil.copytree(cluster.folder.root, keep / f"seed-{plan.seed}", dirs_exist_ok=True)
     except NotInTime as error:
         problems = [f"NOT IN TIME: {error}"]
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
     for problem in problems:
         tell(problem)
-    return Outcome(plan, problems, trace, history, time.monotonic() - began, story)
+    return Outcome(plan, problems, trace, history, time.monotonic() - began, story, played, lost)
 
 
-async def _play(plan: Plan, cluster: Cluster, history: History, tell: Callable[[str], None]) -> list[str]:
+async def _play(
+    plan: Plan, cluster: Cluster, history: History, played: list[str], tell: Callable[[str], None]
+) -> tuple[str, dict[str, Log]]:
+    """Who leads at the end, and what every member shows then."""
     scene = Scene(cluster, tell)
     async with Workload(cluster, history, plan.seed) as work:
         try:
@@ -136,6 +150,7 @@ async def _play(plan: Plan, cluster: Cluster, history: History, tell: Callable[[
             tell("the group works")
             for step in plan.steps:
                 tell(f"[{step}]")
+                played.append(step.kind)
                 await FAULTS[step.kind](scene, step)
                 if step.calm:
                     await scene.heal()
@@ -151,7 +166,7 @@ async def _play(plan: Plan, cluster: Cluster, history: History, tell: Callable[[
         leader, logs = await _read_logs(cluster, work)
         with suppress(NotInTime):  # The checker says which messages were not seen.
             await work.caught_up(logs[leader], SEES_ALL_S)
-        return check(history, logs, leader)
+        return leader, logs
 
 
 async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:
@@ -168,6 +183,30 @@ async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, L
     return leader, {name: await work.read(name) for name in cluster.members}
 
 
-def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = None) -> Outcome:
-    """`run`, from outside of an event loop."""
-    return asyncio.run(run(plan, say, keep))
+def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = None, again: str = "") -> Outcome:
+    """`run`, from outside of an event loop. Ends this process when not even giving the run up comes to an end; `again`
+    is said then: how to play it once more."""
+    base = Path(tempfile.mkdtemp(prefix="gantry-chaos-"))
+    cluster = Cluster(
+        base / "cluster",
+        plan.seed,
+        mode=plan.mode,
+        flush=plan.flush,
+        min_in_sync=plan.min_in_sync,
+        small_disks=any(s.kind in NEEDS_ROOT for s in plan.steps),
+    )
+
+    def clear_away() -> None:
+        cluster.kill_everything()
+        shutil.rmtree(base, ignore_errors=True)
+
+    async def played(follow: Callable[[asyncio.AbstractEventLoop], None]) -> Outcome:
+        follow(asyncio.get_running_loop())
+        return await run(plan, cluster, say, keep)
+
+    limit_s = READY_S + plan.limit_s + SETTLES_S + LEAVES_S
+    try:
+        with at_the_latest(limit_s, f"{plan}; again: {again}", clear_away) as follow:
+            return asyncio.run(played(follow))
+    finally:
+        shutil.rmtree(base, ignore_errors=True)

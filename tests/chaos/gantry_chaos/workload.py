@@ -69,9 +69,12 @@ class Workload:
         self._sending = False
         self._closing.set()
         await asyncio.gather(*self._senders, return_exceptions=True)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._producer.close()
         await self._direct.close()
+        wrong = [e for e in ended if isinstance(e, Exception)]
+        if wrong and exc[1] is None:
+            raise wrong[0]
 
     async def stop_sending(self) -> None:
         self._sending = False
