@@ -11,8 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.retention import remove_before
 from group import Group, until
 
 
@@ -138,6 +141,34 @@ async def test_a_follower_catches_up_while_the_log_grows(tmp_path: Path) -> None
         finally:
             sending = False
             assert await task > 10
+
+
+async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(tmp_path: Path) -> None:
+    settings = BrokerSettings(mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000)
+    async with Group(tmp_path, 2, settings=settings) as group:
+        master, away = group.nodes
+        await group.promote(0, (0, 1))
+        assert await master.put(b"old") is SendStatus.SEND_OK
+        await away.stop()
+        # Before that it would be proposed again at once, and waited for.
+        silent_ms = Options().silent_ms
+        await until(lambda: master.service.status_fields()["followers"][0].last_fetch_ms > silent_ms, "it is silent")
+        group.cell = group.cell.with_set(group.ids(0))
+        await group.tell((0,))
+        for number in range(50):
+            assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
+        remove_before(master.store, 2 << 20)
+        await away.start()
+        await group.tell()
+        await until(lambda: master.service.core.ask is not None, "a proposal")
+        assert away.store.start == master.store.start == 2 << 20
+        assert away.bodies() == master.bodies()
+        await until(lambda: away.store.confirmed == master.store.confirmed, "it knows what is confirmed")
+        for offset in (master.store.min_offset("T", 0), master.store.max_offset("T", 0) - 1):
+            # A record's place in its queue is the same, though the copy has none of those before it.
+            found = [node.store.get("T", 0, offset, 1, 1 << 20).data for node in (master, away)]
+            assert found[0] == found[1] != b""
+        assert b"old" not in away.bodies()
 
 
 async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
