@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from gantry_broker.protocol.message import unpack_host
 
 from gantry_spark.layout import Bools, Bytes, Ints, take_fixed, take_slices
-from gantry_spark.props import Pairs, parse
+from gantry_spark.props import Properties, parse
 from gantry_spark.scan import Damage, Records
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -74,10 +74,10 @@ class _Lazy:
         self.log = log
         self.segment = segment
         self.records = records
-        self._pairs: Pairs | None = None
+        self._pairs: Properties | None = None
 
     @property
-    def pairs(self) -> Pairs:
+    def pairs(self) -> Properties:
         if self._pairs is None:
             r = self.records
             self._pairs = parse(r.buf, r.props_at, r.props_len)

@@ -18,6 +18,10 @@ _NAME_END = 1
 _PIECE_END = 2
 
 
+_WINDOW = 32
+"""Bytes of a value that are searched for its end at once."""
+
+
 @dataclass(frozen=True)
 class Pairs:
     """All properties of a block: pair i belongs to `record[i]`; positions are into `data`."""
@@ -29,19 +33,6 @@ class Pairs:
     name_len: Ints
     value_at: Ints
     value_len: Ints
-
-    def values(self, name: str) -> Any:
-        """The value of one property for each record, null where it has none, as a pyarrow StringArray."""
-        raw = name.encode()
-        found = np.flatnonzero(self.name_len == len(raw))
-        same = take_fixed(self.data, self.name_at[found], f"V{len(raw)}") == np.void(raw)
-        found = found[same]
-        chosen = np.full(self.records, -1, dtype=np.int64)
-        chosen[self.record[found]] = found
-        has = chosen >= 0
-        pairs = chosen[has]
-        packed = take_slices(self.data, self.value_at[pairs], self.value_len[pairs])
-        return as_text(_spread(packed, has))
 
     def maps(self) -> Any:
         """All properties of each record as a pyarrow MapArray."""
@@ -76,6 +67,89 @@ class Pairs:
         return keep
 
 
+class Properties:
+    """The properties of a block's records."""
+
+    def __init__(self, data: Bytes, edges: Ints) -> None:
+        self._data = data
+        self._edges = edges
+
+    def values(self, name: str) -> Any:
+        """The value of one property for each record, null where it has none, as a pyarrow StringArray.
+
+        Looks for the name alone, which is cheaper than taking all properties apart.
+        """
+        data, records = self._data, len(self._edges) - 1
+        raw = name.encode()
+        at = _named(data, raw)
+        owner, in_order = self._owners(at)
+        stop = self._edges[1:][owner]
+        begins = (at == self._edges[:-1][owner]) | (data[at - 1] == _PIECE_END)
+        good: Bools = begins & (at + len(raw) < stop)
+        if not bool(good.all()):
+            at, owner, stop, in_order = at[good], owner[good], stop[good], False
+        value = at + len(raw) + 1
+        stop = _ends(data, value, stop)
+        if in_order:
+            return as_text(take_slices(data, value, stop - value))
+        # The last one of a record counts.
+        chosen = np.full(records, -1, dtype=np.int64)
+        chosen[owner] = np.arange(len(at))
+        has = chosen >= 0
+        pairs = chosen[has]
+        return as_text(_spread(take_slices(data, value[pairs], stop[pairs] - value[pairs]), has))
+
+    def _owners(self, at: Ints) -> tuple[Ints, bool]:
+        """The record of each position, and whether they are just one in each record."""
+        starts, ends = self._edges[:-1], self._edges[1:]
+        if len(at) == len(starts) and bool(((at >= starts) & (at < ends)).all()):
+            return np.arange(len(at)), True
+        owner: Ints = np.searchsorted(self._edges, at, side="right") - 1
+        return owner, False
+
+    def maps(self) -> Any:
+        """All properties of each record as a pyarrow MapArray."""
+        return _pairs(self._data, self._edges).maps()
+
+
+def parse(buf: Bytes, at: Ints, length: Ints) -> Properties:
+    """The properties at `buf[at[i]:at[i] + length[i]]` of each record i."""
+    edges, data = buffers_of(take_slices(buf, at, length))
+    return Properties(data, edges)
+
+
+def _named(data: Bytes, name: bytes) -> Ints:
+    """Positions of `name` with its end mark behind it, wherever it occurs."""
+    width = len(name)
+    found = np.flatnonzero((data[:-width] == name[0]) & (data[width:] == _NAME_END))
+    for place in range(1, width):
+        if not len(found):
+            break
+        same = data[found + place] == name[place]
+        if not bool(same.all()):
+            found = found[same]
+    return found
+
+
+def _ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
+    """Where each value that begins at `at` ends: at the next 0x02, at `limit` the latest."""
+    result = limit.copy()
+    within = at + _WINDOW <= len(data)
+    rows = slice(None) if bool(within.all()) else np.flatnonzero(within)
+    hits = take_fixed(data, at[rows], f"V{_WINDOW}").view(np.uint8).reshape(-1, _WINDOW) == _PIECE_END
+    first = hits.argmax(axis=1)
+    known = hits[np.arange(len(first)), first]
+    ends = np.where(known, at[rows] + first, len(data))
+    open_: Bools = np.ones(len(at), dtype=np.bool_)
+    open_[rows] = ~known & (at[rows] + _WINDOW < limit[rows])
+    result[rows] = np.minimum(ends, limit[rows])
+    late = np.flatnonzero(open_)
+    if len(late):
+        marks = np.append(np.flatnonzero(data == _PIECE_END), len(data))
+        result[late] = np.minimum(marks[np.searchsorted(marks, at[late])], limit[late])
+    return result
+
+
 def _spread(packed: Any, has: Bools) -> Any:
     """`packed` laid out over the records that have a value, null elsewhere."""
     if bool(has.all()):
@@ -89,9 +163,9 @@ def _spread(packed: Any, has: Bools) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(has), buffers)
 
 
-def parse(buf: Bytes, at: Ints, length: Ints) -> Pairs:
-    """The properties at `buf[at[i]:at[i] + length[i]]` of each record i."""
-    edges, data = buffers_of(take_slices(buf, at, length))
+def _pairs(data: Bytes, edges: Ints) -> Pairs:
+    """All properties, in the order of the records."""
+    records = len(edges) - 1
     starts, ends = edges[:-1], edges[1:]
     size = len(data)
     # A piece begins where a record's properties begin, and after every 0x02.
@@ -100,7 +174,7 @@ def parse(buf: Bytes, at: Ints, length: Ints) -> Pairs:
     begins[starts[starts < ends]] = True
     begin = np.flatnonzero(begins[:size])
     index = np.searchsorted(begin, edges)
-    owner = np.repeat(np.arange(len(at)), np.diff(index))
+    owner = np.repeat(np.arange(records), np.diff(index))
     # It ends before the next piece of its record, the last one where the record's properties end.
     stop = np.empty(len(begin), dtype=np.int64)
     stop[:-1] = begin[1:] - 1
@@ -108,9 +182,9 @@ def parse(buf: Bytes, at: Ints, length: Ints) -> Pairs:
     stop[index[full + 1] - 1] = ends[full] - (data[ends[full] - 1] == _PIECE_END)
     marks = np.flatnonzero(data == _NAME_END)
     if len(marks) == len(begin) and bool(((marks > begin) & (marks < stop)).all()):
-        return Pairs(data, len(at), owner, begin, marks - begin, marks + 1, stop - marks - 1)
+        return Pairs(data, records, owner, begin, marks - begin, marks + 1, stop - marks - 1)
     marks = np.append(marks, size)
     split = marks[np.searchsorted(marks[:-1], begin)]
     good: Bools = (split < stop) & (split > begin)
     begin, stop, split, owner = begin[good], stop[good], split[good], owner[good]
-    return Pairs(data, len(at), owner, begin, split - begin, split + 1, stop - split - 1)
+    return Pairs(data, records, owner, begin, split - begin, split + 1, stop - split - 1)
