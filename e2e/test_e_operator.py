@@ -27,7 +27,7 @@ def test_the_leaders_pod_is_deleted(demo: Cluster, figure: Figure) -> None:
     until("another leader", lambda: leader() not in ("", old), 30, 0.1)
     took = time.monotonic() - begun
     figure("operator: leader killed, another leads after s", round(took, 1))
-    assert took < 12
+    assert took < 8
     demo.wait_running()
 
 

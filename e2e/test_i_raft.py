@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kube import Cluster, Figure, Host, Load, apply, example
+from kube import Cluster, Figure, Host, Load, apply, example, until
 
 KILLED_MS = 3_000
 
@@ -35,3 +35,35 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, host: Host, figu
     status = elected.status()
     assert status["members"][0]["epoch"] > 1
     assert elected.object()["spec"]["mode"] == "Raft"
+
+
+def test_members_come_and_go_and_leaders_lie_on_different_nodes(elected: Cluster, figure: Figure) -> None:
+    """3 to 5 to 3 under load; and a second group's leader does not stay on the first one's node."""
+    before = elected.uids()
+    load = Load(elected, "members", 240, senders=2)
+    grown = [{"name": "a", "members": 5}, {"name": "b", "members": 3}]
+    elected.patch({"spec": {"brokerGroups": grown}})
+    elected.wait_running(members=8)
+    assert before.items() <= elected.uids().items(), "nobody was restarted for it"
+    node = elected.master("a")["spec"]["nodeName"]
+    if elected.master("b")["spec"]["nodeName"] != node:
+        beside = next(p for p in elected.pods("gantry.dev/group=b") if p["spec"]["nodeName"] == node)
+        elected.switch_over(f"b={beside['metadata']['name']}")
+        until("both leaders are on one node", lambda: elected.master("b")["spec"]["nodeName"] == node, 20)
+    until(
+        "the leaders are spread",
+        lambda: elected.master("a")["spec"]["nodeName"] != elected.master("b")["spec"]["nodeName"],
+        60,
+    )
+    assert any("has 2 leaders" in e["message"] for e in elected.events())
+    elected.patch({"spec": {"brokerGroups": [{"name": "a", "members": 3}, *grown[1:]]}})
+    left = {f"elected-a-{i}" for i in range(3)}
+    until("their pods are gone", lambda: {p["metadata"]["name"] for p in elected.pods("gantry.dev/group=a")} == left)
+    elected.wait_running(members=6)
+    load.stop()
+    result = load.result()
+    figure("Raft: members 3 to 5 to 3, leaders spread", result)
+    assert result["lost"] == result["errors"] == 0, result
+    assert before.items() <= elected.uids().items(), "nobody was restarted for it"
+    removed = [e["message"] for e in elected.events() if e["reason"] == "MemberRemoved"]
+    assert len(removed) == 2, removed

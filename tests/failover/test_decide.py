@@ -175,7 +175,7 @@ def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> No
     """A cluster that is deleted: each new master would be about to be stopped as well."""
     leaving = [replace(member(n), deleting=True) for n in range(3)]
     assert decide(group(*leaving)) == []
-    [d] = decide(group(leaving[0], leaving[1], member(2)))
+    [d] = decide(group(leaving[0], leaving[1], member(2), settings={"min_in_sync": 3}))
     assert isinstance(d, AskHandover)
     assert d.target == C
 
@@ -251,6 +251,16 @@ def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() ->
     [d] = decide(group(b=replace(member(1), stalled_ms=10_000)))
     assert isinstance(d, ShrinkSet)
     assert decide(group(c=unheard(2, gone=True), settings={"min_in_sync": 3})) == []
+
+
+def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_waited_for() -> None:
+    going = replace(member(1), deleting=True)
+    [first, *_] = decide(group(b=going))
+    assert isinstance(first, ShrinkSet)
+    assert (first.removed, first.reason) == (frozenset({B}), "demo-a-1 is about to be stopped")
+    assert decide(group(b=going, settings={"min_in_sync": 3})) == [], "not below minInSyncReplicas"
+    for c in (replace(member(2), deleting=True), unheard(2, silence=500)):
+        assert decide(group(b=going, c=c)) == [], "the master would be alone with what it promises"
 
 
 def test_the_age_of_a_frozen_masters_last_word_is_not_held_against_its_followers() -> None:

@@ -173,6 +173,24 @@ async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
     assert 1.0 <= time.monotonic() - begun < 1.35, "the second look would come after 0.7 s, the third after 1.4 s"
 
 
+async def test_a_leader_that_is_not_there_is_not_waited_for(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is gone: it missed renewals and does not take connections. One that is merely slow does."""
+    monkeypatch.setattr(election, "DURATION_S", 60)
+    monkeypatch.setattr(election, "MISSED_S", 0.3)
+    slow = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{slow.sockets[0].getsockname()[1]}"
+    await Election(api, "mq", "gantry-operator", "one", address).acquire()
+    two = Election(api, "mq", "gantry-operator", "two", "127.0.0.1:9")
+    taking = asyncio.create_task(two.acquire())
+    await asyncio.sleep(1)
+    assert not taking.done()
+    slow.close()
+    await asyncio.wait_for(taking, 3)
+    assert two.leading
+
+
 async def test_one_that_gets_no_answer_asks_again(
     quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

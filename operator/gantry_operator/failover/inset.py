@@ -61,6 +61,9 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
             replaced.add(id)
             continue
         why = _must_leave(view, fetched.get(id), leader_age_ms, obs.settings.detection_ms, obs.settings.stalled_ms)
+        if not why and view.deleting and _another_stays(obs, cell, id):
+            # Before it stops, or senders would wait for it until it is known to be gone.
+            why = "is about to be stopped"
         if why:
             removed[id] = f"{view.name} {why}"
     # Below minInSyncReplicas nothing is confirmed anyway, and whoever stays recorded may still take over one day.
@@ -71,6 +74,13 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
     if not gone:
         return None
     return ShrinkSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
+
+
+def _another_stays(obs: Observation, cell: Cell, leaving: MemberId) -> bool:
+    """The master is not alone without it."""
+    others = cell.in_sync - {leaving} - ({cell.master} if cell.master is not None else set())
+    views = [obs.view(id.member) for id in others if obs.heard_as(id) is not None]
+    return any(v is not None and not v.deleting for v in views)
 
 
 def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, detection_ms: int, stalled_ms: int) -> str:

@@ -4,10 +4,12 @@ A leader that could not renew for longer than the Lease lasts, less a margin, st
 begin; times are its own monotonic clock, so clocks need not agree. One that ends in order gives the Lease back, and
 the next one takes it at its next look.
 
-The Lease is short, for a node that dies with the leader on it may hold a group's master, too, and nobody replaces that
-one before the Lease has run out. It may be short, because no message depends on it: what is promised rests on
-epochs and on the compare-and-swap of each group's own Lease, whoever acts. A leader that loses this one without need
-costs a start of the operator.
+A node that dies with the leader on it may hold a group's master, too, which nobody replaces before there is a next
+leader. So one that stands by does not wait until the Lease has run out where it sees more: no renewal for a while, and
+nobody at the leader's address. A leader that is merely slow keeps its address, since connections are taken by the
+kernel, and one that is cut off from whoever stands by keeps the Lease while it renews. One that neither renews nor can
+be reached and lives all the same could act on for `GIVE_UP_S` at most, and no message depends on that: what is promised
+rests on epochs and on the compare-and-swap of each group's own Lease, whoever acts.
 """
 
 from __future__ import annotations
@@ -17,29 +19,43 @@ import logging
 import time
 from datetime import UTC, datetime
 
+from gantry_broker.remoting.client import split_address
+from gantry_broker.remoting.connecting import LATE_S, first_of
+from gantry_broker.remoting.errors import ConnectError
+
+from gantry_operator.api import GROUP
 from gantry_operator.kube.client import LEASE, ApiError, ApiUnavailable, KubeApi, Object
 
 log = logging.getLogger(__name__)
 
-DURATION_S = 3
+DURATION_S = 6
 RENEW_S = 0.75
 LOOK_S = 0.5
 JUST_AFTER_S = 0.01
-GIVE_UP_S = 2.25
+GIVE_UP_S = 4.0
 """Without a renewal for this long the leader stops; DURATION_S minus this is the margin."""
+MISSED_S = 1.5
+"""After this long without a renewal that should have come twice it is tried whether the leader is there at all."""
+ATTEMPTS = 3
+REACH_S = ATTEMPTS * LATE_S
+"""For so long, by an attempt each `LATE_S`."""
+ADDRESS = f"{GROUP}/address"
+"""Annotation of the Lease: where its holder listens."""
 
 
 class Election:
     """`await acquire()`, act while `hold()` runs, `await release()` at the end."""
 
-    def __init__(self, api: KubeApi, namespace: str, name: str, identity: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, name: str, identity: str, address: str = "") -> None:
+        """`address`: "host:port" at which this process listens while it lives; empty: nobody is to try."""
         self.leading = False
+        self._address = address
         self._api = api
         self._namespace = namespace
         self._name = name
         self._identity = identity
         self._seen: tuple[str, float] | None = None
-        """The last write of the Lease that was seen, and when it runs out by our own clock."""
+        """The last write of the Lease that was seen, and when by our own clock."""
         self._renewed_at = 0.0
         self._written: Object | None = None
         """The Lease as this one wrote it last; None: it has to be read."""
@@ -101,7 +117,7 @@ class Election:
             else:
                 spec = lease.get("spec") or {}
                 self._holder = spec.get("holderIdentity") or ""
-                if self._holder not in ("", self._identity) and not self._expired(lease):
+                if self._holder not in ("", self._identity) and not await self._may_be_taken(lease):
                     return False
                 changes = int(spec.get("leaseTransitions") or 0) + (self._holder != self._identity)
                 written = self._lease(lease["metadata"], changes)
@@ -120,25 +136,38 @@ class Election:
             return False
         return True
 
-    def _expired(self, lease: Object) -> bool:
-        """Not written for as long as it lasts, by our own clock since we first saw that write."""
+    async def _may_be_taken(self, lease: Object) -> bool:
+        """It was not written for as long as it lasts, by our own clock since we first saw that write; or not for a
+        while, and its holder is not there."""
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
         if self._seen is None or self._seen[0] != version:
-            lasts = float(lease["spec"].get("leaseDurationSeconds") or DURATION_S)
-            self._seen = (version, now + lasts)
-        return now > self._seen[1]
+            self._seen = (version, now)
+        age = now - self._seen[1]
+        if age > float(lease["spec"].get("leaseDurationSeconds") or DURATION_S):
+            return True
+        address = (lease["metadata"].get("annotations") or {}).get(ADDRESS)
+        if age < MISSED_S or not address or await _listens(address):
+            return False
+        log.warning("%s has not renewed for %.1f s, and nobody is at %s", self._holder, age, address)
+        return True
 
     def _next_look(self) -> float:
-        """Seconds: `LOOK_S`, or sooner when the Lease that was seen last runs out before."""
-        left = 0.0 if self._seen is None else self._seen[1] + JUST_AFTER_S - time.monotonic()
-        return left if 0 < left < LOOK_S else LOOK_S
+        """Seconds: `LOOK_S`, or sooner when there may be more to say about the Lease that was seen last."""
+        if self._seen is None:
+            return LOOK_S
+        age = time.monotonic() - self._seen[1]
+        return min([LOOK_S, *(at - age + JUST_AFTER_S for at in (MISSED_S, DURATION_S) if at > age)])
 
     def _lease(self, meta: Object, transitions: int) -> Object:
         now = _now()
         return {
             "apiVersion": LEASE.api_version,
             "kind": "Lease",
-            "metadata": {"name": self._name, "namespace": self._namespace}
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "annotations": {ADDRESS: self._address},
+            }
             | ({"resourceVersion": meta["resourceVersion"]} if meta else {}),
             "spec": {
                 "holderIdentity": self._identity,
@@ -148,6 +177,26 @@ class Election:
                 "leaseTransitions": transitions,
             },
         }
+
+
+async def _listens(address: str) -> bool:
+    """Somebody takes connections there. What is no address counts as taken: nothing is known then."""
+
+    async def connect(target: tuple[str, int]) -> asyncio.StreamWriter:
+        _, writer = await asyncio.open_connection(*target)
+        return writer
+
+    try:
+        async with asyncio.timeout(REACH_S):
+            writer = await first_of(
+                [split_address(address)], connect, asyncio.StreamWriter.close, round(REACH_S / LATE_S)
+            )
+    except ConnectError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _now() -> str:

@@ -4,7 +4,7 @@ Several may run; one acts (`election`). kopf watches the BrokerClusters and call
 on what happened: the work for each cluster is its `ClusterKeeper`'s. What the operator made is followed by `mirror`.
 
 Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
-POD_NAME, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
+POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     settings.networking.request_timeout = 30
 
 
-async def serve(settings: OperatorSettings, identity: str, http_port: int) -> int:
+async def serve(settings: OperatorSettings, identity: str, http_port: int, host: str = "") -> int:
     """Runs until a signal (0) or until the leadership is lost (1: the process must end, for it may not act)."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -154,7 +154,8 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int) -> in
     # The Lease is renewed over connections of its own: it must not wait behind what a hundred clusters need.
     async with KubeApi(configuration) as api, KubeApi(configuration) as own, HealthServer(http_port) as health:
         metrics.API_CALLS.set_function(lambda: float(api.calls + own.calls))
-        election = Election(own, settings.namespace, LEASE_NAME, identity)
+        address = f"{host}:{http_port}" if host else ""
+        election = Election(own, settings.namespace, LEASE_NAME, identity, address)
         stopping = asyncio.create_task(stop.wait())
         acquiring = asyncio.create_task(election.acquire())
         await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,7 +204,7 @@ def main() -> int:
     settings = settings_from(dict(os.environ))
     identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
     port = int(os.environ.get("GANTRY_HTTP_PORT", "8080"))
-    return uvloop.run(serve(settings, identity, port))
+    return uvloop.run(serve(settings, identity, port, os.environ.get("POD_IP", "")))
 
 
 if __name__ == "__main__":
