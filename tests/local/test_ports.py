@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,38 @@ def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tm
         kept = dict(ports.taken)
         assert ports.choose(CLUSTER, frozenset({"demo-a-0"})) == []
         assert ports.taken == kept
+
+
+def test_a_port_of_another_running_cluster_is_taken_though_nobody_listens_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the end of a master and the start of the next the group's port is free."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    one, two, three = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two", "three"))
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+    one.choose(CLUSTER, frozenset())
+    two.choose(CLUSTER, frozenset())
+    assert not set(one.taken.values()) & set(two.taken.values())
+    assert one.choose(CLUSTER, frozenset()) == [], "a cluster does not stand in its own way"
+    (tmp_path / "one" / "ports.json").unlink()
+    three.choose(CLUSTER, frozenset())
+    assert set(three.taken.values()) & set(one.taken.values()), "a cluster that was removed takes no port"
+    assert not set(three.taken.values()) & set(two.taken.values())
+
+
+def test_a_cluster_of_which_nothing_runs_takes_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ended = tmp_path / "ended"
+    ended.mkdir()
+    chooser = (
+        "import sys, pathlib; from gantry_operator.local.ports import Ports; from gantry_operator.plan import plan;"
+        "from gantry_operator.api import load_manifest;"
+        "p = Ports.load(pathlib.Path(sys.argv[1]) / 'ports.json');"
+        "p.choose(plan(load_manifest(pathlib.Path(sys.argv[2]))), frozenset())"
+    )
+    subprocess.run([sys.executable, "-c", chooser, str(ended), str(MANIFEST)], check=True)
+    before = Ports.load(ended / "ports.json").taken
+    mine = Ports.load(tmp_path / "ports.json")
+    mine.choose(CLUSTER, frozenset())
+    assert mine.taken == before

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gantry_operator.local.claims import ports_of_others
 from gantry_operator.local.folder import read_json
 from gantry_operator.plan import Plan
 from gantry_operator.registry.file import write_durably
@@ -49,10 +50,17 @@ class Ports:
     def choose(self, plan: Plan, running: frozenset[str]) -> list[str]:
         """Give every use a port, and write the choice down. Raises OSError.
 
-        `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced;
-        the answer names those uses, because clients may have the old address. What runs keeps its ports though the plan
-        has it no more, until it has ended.
+        `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced,
+        be it by listening or as the port of another cluster in the middle of a failover; the answer names those uses,
+        because clients may have the old address. What runs keeps its ports though the plan has it no more, until it
+        has ended.
         """
+        with ports_of_others(self.path.parent.resolve()) as foreign:
+            moved = self._choose(plan, running, foreign)
+            write_durably(self.path, json.dumps(self.taken, indent=1))
+        return moved
+
+    def _choose(self, plan: Plan, running: frozenset[str], foreign: frozenset[int]) -> list[str]:
         moved: list[str] = []
         wanted = dict(_wanted(plan))
         for use in [u for u in self.taken if u not in wanted and u.removesuffix("/http") not in running]:
@@ -60,13 +68,12 @@ class Ports:
         for use, preferred in wanted.items():
             owners = _owners(plan, use)
             known = self.taken.get(use)
-            if known is not None and (owners & running or _free(known)):
+            if known is not None and (owners & running or (_free(known) and known not in foreign)):
                 continue
             if known is not None:
                 moved.append(use)
-            others = {p for u, p in self.taken.items() if u != use}
+            others = foreign | {p for u, p in self.taken.items() if u != use}
             self.taken[use] = preferred if preferred not in others and _free(preferred) else _any_free(others)
-        write_durably(self.path, json.dumps(self.taken, indent=1))
         return moved
 
 
@@ -96,7 +103,7 @@ def _free(port: int) -> bool:
     return False
 
 
-def _any_free(taken: set[int]) -> int:
+def _any_free(taken: Set[int]) -> int:
     """Raises OSError when there is none."""
     for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
         if port not in taken and _free(port):
