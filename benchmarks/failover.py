@@ -16,7 +16,8 @@ around the event: last success before, first success after. Afterwards everythin
     partition  the leader is cut off from everybody: its packets are dropped by iptables in a network namespace (root)
 
 Systems: `gantry` is the manifest's cluster (default: the quickstart) through `gantry up`, `raft` the same with
-examples/raft.yaml, `dledger` three brokers of Apache RocketMQ 4.9.7 with the same client program (needs Java and root).
+examples/raft.yaml, `dledger` three brokers of Apache RocketMQ 4.9.7 and `controller` three of 5.5.0 with a controller,
+with the same client program (they need Java and root).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from rig.senders import CLIENTS, start_sender
 from rig.wire import read_topic
 
 KINDS = ("kill9", "sigstop", "handover", "partition")
-SYSTEMS = ("gantry", "raft", "dledger")
+APACHE = {"dledger": groups.DLedgerGroup, "controller": groups.ControllerGroup}
+SYSTEMS = ("gantry", "raft", *APACHE)
 GOALS_MS = {"kill9": 500, "sigstop": 3000, "handover": 100, "partition": 3000}
 SETTLE_S = 90.0
 
@@ -199,8 +201,8 @@ def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], trie
 @contextlib.contextmanager
 def started(system: str, manifest: Path, kinds: list[str], folder: Path) -> Iterator[Group]:
     """Raises JavaMissing or NoNamespace where that system, or that kind of event, cannot be had."""
-    if system == "dledger":
-        with groups.dledger(folder) as theirs:
+    if system in APACHE:
+        with groups.apache(APACHE[system], folder) as theirs:
             yield theirs
         return
     file = ROOT / "examples" / "raft.yaml" if system == "raft" else manifest

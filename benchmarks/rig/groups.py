@@ -1,4 +1,5 @@
-"""Replicated broker groups that lose their leader on purpose: ours by `gantry up`, and Apache RocketMQ's DLedger."""
+"""Replicated broker groups that lose their leader on purpose: ours by `gantry up`, and Apache RocketMQ's with DLedger
+and with the controller of 5.x."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rig import java, partition
 from rig.gantry import Cluster
@@ -16,7 +17,7 @@ from rig.processes import Started, namespace, until
 from rig.rocketmq import environment, listening
 from rig.wire import Refused, Wire
 
-DLEDGER_MEMBERS = 3
+MEMBERS = 3
 
 
 class Group(ABC):
@@ -94,12 +95,18 @@ def gantry(folder: Path, manifest: Path, *, isolated: bool) -> Iterator[GantryGr
         yield GantryGroup(cluster, "Raft" if "mode: Raft" in manifest.read_text() else "MasterSlave")
 
 
-class DLedgerGroup(Group):
-    """Three brokers of Apache RocketMQ 4.9.7 that elect their leader (`enableDLegerCommitLog`)."""
+class ApacheGroup(Group):
+    """Three brokers of Apache RocketMQ with one NameServer. A subclass says which, and how they find their leader."""
 
-    name = "DLedger 4.9.7"
     namesrv = "127.0.0.1:9876"
     kinds = ("kill9", "sigstop", "partition")
+    server: str
+    """The module of tests/interop/java that has them."""
+    own_ports: int = 0
+    """A member's first port among its peers; the others' follow. 0: it has none."""
+    of_broker: dict[str, str]
+    """Lines of each broker.conf; {n} is the member's number."""
+    of_namesrv: dict[str, str]
 
     def __init__(self, folder: Path, prefix: list[str]) -> None:
         self.prefix = prefix
@@ -107,22 +114,24 @@ class DLedgerGroup(Group):
         self._members: dict[int, Started] = {}
         self._frozen: int | None = None
 
+    def start_namesrv(self) -> Started:
+        values = {"listenPort": "9876", "kvConfigPath": f"{self._folder}/kvConfig.json", **self.of_namesrv}
+        config = _properties(self._folder / "namesrv.properties", values, folder=self._folder)
+        flags = [f"-Duser.home={self._folder}"]
+        words = java.command(self.server, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config), flags=flags)
+        return Started([*self.prefix, *words], self._folder / "namesrv.log", environment(self._folder))
+
     def start(self, number: int) -> None:
         folder = self._folder / f"n{number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        peers = ";".join(f"n{i}-127.0.0.1:{_raft_port(i)}" for i in range(DLEDGER_MEMBERS))
         values = {
-            "brokerClusterName": "demo", "brokerName": "demo-a", "brokerId": "0", "brokerIP1": "127.0.0.1",
+            "brokerClusterName": "demo", "brokerName": "demo-a", "brokerIP1": "127.0.0.1",
             "namesrvAddr": self.namesrv, "listenPort": str(_port(number)), "storePathRootDir": f"{folder}/store",
-            "storePathCommitLog": f"{folder}/store/commitlog", "enableDLegerCommitLog": "true",
-            "dLegerGroup": "demo-a", "dLegerPeers": peers, "dLegerSelfId": f"n{number}",
+            "storePathCommitLog": f"{folder}/store/commitlog", **self.of_broker,
         }  # fmt: skip
-        config = folder / "broker.conf"
-        config.write_text("".join(f"{k}={v}\n" for k, v in values.items()))
+        config = _properties(folder / "broker.conf", values, n=number)
         flags = ["-XX:MaxDirectMemorySize=1g", f"-Duser.home={folder}"]
-        words = java.command(
-            "server49", "org.apache.rocketmq.broker.BrokerStartup", "-c", str(config), heap="512m", flags=flags
-        )
+        main = "org.apache.rocketmq.broker.BrokerStartup"
+        words = java.command(self.server, main, "-c", str(config), heap="512m", flags=flags)
         member = [*self.prefix, *partition.as_member(number), *words]
         self._members[number] = Started(member, folder / "broker.log", environment(self._folder))
 
@@ -143,7 +152,7 @@ class DLedgerGroup(Group):
     def whole(self) -> bool:
         found = self._addresses()
         running = all(m.popen.poll() is None for m in self._members.values())
-        return running and 0 in found and len(found) == DLEDGER_MEMBERS
+        return running and 0 in found and len(found) == MEMBERS
 
     def strike(self, kind: str) -> None:
         port = int(self._addresses()[0].rsplit(":", 1)[1])
@@ -155,7 +164,8 @@ class DLedgerGroup(Group):
             self._frozen = leader
             os.kill(pid, signal.SIGSTOP)
         else:
-            partition.cut(self.prefix, leader, [port, port - 2, port + 1, _raft_port(leader)])
+            own = [self.own_ports + leader] if self.own_ports else []
+            partition.cut(self.prefix, leader, [port, port - 2, port + 1, *own])
 
     def mend(self) -> None:
         partition.heal(self.prefix)
@@ -167,30 +177,65 @@ class DLedgerGroup(Group):
                 self.start(number)
 
 
+class DLedgerGroup(ApacheGroup):
+    """They elect their leader themselves (`enableDLegerCommitLog`)."""
+
+    name = "DLedger 4.9.7"
+    server = "server49"
+    own_ports = 40911
+    of_namesrv: ClassVar = {}
+    of_broker: ClassVar = {
+        "brokerId": "0",
+        "enableDLegerCommitLog": "true",
+        "dLegerGroup": "demo-a",
+        "dLegerPeers": ";".join(f"n{i}-127.0.0.1:{40911 + i}" for i in range(MEMBERS)),
+        "dLegerSelfId": "n{n}",
+    }
+
+
+class ControllerGroup(ApacheGroup):
+    """A controller, here one within the NameServer, names the master; every SEND_OK waits for all that are in sync."""
+
+    name = "controller 5.5.0"
+    server = "server55"
+    of_namesrv: ClassVar = {
+        "enableControllerInNamesrv": "true",
+        "controllerType": "DLedger",
+        "controllerDLegerGroup": "controllers",
+        "controllerDLegerPeers": "n0-127.0.0.1:9878",
+        "controllerDLegerSelfId": "n0",
+        "controllerStorePath": "{folder}/controller",
+    }
+    of_broker: ClassVar = {
+        "brokerId": "-1",
+        "brokerRole": "SLAVE",
+        "enableControllerMode": "true",
+        "controllerAddr": "127.0.0.1:9878",
+        "allAckInSyncStateSet": "true",
+    }
+
+
+def _properties(path: Path, values: dict[str, str], **names: object) -> Path:
+    """Writes a file of lines; `names` are put into the values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{key}={value.format(**names)}\n" for key, value in values.items()))
+    return path
+
+
 def _port(number: int) -> int:
     return 30911 + 10 * number
 
 
-def _raft_port(number: int) -> int:
-    return 40911 + number
-
-
 @contextlib.contextmanager
-def dledger(folder: Path) -> Iterator[DLedgerGroup]:
+def apache(kind: type[ApacheGroup], folder: Path) -> Iterator[ApacheGroup]:
     """Raises JavaMissing or NoNamespace where it cannot run."""
     java.build()
-    with namespace("dledger") as prefix, contextlib.ExitStack() as stack:
-        config = folder / "namesrv.properties"
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(f"listenPort=9876\nkvConfigPath={folder}/kvConfig.json\n")
-        words = java.command(
-            "server49", "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(config), flags=[f"-Duser.home={folder}"]
-        )
-        ns = stack.enter_context(Started([*prefix, *words], folder / "namesrv.log", environment(folder)))
-        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 30, [ns])
-        group = DLedgerGroup(folder, prefix)
+    with namespace(kind.server) as prefix, contextlib.ExitStack() as stack:
+        group = kind(folder, prefix)
+        ns = stack.enter_context(group.start_namesrv())
+        until("RocketMQ's NameServer", lambda: listening(prefix, 9876), 60, [ns])
         stack.callback(group.stop)
-        for number in range(DLEDGER_MEMBERS):
+        for number in range(MEMBERS):
             group.start(number)
-        until("a leader of DLedger and its followers", group.whole, 90)
+        until(f"a leader of {group.name} and its followers", group.whole, 120)
         yield group
