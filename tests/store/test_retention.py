@@ -64,6 +64,16 @@ def test_several_hours_may_be_named() -> None:
     assert [hour for hour in range(24) if retention.is_time(named, at_hour(hour))] == [4, 16]
 
 
+def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 250 blocks 60 are used and 30 are for us; the others are reserved, and no reason to remove messages."""
+    real = os.statvfs(tmp_path)
+    stat = os.statvfs_result((*real[:2], 250, 190, 30, *real[5:]))
+    monkeypatch.setattr(retention.os, "statvfs", lambda directory: stat)
+    usage = retention.disk_usage(tmp_path)
+    assert usage.ratio == pytest.approx(60 / 90)
+    assert (usage.total, usage.free) == (90 * stat.f_frsize, 30 * stat.f_frsize)
+
+
 @pytest.fixture
 def store(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
     monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(100 << 30, 90 << 30, 0.1))

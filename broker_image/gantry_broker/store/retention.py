@@ -21,11 +21,15 @@ MOST_AT_ONCE: Final = 10
 
 
 def disk_usage(directory: Path) -> DiskUsage:
-    """Of the file system; `free` is what we may use. Raises OSError."""
+    """Of the file system, as `df` and RocketMQ count it. Raises OSError.
+
+    What is reserved for others is neither used nor there: counted as used, it would have retention remove messages for
+    which there is room.
+    """
     stat = os.statvfs(directory)
-    total = stat.f_blocks * stat.f_frsize
-    free = stat.f_bavail * stat.f_frsize
-    return DiskUsage(total, free, 1 - free / total if total else 0.0)
+    used, free = stat.f_blocks - stat.f_bfree, stat.f_bavail
+    ratio = used / (used + free) if used + free else 0.0
+    return DiskUsage((used + free) * stat.f_frsize, free * stat.f_frsize, ratio)
 
 
 def is_time(settings: BrokerSettings, now_ms: int) -> bool:
