@@ -224,6 +224,31 @@ async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_ther
         await client.close()
 
 
+async def test_a_new_master_tells_no_end_of_a_queue_before_it_knows_what_was_promised(make_group: Any) -> None:
+    """After a restart it knows a lower bound only, until its followers have its first record."""
+    group: Group = await make_group(3)
+    await group.lead(0)
+    await group.all_in_sync()
+    client = RemotingClient()
+    asked = Frame(RequestCode.GET_MAX_OFFSET, ext=QUEUE_0)
+    try:
+        for number in range(50):
+            assert (await client.request(group.group_address, send_frame("T", b"%d" % number), 5.0)).code == 0
+        _, new, other = (m.value() for m in [(await member.status()).member for member in group.members])
+        await group.members[0].kill()
+        await group.members[1].kill()
+        await group.members[1].start()
+        group.cell = group.cell.promoted(new, {new, other})
+        assert (await group.members[1].assign(_told(group, 1))).accepted
+        early = await client.request(group.members[1].address, asked, 5.0)
+        assert early.code == ResponseCode.SYSTEM_BUSY, early.ext
+        answer = asyncio.create_task(client.request(group.members[1].address, asked, 5.0))
+        await group.tell()
+        assert (await answer).ext["offset"] == "50"
+    finally:
+        await client.close()
+
+
 async def _answered(client: RemotingClient, address: str, frame: Frame) -> Frame:
     """Of one who lets its clients go: a request that finds its connection ended was not carried out."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from gantry_broker.broker.faults import Answer
@@ -20,9 +21,14 @@ from gantry_broker.protocol.headers import (
 from .table import handles, ok
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from gantry_broker.broker.core import Broker
     from gantry_broker.remoting.connection import Connection
 
+SETTLES_S = 2.0
+"""A question that must wait for the master to settle is given up then; clients wait for 3 s."""
+SETTLE_LOOK_S = 0.01
 RECENT_BYTES = 1 << 30
 """A queue that begins this near to the end of the log counts as being in memory (see `query_offset`)."""
 
@@ -89,10 +95,33 @@ def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Non
 
 
 @handles(RequestCode.GET_MAX_OFFSET)
-def max_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+def max_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
+    """A new master may know of less that is confirmed than clients were promised: then it answers once it is settled,
+    or a reader would take what it still has to show for the end of the queue (rule 9)."""
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
+    return _max_when_settled(broker, frame, header) if _unsettled(broker) else _max(broker, frame, header)
+
+
+def _unsettled(broker: Broker) -> bool:
+    return broker.leading and not broker.settled
+
+
+def _max(broker: Broker, frame: Frame, header: QueueHeader) -> Frame:
     return ok(frame, {"offset": str(broker.store.max_offset(header.topic, header.queueId))})
+
+
+async def _max_when_settled(broker: Broker, frame: Frame, header: QueueHeader) -> Frame:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLES_S
+    while _unsettled(broker):
+        if loop.time() > deadline:
+            raise Answer(
+                ResponseCode.SYSTEM_BUSY,
+                "this master has just taken over and not heard yet how far the queue is confirmed; ask again",
+            )
+        await asyncio.sleep(SETTLE_LOOK_S)
+    return _max(broker, frame, header)
 
 
 @handles(RequestCode.GET_MIN_OFFSET)
