@@ -590,8 +590,9 @@ class ReplicationService:
                 self._handed_to = None
                 if not core.parked:
                     self._moving_until = 0.0
-        role = (core.role, core.may_append, core.cell.epoch, self.parked)
-        status = (*role, core.cell.version, core.told_epoch, core.ask, core.reason, core.settled)
+        cell = core.cell
+        role = (core.role, core.may_append, cell.epoch, self.parked)
+        status = (*role, cell.version, core.told_epoch, core.ask, core.reason, core.settled)
         if status == self._shown:
             return
         former, self._shown = self._shown, status

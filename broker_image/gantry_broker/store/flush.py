@@ -17,6 +17,7 @@ from gantry_broker.store.errors import FlushFailed
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
+    from gantry_broker.store.types import FlushPoint
 
 CHECKPOINT_S: Final = 60.0
 """Seconds after which the next flush is followed by a checkpoint."""
@@ -34,7 +35,10 @@ class GroupCommit:
         self._points_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
         store.aside = self._aside
         self._checkpointed_at = time.monotonic()
-        self._flushing: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._flushing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        """Those who look again when the flush that runs has ended."""
         self._checkpointing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -50,37 +54,52 @@ class GroupCommit:
                 raise FlushFailed(f"the disk failed: {store.failed}") from store.failed
             if self._closed:
                 raise FlushFailed("the store is closed")
-            # A finished task whose callback has not run yet would be awaited without ever giving up the loop.
-            if self._flushing is None or self._flushing.done():
-                self._flushing = asyncio.get_running_loop().create_task(self._flush())
-                self._flushing.add_done_callback(self._flushed)
-            # Shielded: that one waiter gives up must not end the flush of the others.
-            await asyncio.shield(self._flushing)
+            if not self._flushing:
+                self._flushing = True
+                self._worker.submit(self._flush)
+            await self._turn()
         return store.flushed
+
+    async def _turn(self) -> None:
+        """Until the flush that runs has ended."""
+        turn = self._loop.create_future()
+        self._waiting.append(turn)
+        await turn
 
     async def flush(self) -> int:
         """Make everything durable that is in the log now; answers `flushed`. Raises FlushFailed."""
         return await self.wait(self._store.end)
 
-    async def _flush(self) -> None:
-        store = self._store
+    def _flush(self) -> None:
+        """In the worker thread."""
+        point, error = None, None
         try:
-            point = await asyncio.get_running_loop().run_in_executor(self._worker, store.flush)
-        except OSError as error:
-            # The kernel may have dropped the pages that it could not write: a second fsync would answer a lie.
-            store.mark_failed(error)
-            return
-        store.mark_flushed(point)
-        due = store.checkpoint_due or time.monotonic() - self._checkpointed_at > CHECKPOINT_S
-        if due and self._checkpointing is None and not self._closed:
-            self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
-            self._checkpointing.add_done_callback(self._checkpoint_done)
+            point = self._store.flush()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # The loop has ended without a `close`: nobody waits.
+            self._loop.call_soon_threadsafe(self._flushed, point, error)
 
-    def _flushed(self, task: asyncio.Task[None]) -> None:
-        if self._flushing is task:
-            self._flushing = None
-        if not task.cancelled() and task.exception() is not None:
-            self._store.mark_failed(task.exception() or RuntimeError("flush"))
+    def _flushed(self, point: FlushPoint | None, error: BaseException | None) -> None:
+        self._flushing = False
+        waiting, self._waiting = self._waiting, []
+        try:
+            if point is None:
+                # The kernel may have dropped the pages that it could not write: a second fsync would answer a lie.
+                self._store.mark_failed(error or RuntimeError("flush"))
+            else:
+                self._store.mark_flushed(point)
+                self._checkpoint_if_due()
+        finally:
+            for turn in waiting:
+                if not turn.done():
+                    turn.set_result(None)
+
+    def _checkpoint_if_due(self) -> None:
+        due = self._store.checkpoint_due or time.monotonic() - self._checkpointed_at > CHECKPOINT_S
+        if due and self._checkpointing is None and not self._closed:
+            self._checkpointing = self._loop.create_task(self._checkpoint())
+            self._checkpointing.add_done_callback(self._checkpoint_done)
 
     async def checkpoint(self) -> None:
         """Move the point from which recovery starts after a power loss up to now. Flushes do that by themselves.
@@ -118,10 +137,11 @@ class GroupCommit:
         """Wait for what runs, and end the threads."""
         self._closed = True
         self._store.aside = lambda work: work()
-        for task in (self._flushing, self._checkpointing):
-            if task is not None:
-                with contextlib.suppress(FlushFailed, asyncio.CancelledError):
-                    await asyncio.shield(task)
+        while self._flushing:
+            await self._turn()
+        if self._checkpointing is not None:
+            with contextlib.suppress(FlushFailed, asyncio.CancelledError):
+                await asyncio.shield(self._checkpointing)
         self._worker.shutdown(wait=False)
         self._slow_worker.shutdown(wait=False)
         self._points_worker.shutdown(wait=False)
