@@ -96,7 +96,7 @@ class Damage:
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of the file system that holds the store, without those reserved for others; `ratio`: the used part, 0 to 1."""
+    """Bytes of the file system that holds the store, without those reserved for others; `ratio`: the used part."""
 
     total: int
     free: int
