@@ -1,0 +1,60 @@
+"""The official client reads from a slave while its group has no master."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from gantry_broker.client import Producer, SendStatus
+from rig.driver import Driver
+from rig.gantry import QUICKSTART, Cluster
+from rig.processes import until
+from rig.target import Target
+from rig.wire import Refused, Wire
+
+COUNT = 300
+DROPPED_S = 45.0
+"""A NameServer keeps the address of a master that is gone for 30 s, while others of its group live."""
+
+
+async def _send(servers: str) -> None:
+    async with Producer(servers) as producer:
+        for number in range(COUNT):
+            # The shape by which the driver tells its own messages from others.
+            result = await producer.send("Backlog", b"r#%d#" % number)
+            assert result.status is SendStatus.SEND_OK
+
+
+def _addresses(server: str) -> set[int]:
+    try:
+        with Wire(server) as names:
+            return {int(n) for row in names.route("Backlog")["brokerDatas"] for n in row["brokerAddrs"]}
+    except (OSError, Refused):
+        return set()
+
+
+@pytest.mark.timeout(180)
+def test_a_backlog_is_read_by_both_versions(java_side: Path, tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", QUICKSTART) as cluster:
+        servers = list(cluster.status()["nameServers"])
+        asyncio.run(_send(";".join(servers)))
+        processes = cluster.processes()
+        master = next(m for m in cluster.members() or [] if m["role"] == "Master")
+        until("the slaves have it all", lambda: all(m["lag_bytes"] == 0 for m in cluster.answering()), 10)
+        # Nobody is left who would promote a slave, or start the master again.
+        os.kill(processes["supervisor"], signal.SIGKILL)
+        os.kill(master["pid"], signal.SIGKILL)
+        until("routes without a master", lambda: all(0 not in _addresses(s) for s in servers), DROPPED_S)
+        target = Target("gantry", ";".join(servers), "", "demo", "a", [], 0, [], tmp_path)
+        for version in ("49", "55"):
+            driver = Driver(target, version, "JSON", tmp_path / f"driver{version}.log")
+            try:
+                got = driver.run(
+                    "consume", topic="Backlog", group=f"g{version}", run="r", count=COUNT, mode="push"
+                ).summary
+            finally:
+                driver.close()
+            assert (got["unique"], got["repeated"], got["strangers"]) == (COUNT, 0, 0)
