@@ -5,11 +5,14 @@
     python benchmarks/replication.py --only catch-up --mib 1024 -o json
 
 Throughput: a group of N members under `gantry up`, one process of our client with `--senders` sends that wait at the
-same time, 1 KiB bodies. Kinds of groups take turns; the ratio to Async is that to the group of as many members, so both
-share the machine with as many processes.
+same time, 1 KiB bodies. Kinds of groups take turns; the ratio to Async is that to the group of as many members in the
+same round, so both share the machine with as many processes and with whatever else it does (the median of the rounds).
+CPU time is that of one message, in microseconds: of the master, of the other members together, and of the client;
+"by CPU" is Async's sum over this one's, the ratio on a machine on which nothing but CPU time is short.
 
 Catch-up: a slave of two stands still until it lacks `--mib`, with senders at full speed and once more without any. What
-senders lose is against the mean of the seconds before it goes on and after it has caught up.
+senders lose is against the seconds after it has caught up, in which it follows as slaves do. Other programs on the
+machine are in that, too; the master's CPU time for a message, meanwhile and afterwards, knows little of them.
 """
 
 from __future__ import annotations
@@ -29,10 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from rig.gantry import Cluster
-from rig.processes import Started, until
+from rig.processes import Started, until, usage
 
 EVERY_S = 1
 WHOLE_S = 60.0
+AROUND_S = 15
+"""Seconds after a catch-up with which it is compared."""
+TOPIC = "Replication"
+"""Of eight queues, as every topic that is made by a first send; RocketMQ's BenchmarkTest has 1,024."""
 FILL_BYTES = 4_000
 """Bodies that only make the log long; larger ones would be compressed."""
 
@@ -84,7 +91,7 @@ class Load:
         servers = ";".join(cluster.status()["nameServers"])
         self._words = [
             sys.executable, str(Path(__file__).with_name("rig") / "load.py"), "--namesrv", servers, "--senders",
-            str(senders), "--size", str(size), "--seconds", str(seconds), "--every", str(EVERY_S),
+            str(senders), "--size", str(size), "--seconds", str(seconds), "--every", str(EVERY_S), "--topic", TOPIC,
         ]  # fmt: skip
 
     def __enter__(self) -> Load:
@@ -109,33 +116,79 @@ class Load:
         return [(b["sent"] - a["sent"]) / (b["seconds"] - a["seconds"]) for a, b in pairs]
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def sent(self) -> int:
+        return int(self.lines()[-1]["sent"])
+
+    @property
     def failed(self) -> int:
         return int(self.lines()[-1]["failed"])
 
 
+@dataclass
+class Turn:
+    """What one group did while it counted. CPU time in microseconds a message."""
+
+    per_second: float
+    master_us: float
+    slaves_us: float
+    client_us: float
+    failed: int
+
+    @property
+    def cpu_us(self) -> float:
+        return self.master_us + self.slaves_us + self.client_us
+
+
 def throughput(kinds: list[Kind], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Each kind of group `--rounds` times, one after the other."""
-    found: dict[Kind, list[float]] = {kind: [] for kind in kinds}
-    failed = dict.fromkeys(kinds, 0)
-    total = options.warmup + options.seconds
+    found: dict[Kind, list[Turn]] = {kind: [] for kind in kinds}
     for number in range(options.rounds):
         for kind in kinds:
             place = folder / f"{kind.name}-{kind.members}-{number}"
-            print(f"round {number + 1}: {kind.name}, {kind.members} members", file=sys.stderr, flush=True)
-            with group(kind, place) as cluster, Load(cluster, place, options.senders, 1024, total + 1) as load:
-                load.wait_for(total + 1)
-                found[kind].append(statistics.mean(load.rates(options.warmup, total)))
-                failed[kind] += load.failed
-    medians = {kind: statistics.median(rates) for kind, rates in found.items()}
-    rows = []
-    for kind, rates in found.items():
-        base = medians.get(Kind("Async", kind.members))
-        rows.append({
-            "kind": kind.name, "members": kind.members, "per_second": round(medians[kind]),
-            "rounds": [round(rate) for rate in rates], "failed": failed[kind],
-            "of_async": round(medians[kind] / base, 2) if base else None,
-        })  # fmt: skip
-    return rows
+            load = f"load {os.getloadavg()[0]:.1f}"
+            print(f"round {number + 1}: {kind.name}, {kind.members} members, {load}", file=sys.stderr, flush=True)
+            found[kind].append(_turn(kind, options, place))
+            print(f"  {found[kind][-1]}", file=sys.stderr, flush=True)
+    return [_row(kind, turns, found.get(Kind("Async", kind.members), [])) for kind, turns in found.items()]
+
+
+def _turn(kind: Kind, options: argparse.Namespace, place: Path) -> Turn:
+    total = options.warmup + options.seconds
+    with group(kind, place) as cluster, Load(cluster, place, options.senders, 1024, total + 1) as load:
+        members = cluster.members() or []
+        load.wait_for(options.warmup + 1)
+        sent, used = load.sent, _cpu_s(members, load)
+        load.wait_for(total)
+        sent, used = load.sent - sent, [b - a for a, b in zip(used, _cpu_s(members, load), strict=True)]
+        load.wait_for(total + 1)
+        rate = statistics.mean(load.rates(options.warmup, total))
+        return Turn(round(rate), *(round(1e6 * cpu_s / sent, 1) for cpu_s in used), load.failed)
+
+
+def _cpu_s(members: list[dict[str, Any]], load: Load) -> list[float]:
+    """Of the master, of the others, of the client."""
+    of = [usage(m["pid"]).cpu_s for m in sorted(members, key=lambda m: str(m["role"]) != "Master")]
+    return [of[0], sum(of[1:]), usage(load.pid).cpu_s]
+
+
+def _row(kind: Kind, turns: list[Turn], base: list[Turn]) -> dict[str, Any]:
+    costs = [statistics.median(turn.cpu_us for turn in some) for some in (base, turns) if some]
+    ratios = [turn.per_second / other.per_second for turn, other in zip(turns, base, strict=True)] if base else []
+    middle = {
+        name: round(statistics.median(getattr(turn, name) for turn in turns), 1)
+        for name in ("master_us", "slaves_us", "client_us")
+    }
+    return {
+        "kind": kind.name, "members": kind.members,
+        "per_second": round(statistics.median(turn.per_second for turn in turns)), **middle,
+        "rounds": [turn.per_second for turn in turns], "failed": sum(turn.failed for turn in turns),
+        "of_async": round(statistics.median(ratios), 2) if ratios else None,
+        "by_cpu": round(costs[0] / costs[1], 2) if base else None,
+    }  # fmt: skip
 
 
 def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict[str, Any]:
@@ -150,7 +203,7 @@ def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict
             if senders == 0:
                 return _go_on(cluster, slave, None)
             with Load(cluster, folder, senders, 1024, 600) as load:
-                load.wait_for(8)
+                load.wait_for(4)
                 return _go_on(cluster, slave, load)
         finally:
             os.kill(slave["pid"], signal.SIGCONT)
@@ -176,24 +229,36 @@ def _end(cluster: Cluster, role: str) -> int:
 def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[str, Any]:
     lacked = _end(cluster, "Master") - slave["end"]
     first = 0 if load is None else len(load.lines())
+    master = next(m["pid"] for m in cluster.answering() if m["role"] == "Master")
     os.kill(slave["pid"], signal.SIGCONT)
-    began = time.monotonic()
+    began, since = time.monotonic(), usage(master).cpu_s
+    sent = 0 if load is None else load.sent
     until("the slave is in sync again", lambda: whole(cluster, 2), 500)
-    took = time.monotonic() - began
+    took, spent = time.monotonic() - began, usage(master).cpu_s - since
     copied = _end(cluster, "Slave") - slave["end"]
     row = {"lacked_mib": lacked >> 20, "seconds": round(took, 1), "mib_per_second": round((copied >> 20) / took, 1)}
     if load is not None:
+        sent = load.sent - sent
         last = len(load.lines())
-        load.wait_for(last + 6)
-        around = [*load.rates(first - 6, first - 1), *load.rates(last + 1, last + 5)]
+        load.wait_for(last + 2)
+        sent_after, spent_after = _spent(load, master, AROUND_S)
         during = load.rates(first, last - 1) or load.rates(first - 1, last)
-        calm, busy = statistics.mean(around), statistics.mean(during)
+        calm, busy = statistics.mean(load.rates(last + 1, last + AROUND_S)), statistics.mean(during)
         row |= {
             "sent_per_second": round(calm),
             "meanwhile": round(busy),
             "lost_per_cent": round(100 * (1 - busy / calm), 1),
+            "master_us": round(1e6 * spent_after / sent_after, 1),
+            "master_us_meanwhile": round(1e6 * spent / sent, 1),
         }
     return row
+
+
+def _spent(load: Load, pid: int, seconds: int) -> tuple[int, float]:
+    """What was sent in that time, and the CPU time that the process took."""
+    sent, used = load.sent, usage(pid).cpu_s
+    load.wait_for(len(load.lines()) + seconds)
+    return load.sent - sent, usage(pid).cpu_s - used
 
 
 def main() -> int:
@@ -205,6 +270,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=10, help="seconds that count (default 10)")
     parser.add_argument("--senders", type=int, default=64, help="sends that wait at the same time (default 64)")
     parser.add_argument("--mib", type=int, default=1024, help="what the slave lacks (default 1024)")
+    parser.add_argument("--while-sending", action="store_true", help="no catch-up without senders")
     parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
@@ -217,7 +283,8 @@ def main() -> int:
             kinds = [Kind(k, n) for n in sizes for k in ("Async", "Sync", "Raft") if k != "Raft" or n >= 3]
             answer["throughput"] = throughput(kinds, options, folder)
         if options.only != "throughput":
-            answer["catch_up"] = [catch_up(options, folder / f"catch-up-{n}", senders=n) for n in (0, options.senders)]
+            loads = (options.senders,) if options.while_sending else (0, options.senders)
+            answer["catch_up"] = [catch_up(options, folder / f"catch-up-{n}", senders=n) for n in loads]
     print(json.dumps(answer, indent=2) if options.output == "json" else _text(answer))
     return 0
 
@@ -225,20 +292,25 @@ def main() -> int:
 def _text(answer: dict[str, Any]) -> str:
     lines = []
     if "throughput" in answer:
-        lines.append(f"{'members':>7}  {'group':<6}{'SEND_OK/s':>10}{'of Async':>9}{'failed':>7}   rounds")
+        lines.append(
+            f"{'members':>7}  {'group':<6}{'SEND_OK/s':>10}{'of Async':>9}{'by CPU':>7}{'failed':>7}"
+            f"{'master us':>11}{'slaves us':>10}{'client us':>10}   rounds"
+        )
         for row in answer["throughput"]:
-            ratio = "" if row["of_async"] is None else f"{row['of_async']:.2f}"
+            ratio, by_cpu = ("" if row[k] is None else f"{row[k]:.2f}" for k in ("of_async", "by_cpu"))
             rounds = " ".join(map(str, row["rounds"]))
             lines.append(
-                f"{row['members']:>7}  {row['kind']:<6}{row['per_second']:>10}{ratio:>9}{row['failed']:>7}   {rounds}"
+                f"{row['members']:>7}  {row['kind']:<6}{row['per_second']:>10}{ratio:>9}{by_cpu:>7}{row['failed']:>7}"
+                f"{row['master_us']:>11}{row['slaves_us']:>10}{row['client_us']:>10}   {rounds}"
             )
     for row in answer.get("catch_up", ()):
         text = (
             f"a slave lacked {row['lacked_mib']} MiB: in sync after {row['seconds']} s, {row['mib_per_second']} MiB/s"
         )
         if "sent_per_second" in row:
-            text += f"; senders {row['meanwhile']}/s meanwhile, {row['sent_per_second']}/s before and after"
-            text += f" ({row['lost_per_cent']} % less)"
+            text += f"; senders {row['meanwhile']}/s meanwhile, {row['sent_per_second']}/s afterwards"
+            text += f" ({row['lost_per_cent']} % less); master's CPU time for a message"
+            text += f" {row['master_us_meanwhile']} us meanwhile, {row['master_us']} us afterwards"
         lines.append(text)
     return "\n".join(lines)
 
