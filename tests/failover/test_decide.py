@@ -194,7 +194,7 @@ def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
     late = group(a=unheard(0, gone=True, silence=10_000), b=b, c=c, cell=cell, settings={"unclean": True})
     p = promotion(late)
     assert (p.kind, p.new, p.lost_bytes) == ("unclean", C, 300)
-    assert "gives up 300 bytes" in p.reason
+    assert "gives up at least 300 bytes" in p.reason
 
 
 def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:

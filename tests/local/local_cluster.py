@@ -196,12 +196,12 @@ class Load:
 
 async def read_all(cluster: Cluster, topic: str, wanted: set[bytes], timeout_s: float = 30) -> Counter[bytes]:
     """Every body of the topic as a new group sees it, until all that is wanted came."""
-    seen: dict[tuple[int, int], bytes] = {}
+    seen: dict[tuple[str, int, int], bytes] = {}
     missing = set(wanted)
     done = asyncio.Event()
 
     async def handle(message: ReceivedMessage) -> None:
-        place = (message.record.queue_id, message.record.queue_offset)
+        place = (message.broker, message.record.queue_id, message.record.queue_offset)
         assert seen.setdefault(place, message.body) == message.body, f"{place} was shown with two bodies"
         missing.discard(message.body)
         if not missing:

@@ -33,15 +33,16 @@ async def test_with_two_masters_sends_go_on_to_the_other_one(dual: Cluster) -> N
     first = dual.master("a")
     async with Load.on(dual, "Dual", "d") as load:
         await load.more(100)
-        kill(first["pid"], signal.SIGSTOP)
+        kill(dual.supervisor_pid(), signal.SIGSTOP)  # Else it would start again at once.
         try:
+            kill(first["pid"], signal.SIGKILL)
             await load.more(300)
         finally:
-            kill(first["pid"], signal.SIGCONT)
+            kill(dual.supervisor_pid(), signal.SIGCONT)
+        await asyncio.to_thread(dual.until, "it leads again", lambda: dual.master("a")["epoch"] > first["epoch"])
         await load.more(100)
     assert load.errors == []
     await check_account(dual, load)
-    assert dual.master("a")["pid"] == first["pid"], "nobody could take over, so nobody was replaced"
     assert all(member["maxOffset"] > 0 for member in dual.members().values())
 
 
@@ -71,9 +72,9 @@ async def test_unclean_gives_up_what_only_the_lost_set_had_and_says_how_much(unc
     kill(before["pid"], signal.SIGSTOP)
     kill(other["pid"], signal.SIGCONT)
     [event] = unclean.until("the one that lacks them leads", lambda: unclean.events("UncleanFailover"), 60)
-    said = re.search(r"gives up (\d+) bytes", event["message"])
+    said = re.search(r"gives up at least (\d+) bytes", event["message"])
     assert said is not None, event
-    assert int(said[1]) > sum(map(len, given_up))
+    assert int(said[1]) > 0, "the master's last report had some of them"
     unclean.until("the former master follows", unclean.whole, 60)
     assert unclean.master()["name"] == other["name"]
     # In every queue these come after the place where the others were.

@@ -101,7 +101,8 @@ def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decisio
         found = unclean(obs, cell)
         if found is not None:
             report, lost_bytes = found
-            reason = f"{state.reason}; nobody of the in-sync set is left, failover.unclean gives up {lost_bytes} bytes"
+            given_up = f"failover.unclean gives up at least {lost_bytes} bytes"
+            reason = f"{state.reason}; nobody of the in-sync set is left, {given_up}"
             new = next_cell(obs, cell, report.id, {report.id})
             return Promote(new, cell.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
     reason = f"{state.reason}; nobody of the in-sync set ({names(obs, cell.in_sync)}) can take over"
