@@ -18,6 +18,8 @@ TELL_TIMEOUT_S = 1.5
 AGAIN_AFTER_FAILURE_S = 0.1
 AGAIN_AFTER_SUCCESS_S = 1.0
 """The same assignment is not repeated sooner to a member that took it."""
+REFUSED_FOR_S = 2.0
+"""What a member refused is told again after this long: the reason may have ended with the process that gave it."""
 LINE_AFTER_ANSWER_S = 3.0
 """A status line that is newer than the answer must come within this time, else the old one counts again."""
 
@@ -41,7 +43,7 @@ class Teller:
         self._accepted: dict[int, tuple[int, int]] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
-        self._refusals: dict[int, tuple[Cell, str]] = {}
+        self._refusals: dict[int, tuple[Cell, str, float]] = {}
 
     def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
         """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
@@ -73,9 +75,11 @@ class Teller:
         return self._accepted.get(member, (0, 0))
 
     def refusal(self, member: int, cell: Cell) -> str:
-        """Why it refused this very cell; empty: it did not."""
+        """Why it refused this very cell a moment ago; empty: it did not."""
         refused = self._refusals.get(member)
-        return refused[1] if refused is not None and refused[0] == cell else ""
+        if refused is None or refused[0] != cell or self._now() - refused[2] >= REFUSED_FOR_S:
+            return ""
+        return refused[1]
 
     def any_underway(self) -> bool:
         return bool(self._underway)
@@ -145,7 +149,7 @@ class Teller:
                     then()
             elif (said.epoch, said.version) <= cell.order:
                 log.warning("%s refuses epoch %s version %s: %s", url, cell.epoch, cell.version, said.reason)
-                self._refusals[member] = (cell, said.reason or "it gave no reason")
+                self._refusals[member] = (cell, said.reason or "it gave no reason", self._now())
         except (httpx.HTTPError, ValueError) as error:
             log.info("telling %s: %r", url, error)
         finally:

@@ -55,7 +55,8 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     if not todo and not still_counted:
         return Step("done", "every member is as planned")
     master = next((m for m in members if m.master), None)
-    broken = [m for m in todo if m.broken and not m.master]
+    # A recorded master that is not heard, either, serves nobody; in a group of one there is no other to take over.
+    broken = [m for m in todo if m.broken and not (m.master and m.in_sync)]
     if broken:
         worst = min(broken, key=lambda m: -m.number)
         return Step("replace", f"{worst.name} does not work as it is, so nobody waits for it", worst.name)

@@ -1,0 +1,39 @@
+"""What members are told: a refusal counts for a moment, not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gantry_broker.http.models import AssignmentAnswer
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_operator.failover.http import make_client
+from gantry_operator.failover.teller import REFUSED_FOR_S, Teller
+
+A = MemberId(0, "x")
+CELL = Cell(2, 2, A, frozenset({A}))
+
+
+async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    said = AssignmentAnswer(accepted=False, epoch=1, version=1, reason="it stops").model_dump_json().encode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(said)}\r\n\r\n"
+    writer.write(head.encode() + said)
+    await writer.drain()
+    writer.close()
+
+
+async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs() -> None:
+    """A group of one: nobody else can be promoted, so its last refusal would hold it back for ever."""
+    now, woken = 100.0, asyncio.Event()
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
+    async with make_client() as client:
+        teller = Teller(client, lambda: None, woken.set, lambda: now)
+        teller.tell(0, url, Assignment(CELL, "h:1", False))
+        await asyncio.wait_for(woken.wait(), 5)
+        assert teller.refusal(0, CELL) == "it stops"
+        assert teller.refusal(0, CELL.touched()) == "", "another cell was not refused"
+        now += REFUSED_FOR_S
+        assert teller.refusal(0, CELL) == ""
+        await teller.close()
+    server.close()
