@@ -1,9 +1,10 @@
 """How fast the commit-log source and the report are, side by side with their limits and rivals in one run.
 
 For each body size a log is made, then read: the bytes alone (the limit), by the source's decoder, by a plain Python
-loop, by Spark through the source, and by Spark from Parquet with the same columns; then the report. MB are 10^6 bytes
-of log, also for Parquet. `MB/s/core` divides by the CPU time of all processes that took part (this one, the JVM,
-Spark's Python workers), so that it means the same on a busy machine; `MB/s` divides by the time on the clock.
+loop, by Spark through the source, and by Spark from Parquet with the same columns (in turn in one session: the median
+of three once each was read three times); then the report. MB are 10^6 bytes of log, also for Parquet. `MB/s/core`
+divides by the CPU time of all processes that took part (this one, the JVM, Spark's Python workers), so that it means
+the same on a busy machine; `MB/s` divides by the time on the clock.
 
     python benchmarks/spark_scan.py --gib 2 --bodies 200,1024
     python benchmarks/spark_scan.py --scaling 0.5,1,2,4       # cost and memory against size
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +32,7 @@ from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.plan import plan
 from gantry_spark.report import Job, run
 from gantry_spark.scan import Records, scan
-from gantry_spark.schema import DEFAULT, arrow_schema
+from gantry_spark.schema import DEFAULT, arrow_schema, spark_schema
 from gantry_spark.session import session
 from spark_loggen import write_log
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 FEW = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
 START_MS = 1_700_000_000_000
+WARM_UP = 3
+MEASURED = 3
 PLAIN_BYTES = 64 * 1024 * 1024
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -66,8 +70,15 @@ def family() -> dict[int, tuple[str, float, int]]:
         mine |= more
 
 
+_spent: dict[int, float] = {}
+
+
 def cpu() -> float:
-    return sum(seconds for _, seconds, _ in family().values())
+    """CPU seconds of this process and its descendants, also of those of which nobody waited for the end (Spark's
+    Python workers end when they were idle for a minute)."""
+    for pid, (_, seconds, _) in family().items():
+        _spent[pid] = max(seconds, _spent.get(pid, 0.0))
+    return sum(_spent.values())
 
 
 def show(what: str, wall: float, used: float, size: int, records: int) -> None:
@@ -100,7 +111,7 @@ def read_bytes(root: Path) -> None:
 def decode(root: Path, columns: tuple[str, ...], verify: bool) -> int:
     """What a task of the source does, without Spark; the number of records."""
     log = DirectoryLog(find(str(root)))
-    schema = arrow_schema(columns)
+    schema = arrow_schema(spark_schema(columns))
     count = 0
     for part in plan(log, 256 * 1024 * 1024, Where()):
         with log.open(part.segment) as source:
@@ -125,11 +136,33 @@ def plain_python(root: Path) -> tuple[int, int]:
     return count, at
 
 
-def noop(frame: object) -> None:
+def noop(frame: object) -> tuple[float, float]:
+    """Read all of a DataFrame; seconds on the clock and of CPU time."""
+    began, spent = time.perf_counter(), cpu()
     frame.write.format("noop").mode("overwrite").save()  # type: ignore[attr-defined]
+    return time.perf_counter() - began, max(cpu() - spent, 0.01)
 
 
-def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table) -> None:
+def side_by_side(frames: dict[str, object], size: int, records: int) -> None:
+    """Read each DataFrame in turn, again and again: the median of what is measured once all are warmed up."""
+    taken: dict[str, list[tuple[float, float]]] = {what: [] for what in frames}
+    for turn in range(WARM_UP + MEASURED):
+        for what, frame in frames.items():
+            both = noop(frame)
+            if turn >= WARM_UP:
+                taken[what].append(both)
+    wall = {what: median(clock for clock, _ in both) for what, both in taken.items()}
+    used = {what: median(busy for _, busy in both) for what, both in taken.items()}
+    for what in frames:
+        show(what, wall[what], used[what], size, records)
+    last = list(frames)[-1]
+    for what in list(frames)[:-1]:
+        print(
+            f"   {what}: {wall[what] / wall[last]:.2f} times the time, {used[what] / used[last]:.2f} times the CPU time"
+        )
+
+
+def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table, report: bool) -> None:
     root = work / f"log-{body}"
     records = write_log(root, int(gib * 2**30), body, start_ms=START_MS, span_ms=48 * 3_600_000)
     size = sum(s.limit - s.start for s in find(str(root)).segments)
@@ -149,16 +182,26 @@ def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table
     frame = spark.read.format("commitlog").option("columns", ",".join(FEW)).load(str(root))
     parquet = str(work / f"parquet-{body}")
     frame.write.mode("overwrite").parquet(parquet)
-    noop(spark.read.parquet(parquet))
-    with table.line("Spark from the log, 8 columns", size, records):
-        noop(frame)
-    with table.line("Spark from Parquet, 8 columns", size, records):
-        noop(spark.read.parquet(parquet))
-    with table.line("the report", size, records):
-        report = run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000)).report
-    assert report["totals"]["records"] == records
+    unchecked = spark.read.format("commitlog").option("columns", ",".join(FEW)).option("verify", "false")
+    frames = {
+        "Spark from the log, 8 columns": frame,
+        "the same, CRC not checked": unchecked.load(str(root)),
+        "Spark from Parquet, 8 columns": spark.read.parquet(parquet),
+    }
+    side_by_side(frames, size, records)
+    if report:
+        with table.line("the report", size, records):
+            made = run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000)).report
+        assert made["totals"]["records"] == records
     shutil.rmtree(root)
     shutil.rmtree(parquet)
+
+
+def live_heap(spark: SparkSession) -> int:
+    """Bytes of the JVM's heap that are still in use after a full collection."""
+    runtime = spark._jvm.java.lang.Runtime.getRuntime()  # type: ignore[union-attr]
+    runtime.gc()
+    return int(runtime.totalMemory() - runtime.freeMemory())
 
 
 def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -> None:
@@ -174,7 +217,12 @@ def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -
         resident = family()
         own = resident[os.getpid()][2]
         jvm = sum(rss for name, _, rss in resident.values() if name == "java")
-        print(f"   driver: Python {own / 2**20:.0f} MiB, JVM {jvm / 2**20:.0f} MiB resident", flush=True)
+        live = live_heap(spark)
+        print(
+            f"   driver: Python {own / 2**20:.0f} MiB, JVM {jvm / 2**20:.0f} MiB resident, "
+            f"{live / 2**20:.0f} MiB of it live heap",
+            flush=True,
+        )
         shutil.rmtree(root)
 
 
@@ -182,6 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=2.0, help="size of each log (2)")
     parser.add_argument("--bodies", default="200,1024", help="bytes of a body (200,1024)")
+    parser.add_argument("--no-report", dest="report", action="store_false", help="leave the report out")
     parser.add_argument("--scaling", help="sizes in GiB: the report's cost and memory by size instead")
     parser.add_argument("--cores", type=int, default=1, help="cores that Spark uses (1)")
     parser.add_argument("--dir", help="where the logs are made (a temporary directory)")
@@ -194,7 +243,7 @@ def main() -> None:
                 scaling(spark, Path(folder), [float(s) for s in args.scaling.split(",")], table)
             else:
                 for body in args.bodies.split(","):
-                    compare(spark, Path(folder), args.gib, int(body), table)
+                    compare(spark, Path(folder), args.gib, int(body), table, args.report)
         finally:
             spark.stop()
 

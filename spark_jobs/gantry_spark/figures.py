@@ -27,7 +27,7 @@ from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
 from gantry_spark.scan import Damage, scan
-from gantry_spark.schema import arrow_schema
+from gantry_spark.schema import arrow_schema, spark_schema
 from gantry_spark.source import LogPart, Options, partitions_of
 
 MARK_BITS: Final = 64
@@ -249,7 +249,7 @@ class FiguresReader(DataSourceReader):
             return
         log, part = partition.log, partition.part
         tally = Tally(log.name, log.segments[part.segment].start)
-        schema = arrow_schema(_READ)
+        schema = arrow_schema(spark_schema(_READ))
         try:
             with log.open(part.segment) as source:
                 for found in scan(source, part.range, self.options.verify):

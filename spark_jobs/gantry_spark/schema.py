@@ -52,27 +52,38 @@ COLUMNS: Final[dict[str, tuple[DataType, Any, str]]] = {
 DEFAULT: Final = tuple(name for name in COLUMNS if name not in ("body", "damage"))
 """Columns of a read that names none: everything but the body, and the damage that only some ask for."""
 
+MAY_BE_NULL: Final = frozenset(("keys", "unique_id", "tags", "delay_level", "transaction", "damage"))
+"""Columns that not every record has."""
+OF_DAMAGE: Final = frozenset(("log", "segment", "physical_offset", "size", "damage"))
+"""Columns of the rows that are damaged places; all others are null there."""
 
-def spark_schema(columns: Sequence[str]) -> StructType:
+
+def nullable(column: str, damage_rows: bool) -> bool:
+    """Whether a column may be null. Spark looks at every value of such a column once more."""
+    return column in MAY_BE_NULL or (damage_rows and column not in OF_DAMAGE)
+
+
+def spark_schema(columns: Sequence[str], damage_rows: bool = False) -> StructType:
     """The Spark schema of these columns. Raises SourceError for a name that is no column."""
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise SourceError(f"option columns: {unknown[0]!r} is no column; there are {', '.join(COLUMNS)}")
-    return StructType([StructField(name, COLUMNS[name][0], True) for name in columns])
+    return StructType([StructField(name, COLUMNS[name][0], nullable(name, damage_rows)) for name in columns])
 
 
-def check_schema(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that the user gave. Raises SourceError when a name or type is not ours."""
+def check_schema(schema: StructType, damage_rows: bool) -> None:
+    """Check a schema that the user may have given. Raises SourceError when a name or type is not ours."""
     spark_schema(schema.fieldNames())
     for field in schema.fields:
         ours = COLUMNS[field.name][0]
         if field.dataType.simpleString() != ours.simpleString():
             raise SourceError(f"column {field.name} is {ours.simpleString()}, not {field.dataType.simpleString()}")
-    return tuple(schema.fieldNames())
+        if not field.nullable and nullable(field.name, damage_rows):
+            raise SourceError(f"column {field.name} may be null: leave out NOT NULL")
 
 
-def arrow_schema(columns: Sequence[str]) -> Any:
-    """The Arrow schema of these columns, exactly as Spark expects it."""
+def arrow_schema(schema: StructType) -> Any:
+    """The Arrow schema for a Spark schema, exactly as Spark expects it."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(spark_schema(columns), timezone="UTC")
+    return to_arrow_schema(schema, timezone="UTC")

@@ -23,6 +23,9 @@ INSTALL: Final = (
     "`dnf install java-21-openjdk-headless` (Fedora, RHEL) or `brew install openjdk@21` (macOS), and set JAVA_HOME if "
     "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 insists on.)"
 )
+ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Arrow checks bounds and validity at every value that Spark takes from a batch; Spark has checked validity before, and
+its row numbers are those of the batch."""
 _VERSION = re.compile(r'version "(\d+)')
 
 
@@ -87,6 +90,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings |= {
         "spark.sql.session.timeZone": "UTC",
+        "spark.python.daemon.module": "gantry_spark.daemon",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
@@ -94,6 +98,8 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
         "spark.sql.maxConcurrentOutputFileWriters": "16",
     }
     settings |= given
+    for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        settings[key] = f"{ARROW} {settings.get(key, '')}".rstrip()
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)

@@ -22,7 +22,7 @@ Options, besides those above:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import orjson
@@ -129,9 +129,9 @@ class LogPart(InputPartition):
         self.part = part
 
 
-def read_part(log: Any, part: planning.Part, columns: Sequence[str], where: Where, options: Options) -> Iterator[Any]:
+def read_part(log: Any, part: planning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
     """The batches of one partition."""
-    schema = arrow_schema(columns)
+    columns, schema = wanted.fieldNames(), arrow_schema(wanted)
     segment = log.segments[part.segment].start
     try:
         with log.open(part.segment) as source:
@@ -167,8 +167,9 @@ def partitions_of(options: Options, where: Where) -> list[InputPartition]:
 class CommitLogReader(DataSourceReader):
     """Reads logs once."""
 
-    def __init__(self, columns: tuple[str, ...], options: Options) -> None:
-        self.columns = columns
+    def __init__(self, schema: StructType, options: Options) -> None:
+        check_schema(schema, options.damage_rows)
+        self.schema = schema
         self.options = options
         self.where = Where()
 
@@ -181,14 +182,15 @@ class CommitLogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, LogPart):
-            yield from read_part(partition.log, partition.part, self.columns, self.where, self.options)
+            yield from read_part(partition.log, partition.part, self.schema, self.where, self.options)
 
 
 class CommitLogStream(DataSourceStreamReader):
     """Reads logs as they grow; the offset of a stream is {log: position}, always record borders."""
 
-    def __init__(self, columns: tuple[str, ...], options: Options) -> None:
-        self.columns = columns
+    def __init__(self, schema: StructType, options: Options) -> None:
+        check_schema(schema, options.damage_rows)
+        self.schema = schema
         self.options = options
 
     def initialOffset(self) -> dict[str, int]:
@@ -219,7 +221,7 @@ class CommitLogStream(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, LogPart):
-            yield from read_part(partition.log, partition.part, self.columns, Where(), self.options)
+            yield from read_part(partition.log, partition.part, self.schema, Where(), self.options)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held for a stream: brokers expire segments by their own rules."""
@@ -241,10 +243,10 @@ class CommitLogSource(DataSource):
         return named + (("body",) if options.body and "body" not in named else ())
 
     def schema(self) -> StructType:
-        return spark_schema(self._columns())
+        return spark_schema(self._columns(), Options(dict(self.options)).damage_rows)
 
     def reader(self, schema: StructType) -> CommitLogReader:
-        return CommitLogReader(check_schema(schema), Options(dict(self.options)))
+        return CommitLogReader(schema, Options(dict(self.options)))
 
     def streamReader(self, schema: StructType) -> CommitLogStream:
-        return CommitLogStream(check_schema(schema), Options(dict(self.options)))
+        return CommitLogStream(schema, Options(dict(self.options)))

@@ -15,6 +15,7 @@ from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
 from gantry_spark import remote
 from gantry_spark.errors import SourceError
 from gantry_spark.report import Job, run
+from gantry_spark.schema import spark_schema
 from gantry_spark.source import CommitLogReader, Options
 from livecluster import LiveCluster
 from plainlog import LogWriter, Message, read_plain
@@ -35,7 +36,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 
 def rows_of(options: dict[str, str]) -> list[dict[str, Any]]:
-    reader = CommitLogReader(("log", "topic", "keys", "body", "physical_offset", "damage"), Options(options))
+    columns = ("log", "topic", "keys", "body", "physical_offset", "damage")
+    chosen = Options(options)
+    reader = CommitLogReader(spark_schema(columns, chosen.damage_rows), chosen)
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
@@ -161,7 +164,9 @@ def test_failed_answers_are_asked_for_again(served: tuple[Answers, str], monkeyp
 
 def test_a_segment_that_expires_meanwhile_is_left_out_and_said(served: tuple[Answers, str]) -> None:
     answers, url = served
-    reader = CommitLogReader(("keys", "physical_offset", "damage"), Options({"brokers": url, "damaged": "rows"}))
+    reader = CommitLogReader(
+        spark_schema(("keys", "physical_offset", "damage"), True), Options({"brokers": url, "damaged": "rows"})
+    )
     parts = reader.partitions()
     answers.fail = lambda start, stop: 410 if start < answers.size else 200
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
@@ -170,7 +175,7 @@ def test_a_segment_that_expires_meanwhile_is_left_out_and_said(served: tuple[Ans
     expected = [r.props["KEYS"] for r in read_plain(answers.root)[0] if r.phys_offset >= answers.size]
     assert [r["keys"] for r in rows if r["damage"] is None] == expected
     # A read that begins now does not stumble over it either.
-    again = CommitLogReader(("keys",), Options({"brokers": url}))
+    again = CommitLogReader(spark_schema(("keys",)), Options({"brokers": url}))
     assert sum(b.num_rows for p in again.partitions() for b in again.read(p)) == len(expected)
 
 

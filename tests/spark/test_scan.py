@@ -16,7 +16,7 @@ from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.plan import plan
 from gantry_spark.scan import Damage, Range, Records, scan
-from gantry_spark.schema import COLUMNS, arrow_schema
+from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plainlog import LogWriter, Message, read_plain
@@ -24,7 +24,7 @@ from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
 ALL = tuple(COLUMNS)
-SCHEMA = arrow_schema(ALL)
+SCHEMA = arrow_schema(spark_schema(ALL))
 
 
 def read_all(root: Path, target: int = 1 << 40, block: int = 8 << 20) -> tuple[list[dict[str, Any]], list[Damage]]:

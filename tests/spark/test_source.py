@@ -13,10 +13,12 @@ import pytest
 from gantry_spark.decode import Where
 from gantry_spark.errors import SourceError
 from gantry_spark.pushdown import push
-from gantry_spark.schema import COLUMNS, DEFAULT
+from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
+from gantry_spark.session import ARROW
 from gantry_spark.source import CommitLogReader, CommitLogStream, LogPart, Options
 from plainlog import LogWriter, Message, read_plain
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, LessThanOrEqual
+from pyspark.sql.types import StringType, StructField, StructType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +52,33 @@ def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -
     ]
 
 
+def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> None:
+    read = spark.read.format("commitlog")
+    assert {f.name for f in read.load(str(root)).schema if f.nullable} == MAY_BE_NULL - {"damage"}
+    with_damage = read.option("damaged", "rows").option("body", "true").load(str(root))
+    assert {f.name for f in with_damage.schema if not f.nullable} == OF_DAMAGE - {"damage"}
+    assert with_damage.where("body is null").count() == 0
+    # Spark itself makes a schema that is given as text nullable; one of types may say more than holds.
+    with pytest.raises(SourceError, match="column keys may be null: leave out NOT NULL"):
+        CommitLogReader(StructType([StructField("keys", StringType(), False)]), Options({"path": str(root)}))
+
+
+def test_workers_are_forked_by_a_daemon_that_is_prepared(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    assert ARROW in context.getConf().get("spark.driver.extraJavaOptions", "")
+    (started,) = context.parallelize([0], 1).map(lambda _: sys.modules["__main__"].__spec__.name).collect()
+    assert started == "gantry_spark.daemon"
+
+
+def test_the_daemon_has_no_thread_that_a_fork_would_miss() -> None:
+    code = (
+        "import os; from gantry_spark.daemon import prepare; prepare(None); "
+        "print(*(open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert len([name for name in said.split() if name != "jemalloc_bg_thd"]) == 1, said
+
+
 def test_columns_body_and_filters(spark: SparkSession, root: Path) -> None:
     frame = spark.read.format("commitlog").option("columns", "topic,store_time,body").load(str(root))
     wanted = frame.where(
@@ -63,14 +92,15 @@ def test_columns_body_and_filters(spark: SparkSession, root: Path) -> None:
 
 
 def reader(root: Path, **options: str) -> CommitLogReader:
-    return CommitLogReader(("topic", "size"), Options({"path": str(root), **options}))
+    chosen = Options({"path": str(root), **options})
+    return CommitLogReader(spark_schema(("topic", "size"), chosen.damage_rows), chosen)
 
 
 def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
     kept = [r.props["KEYS"] for r in read_plain(tmp_path)[0] if r.phys_offset >= writer.segment]
-    columns, options = ("keys", "damage"), Options({"path": str(tmp_path), "damaged": "rows"})
+    columns, options = spark_schema(("keys", "damage"), True), Options({"path": str(tmp_path), "damaged": "rows"})
     once, stream = CommitLogReader(columns, options), CommitLogStream(columns, options)
     begin = stream.initialOffset()
     end = stream.latestOffset(begin)
@@ -213,8 +243,8 @@ def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_p
     folder.mkdir()
     (folder / f"{0:020d}").write_bytes(b"this is no commit log" * 100)
     (folder / "README").write_text("foreign")
-    frames = reader(tmp_path, damaged="rows")
-    frames.columns = ("topic", "damage", "size")
+    options = Options({"path": str(tmp_path), "damaged": "rows"})
+    frames = CommitLogReader(spark_schema(("topic", "damage", "size"), True), options)
     (part,) = frames.partitions()
     (batch,) = frames.read(part)
     assert batch.to_pylist() == [{"topic": None, "damage": "a torn tail", "size": 2100}]
