@@ -191,7 +191,7 @@ def test_a_disk_keeps_the_mode_of_its_group(tmp_path: Path, was: str, now: str) 
     ],
 )
 def test_fetches_and_answers_pass_the_wire(answer: FetchAnswer) -> None:
-    fetch = Fetch(3, B, 10, 8, history((1, 0), (2, 4)), 7, 4096)
+    fetch = Fetch(3, B, 10, 8, history((1, 0), (2, 4)), 7, 4096, leader=A)
     sent = FrameDecoder().feed(encode_frame(wire.fetch_frame(fetch)))[0]
     assert wire.parse_fetch(sent) == fetch
     answered = FrameDecoder().feed(encode_frame(wire.answer_frame(sent, answer)))[0]
@@ -220,6 +220,23 @@ def master(options: Options, *members: MemberId, now_ms: int = 0) -> tuple[Repli
 
 def ask(core: Replica, log: ModelLog, who: MemberId, now_ms: int) -> None:
     assert core.fetched(Fetch(core.cell.epoch, who, log.end, log.end, log.history), now_ms) is None
+
+
+def test_a_question_that_is_meant_for_somebody_else_counts_for_nothing() -> None:
+    """An address may belong to a member of another group by now: its epochs and histories look the same."""
+    core, log = master(Options(), A, B)
+    stranger = MemberId(A.member, "another-disk")
+    said: list[SendStatus] = []
+    log.append(1, 1)
+    core.add_waiter(log.end, 1_000, said.append)
+    for epoch in (core.cell.epoch, core.cell.epoch + 5):
+        answer = core.fetched(Fetch(epoch, B, log.end, log.end, log.history, leader=stranger), 10)
+        assert answer is not None
+        assert (answer.kind, answer.epoch) == (AnswerKind.REFUSED, 0)
+    assert core.role is Role.MASTER, "a stranger's epoch ends no leadership"
+    assert said == [], "a stranger's acknowledgement is none"
+    assert core.fetched(Fetch(core.cell.epoch, B, log.end, log.end, log.history, leader=A), 20) is None
+    assert said == [SendStatus.SEND_OK]
 
 
 def test_time_in_which_the_master_did_not_run_is_no_silence_of_others() -> None:

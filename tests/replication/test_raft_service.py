@@ -154,3 +154,23 @@ async def test_everybody_restarts(tmp_path: Path) -> None:
         assert leader.service.epoch > epoch
         assert await leader.put(b"b") is SendStatus.SEND_OK
         await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
+
+
+async def test_a_member_of_another_group_at_a_known_address_gets_no_part(tmp_path: Path) -> None:
+    """A port or a pod's address may be given to another cluster's broker: it neither votes nor leads here."""
+    async with raft_group(tmp_path / "ours") as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        epoch = leader.service.epoch
+        stranger = Node(tmp_path / "other", 2, mode="Raft", cluster="other")
+        stranger.options["members"] = {**leader.options["members"], 2: await stranger.listen()}  # type: ignore[dict-item]
+        await stranger.start()
+        try:
+            # Its pre-vote and its search for a leader have gone round some times by then.
+            await asyncio.sleep(3.0)
+            assert stranger.service.role is Role.WAITING
+            assert (stranger.bodies(), stranger.service.epoch) == ([], 0)
+            assert leader_of(nodes) is leader
+            assert leader.service.epoch == epoch
+        finally:
+            await stranger.stop()

@@ -45,7 +45,9 @@ class Follower:
         if self.stopped:
             return None
         log = self._log
-        return Fetch(self.epoch, self.me, log.end, log.flushed, log.history, log.confirmed, max_bytes)
+        return Fetch(
+            self.epoch, self.me, log.end, log.flushed, log.history, log.confirmed, max_bytes, leader=self.leader
+        )
 
     @property
     def position(self) -> Position:

@@ -32,6 +32,8 @@ class Fetch:
     max_bytes: int = 1 << 20
     address: str = ""
     """Raft mode: where others reach the asker, should it become a member."""
+    leader: MemberId | None = None
+    """Whom it means. An address may have come to belong to a member of another group, and epochs are small numbers."""
 
     @property
     def position(self) -> Position:
@@ -65,3 +67,13 @@ class FetchAnswer:
     """RECORDS: the records. RESET: what the log's owner must know besides them (`Log.reset_state`)."""
     history: History = ()
     reason: str = ""
+
+
+def meant_for(me: MemberId, fetch: Fetch) -> bool:
+    """Whether the asker means this member: nothing of a stranger's question counts, not even its epoch."""
+    return fetch.leader in (None, me)
+
+
+def not_meant(me: MemberId, fetch: Fetch) -> FetchAnswer:
+    """Epoch 0: that of another group says nothing to the asker either."""
+    return FetchAnswer(AnswerKind.REFUSED, 0, fetch.position, reason=f"this is {me}, not {fetch.leader}")

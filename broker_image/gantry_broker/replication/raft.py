@@ -26,7 +26,7 @@ from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
 from gantry_broker.replication.leader import Options, Park
 from gantry_broker.replication.members import Members, Voter, ids, is_majority
-from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import RaftLog, StateDisk
 from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
@@ -406,6 +406,8 @@ class RaftReplica:
 
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
         """As `Replica.fetched`; a follower of a higher epoch ends this leadership."""
+        if not meant_for(self.me, fetch):
+            return not_meant(self.me, fetch)
         self.saw_epoch(fetch.epoch, now_ms)
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:

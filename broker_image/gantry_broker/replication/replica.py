@@ -23,7 +23,7 @@ from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
 from gantry_broker.replication.leader import FollowerView, Leader, Options, Park
-from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
@@ -278,6 +278,8 @@ class Replica:
 
     def fetched(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
         """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
+        if not meant_for(self.me, fetch):
+            return not_meant(self.me, fetch)
         self.saw_epoch(fetch.epoch)
         leader = self.leader
         if leader is None:

@@ -27,7 +27,7 @@ from gantry_broker.replication.holding import HOLD_S, Holding, refuse_malformed
 from gantry_broker.replication.identity import ReplicaFile
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.mending import Peer
-from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.messages import Fetch, FetchAnswer, meant_for
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import Poll
 from gantry_broker.replication.raftlog import RaftStoreLog
@@ -87,6 +87,7 @@ class ReplicationService:
         `to`. `read_cell` reads the role registry where the process can, for a hand-over that was forgotten.
         """
         self._config = config
+        self._group = f"{config.cluster}/{config.group}"
         self._store = store
         self._client = client
         self._on_role_change = on_role_change
@@ -353,7 +354,8 @@ class ReplicationService:
             refuse_malformed(conn, frame, error)
             return
         assert self._holding is not None
-        self._fetchers[fetch.member] = conn
+        if meant_for(self.me, fetch):
+            self._fetchers[fetch.member] = conn
         answer = self.core.fetched(fetch, self._now())
         self._acked.set()
         self._holding.take(conn, frame, fetch, answer)
@@ -370,13 +372,17 @@ class ReplicationService:
         if not isinstance(core, RaftReplica):
             conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "this group is in mode MasterSlave"))
             return
+        if frame.ext.get("group") != self._group:
+            stranger = f"this is a member of {self._group}, not of {frame.ext.get('group')}"
+            conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, stranger))
+            return
         answer = core.polled(poll, self._now())
         self._changed()
         conn.send(wire.poll_answer_frame(frame, answer))
 
     async def _poll(self, core: RaftReplica, address: str, poll: Poll) -> None:
         try:
-            frame = await self._client.request(address, wire.poll_frame(poll), POLL_S)
+            frame = await self._client.request(address, wire.poll_frame(poll, self._group), POLL_S)
             answer = wire.parse_poll_answer(frame)
         except (RemotingError, wire.WireError) as error:
             log.debug("poll of %s: %s", address, error)

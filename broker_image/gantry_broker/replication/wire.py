@@ -55,6 +55,8 @@ def fetch_frame(fetch: Fetch) -> Frame:
     }
     if fetch.address:
         ext["address"] = fetch.address
+    if fetch.leader is not None:
+        ext["leader"], ext["leaderIncarnation"] = str(fetch.leader.member), fetch.leader.incarnation
     return Frame(GantryCode.FETCH, ext=ext, body=_history_bytes(fetch.history))
 
 
@@ -73,6 +75,7 @@ def parse_fetch(frame: Frame) -> Fetch:
         _number(ext, "confirmed"),
         max(1, min(_number(ext, "maxBytes"), 8 << 20)),
         ext.get("address", ""),
+        MemberId(_number(ext, "leader"), ext.get("leaderIncarnation", "")) if "leader" in ext else None,
     )
 
 
@@ -117,7 +120,8 @@ def parse_answer(frame: Frame) -> FetchAnswer:
     )
 
 
-def poll_frame(poll: Poll) -> Frame:
+def poll_frame(poll: Poll, group: str) -> Frame:
+    """`group`: "cluster/group" of the asker, for an address may belong to a member of another group by now."""
     body = {
         "kind": poll.kind.value,
         "epoch": poll.epoch,
@@ -127,7 +131,7 @@ def poll_frame(poll: Poll) -> Frame:
         "transfer": poll.transfer,
         "members": members_to_json(poll.members),
     }
-    return Frame(GantryCode.POLL, body=orjson.dumps(body))
+    return Frame(GantryCode.POLL, ext={"group": group}, body=orjson.dumps(body))
 
 
 def parse_poll(frame: Frame) -> Poll:

@@ -74,6 +74,10 @@ class MemberWatch:
         except orjson.JSONDecodeError as error:
             raise BadStatus(f"{self.url} sent no JSON: {error}") from error
         report = report_from(status)
+        if status.get("name") != self.name:
+            raise BadStatus(
+                f"{self.url} belongs to {status.get('name')} of {status.get('cluster')}, not to {self.name}"
+            )
         self.line_at = self._now()
         self.status, self.report, self.problem = status, report, ""
         self._set_reach("ok")

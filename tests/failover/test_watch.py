@@ -1,0 +1,54 @@
+"""Following a member over its status stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+from gantry_operator.failover.http import make_client
+from gantry_operator.failover.watch import MemberWatch
+
+
+def line(name: str) -> bytes:
+    member = {"member": 0, "incarnation": "x"}
+    return (
+        orjson.dumps({"cluster": "c", "name": name, "member": member, "role": "Master", "epoch": 3, "version": 1})
+        + b"\n"
+    )
+
+
+async def follow(name: str) -> MemberWatch:
+    """Of a member called demo-a-0, at an address where a process called `name` answers."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + line(name))
+        await writer.drain()
+        writer.close()
+
+    news = asyncio.Event()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, make_client() as client:
+        port = server.sockets[0].getsockname()[1]
+        watch = MemberWatch("demo-a-0", f"http://127.0.0.1:{port}", client, news.set, time.monotonic)
+        following = asyncio.create_task(watch.run())
+        try:
+            async with asyncio.timeout(5):
+                await news.wait()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+    return watch
+
+
+async def test_what_a_member_says_is_taken() -> None:
+    watch = await follow("demo-a-0")
+    assert watch.report is not None
+    assert watch.report.epoch == 3
+
+
+async def test_a_process_of_another_cluster_at_its_address_is_not_taken_for_it() -> None:
+    watch = await follow("bench-a-0")
+    assert watch.report is None
+    assert watch.reach == "silent"
+    assert "belongs to bench-a-0 of c, not to demo-a-0" in watch.problem
