@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 ROUTE_POLL_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 30.0
 FORCED_POLL_SECONDS: Final = 0.2
-LATE_ROUTE_SECONDS: Final = 0.3
 """A route is not asked for more often than this, whatever fails."""
+LATE_ROUTE_SECONDS: Final = 0.3
+"""A send that failed goes on with the route that is known when a new one takes longer than this."""
 WATCH_SECONDS: Final = 5.0
 """A connection over which nothing came for so long is tried: its broker may have gone without a word."""
 CALL_SECONDS: Final = 3.0
