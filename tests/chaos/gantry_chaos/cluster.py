@@ -96,6 +96,8 @@ class Cluster:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._mounted: list[Path] = []
         self.stopped: set[str] = set()
+        self.ending: set[int] = set()
+        """Processes that were told to end: they answer for a moment still."""
         """Names of processes that stand still."""
 
     # ---- life
@@ -224,6 +226,8 @@ class Cluster:
         masters = [s for s in said.values() if s.role == "Master"]
         if len(said) != len(self.members) or len(masters) != 1 or not masters[0].writable:
             return False
+        if any(s.pid in self.ending for s in said.values()):
+            return False
         followers = [s for s in said.values() if s.role == "Slave" and s.epoch == masters[0].epoch]
         in_sync = {(m.member, m.incarnation) for m in masters[0].in_sync}
         return len(followers) == len(said) - 1 and in_sync == {
@@ -249,6 +253,13 @@ class Cluster:
             os.kill(record.pid, number)
             return True
         return False
+
+    def end(self, name: str) -> None:
+        """Told to stop cleanly; the supervisor starts it again."""
+        record = self.record(name)
+        if record is not None:
+            self.ending.add(record.pid)
+            self.signal(name, signal.SIGTERM)
 
     def freeze(self, name: str) -> bool:
         self.stopped.add(name)

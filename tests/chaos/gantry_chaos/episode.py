@@ -174,7 +174,8 @@ async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, L
 
     async def settled() -> bool:
         said = (await cluster.statuses()).values()
-        return len({s.confirmed for s in said}) == 1 and all(s.end == s.confirmed for s in said)
+        ends = {s.confirmed for s in said}
+        return len(said) == len(cluster.members) and len(ends) == 1 and all(s.end == s.confirmed for s in said)
 
     await cluster.until("all members confirm the end of the log", settled, 20.0)
     leader = await cluster.master()

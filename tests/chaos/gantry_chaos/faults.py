@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -279,7 +278,7 @@ async def signalled(scene: Scene, step: Step) -> None:
     """A clean stop that nobody planned."""
     name = await scene.pick(step)
     scene.say(f"SIGTERM {name}")
-    scene.cluster.signal(name, signal.SIGTERM)
+    scene.cluster.end(name)
 
 
 Fault = Callable[[Scene, Step], Awaitable[None]]

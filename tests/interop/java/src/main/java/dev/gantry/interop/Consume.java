@@ -123,6 +123,9 @@ final class Consume {
         if (args.has("from-time")) {
             consumer.setConsumeTimestamp(args.get("from-time"));
         }
+        // A client of 5.x may skip the heartbeat with which it should tell of its own new version of a subscription.
+        // Brokers refuse its pulls then (SUBSCRIPTION_NOT_LATEST) until the next one, which is 30 s later by default.
+        consumer.setHeartbeatBrokerInterval(1000);
         // The enum lives in another package in 5.x.
         var model = consumer.getMessageModel();
         consumer.setMessageModel(Enum.valueOf(model.getDeclaringClass(), args.get("model", "CLUSTERING")));
