@@ -212,7 +212,8 @@ def test_dead_letters(driver: Driver, target: Target, fresh: str) -> None:
     dead = f"%DLQ%{group}"
     driver.mqadmin("updateTopicPerm", "-t", dead, "-c", target.cluster, "-p", 6)
     letters = driver.run("consume", topic=dead, group=f"d_{fresh}", run=fresh, count=2, each=True, timeout_s=20)
-    assert sorted(line["keys"] for line in letters.of("message")) == ["k0", "k1"]
+    # A consumer that has just begun may get a queue twice, from Apache's broker, too: each is there, not once only.
+    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}
     assert letters.summary["unique"] == 2
 
 
