@@ -7,7 +7,6 @@ it, and be sent what the first one's clients send: acknowledged, and stored in t
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gantry_operator.local.folder import read_json
+from gantry_operator.local.folder import ClusterFolder, read_json
 from gantry_operator.local.process import load_record, start_mark
 from gantry_operator.registry.file import write_whole
 
@@ -49,9 +48,8 @@ def ports_of_others(own: Path) -> Iterator[frozenset[int]]:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own))
-        digest = hashlib.sha256(str(own).encode()).hexdigest()[:12]
         mine = {"folder": str(own), "pid": os.getpid(), "started": start_mark(os.getpid())}
-        write_whole(folder / f"{digest}.json", json.dumps(mine))
+        write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))
 
 
 def _claimed(path: Path, own: Path) -> Iterator[int]:
@@ -59,16 +57,16 @@ def _claimed(path: Path, own: Path) -> Iterator[int]:
     root = Path(claim["folder"]) if isinstance(claim, dict) and "folder" in claim else None
     if root == own:
         return
-    ports = None if root is None else read_json(root / "ports.json")
-    if root is None or not isinstance(ports, dict) or not _lives(root, claim):
+    ports = None if root is None else read_json(ClusterFolder(root).ports)
+    if root is None or not isinstance(ports, dict) or not _lives(ClusterFolder(root), claim):
         path.unlink(missing_ok=True)
         return
     yield from (int(port) for port in ports.values())
 
 
-def _lives(root: Path, claim: dict[str, object]) -> bool:
+def _lives(cluster: ClusterFolder, claim: dict[str, object]) -> bool:
     """Who chose is at it still, or one of the cluster's processes runs."""
     pid = claim.get("pid")
     if isinstance(pid, int) and start_mark(pid) == claim.get("started"):
         return True
-    return any(load_record(record) is not None for record in (root / "run").glob("*.json"))
+    return any(load_record(record) is not None for record in cluster.running.glob("*.json"))

@@ -73,7 +73,7 @@ class ClusterFolder:
         return self.root / "conditions.json"
 
     def process(self, name: str) -> Path:
-        return self.root / "run" / f"{name}.json"
+        return self.running / f"{name}.json"
 
     def config(self, name: str) -> Path:
         return self.root / "config" / f"{name}.json"
@@ -89,11 +89,20 @@ class ClusterFolder:
         for part in ("run", "config", "log", "data", "registry"):
             (self.root / part).mkdir(parents=True, exist_ok=True)
 
+    @property
+    def running(self) -> Path:
+        """What runs: a record for each process."""
+        return self.root / "run"
+
+    @property
+    def file_name(self) -> str:
+        """Of a file about this cluster among those about others."""
+        return f"{hashlib.sha256(str(self.root).encode()).hexdigest()[:12]}.json"
+
     # ---- the pointer by which commands find it
 
     def _pointer(self) -> Path:
-        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
-        return state_home() / "clusters" / f"{digest}.json"
+        return state_home() / "clusters" / self.file_name
 
     def remember(self, name: str) -> None:
         pointer = self._pointer()
