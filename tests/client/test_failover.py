@@ -20,6 +20,7 @@ from gantry_broker.client import (
     SendStatus,
     session,
 )
+from gantry_broker.client import producer as producer_module
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BrokerData, QueueData, TopicRoute
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -125,6 +126,8 @@ class Scripted(RequestOnly):
         self.answers: list[Answer] = []
         self.seen: list[Frame] = []
         self.address = ""
+        self.second = ""
+        """The address of another group, b, of the same topic; empty: there is none."""
         self.routes_asked: asyncio.Event | None = None
         """Given: it says nothing about routes any more, and that it was asked."""
 
@@ -134,7 +137,9 @@ class Scripted(RequestOnly):
                 if self.routes_asked is not None:
                     self.routes_asked.set()
                     continue
-                route = TopicRoute([QueueData("a", 2, 2, 6)], [BrokerData("c", "a", {0: self.address})])
+                groups = {"a": self.address} | ({"b": self.second} if self.second else {})
+                brokers = [BrokerData("c", name, {0: address}) for name, address in groups.items()]
+                route = TopicRoute([QueueData(name, 2, 2, 6) for name in groups], brokers)
                 conn.send(Frame.response_to(frame, 0, body=fastjson.dumps(route.to_json())))
             elif frame.code == RequestCode.SEND_MESSAGE_V2:
                 self.seen.append(frame)
@@ -265,3 +270,39 @@ async def test_a_silent_broker_is_given_up_in_time() -> None:
         assert (await producer.send("T", b"x")).status is SendStatus.SEND_OK
 
     await with_script(script, work, timeout=0.3)
+
+
+async def test_a_silent_group_is_left_alone_where_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_module, "SILENCE_ELSEWHERE_SECONDS", 0.2)
+    monkeypatch.setattr(producer_module, "AVOID_SECONDS", 1.0)
+    frozen, script = Scripted(), Scripted()
+    frozen.answers = [silence]
+    second = RemotingServer(frozen, "127.0.0.1", free_port())
+    script.second = f"127.0.0.1:{await second.start()}"
+
+    async def work(producer: Producer) -> None:
+        async def reached(sends: int) -> set[str]:
+            return {(await producer.send("T", b"x")).queue.broker for _ in range(sends)}
+
+        started = time.monotonic()
+        while not frozen.seen:
+            assert await reached(1) == {"a"}
+        assert time.monotonic() - started < 1.0, "not for as long as the only group is given"
+        assert await reached(6) == {"a"}
+        assert len(frozen.seen) == 1
+        await producer.send("T", b"x", queue=MessageQueue("T", "b", 0))
+        assert len(frozen.seen) == 2, "who wants this queue gets it"
+        assert await reached(6) == {"a", "b"}, "it answers again"
+        frozen.answers = [silence]
+        while frozen.answers:
+            await reached(1)
+        seen = len(frozen.seen)
+        assert await reached(6) == {"a"}
+        await asyncio.sleep(1.05)
+        assert await reached(6) == {"a", "b"}, "it is tried again"
+        assert len(frozen.seen) > seen
+
+    try:
+        await with_script(script, work)
+    finally:
+        await second.close(0.1)

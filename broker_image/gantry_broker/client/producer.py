@@ -2,7 +2,8 @@
 
 A send is tried until it is acknowledged or its time is over. What fails before a broker answered (refused, lost) or
 with "not now" is tried again quickly, on another broker if there is one: a failover takes less than a second and the
-address stays. What a broker refuses is tried on other brokers, `retries` times. Every try has the same unique key.
+address stays. A broker that fell silent is left alone for a while where there is another (RocketMQ's clients call this
+fault latency). What a broker refuses is tried on other brokers, `retries` times. Every try has the same unique key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final, Self
 from gantry_broker.client.errors import BrokerError, InvalidMessage, NoRoute, SendFailed
 from gantry_broker.client.message import MAX_BODY, Message, ReceivedMessage, SendResult, check_group, pack_properties
 from gantry_broker.client.selection import QueueSelector, RoundRobin, select_by_hash, writable_queues
-from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
+from gantry_broker.client.session import BACKOFF_FIRST, ROUTE_POLL_SECONDS, Session, next_backoff
 from gantry_broker.client.uniqueid import create_unique_key
 from gantry_broker.protocol.bodies import TopicRoute
 from gantry_broker.protocol.codes import (
@@ -39,6 +40,10 @@ SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
 SILENCE_SECONDS: Final = 2.1
 """A connection that is silent for so long is given up: what is sent again may reach the successor in time."""
+SILENCE_ELSEWHERE_SECONDS: Final = 1.0
+"""The same for the first try of a send that another group can take: nobody need wait for the failover of this one."""
+AVOID_SECONDS: Final = 2.0
+"""So long a broker whose connection was given up is not chosen where there is another: a failover takes about this."""
 COMPRESS_OVER: Final = 4096
 """Bytes of a body from which on it is compressed."""
 MAX_LONG: Final = 2**63 - 1
@@ -97,6 +102,8 @@ class Producer:
         self._max_body = max_body
         self._turns: dict[str, RoundRobin] = {}
         self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
+        self._made: dict[str, tuple[float, list[MessageQueue]]] = {}
+        """Topics that brokers make on demand: until when their queues are taken for these."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -258,6 +265,10 @@ class Producer:
             cached = self._cache.get(topic)
             if cached is not None and cached[0] is known:
                 return cached[1]
+            until, made = self._made.get(topic, (0.0, []))
+            if known is None and time.monotonic() < until:
+                return made
+        self._made.pop(topic, None)
         ask = self.session.route_after_failure if failed else self.session.route
         route = await ask(topic)
         queues = writable_queues(topic, route) if route is not None else []
@@ -267,6 +278,10 @@ class Producer:
             # The topic may be made when the first message comes: brokers that do so register this one.
             route = await ask(AUTO_CREATE_TOPIC)
             queues = writable_queues(topic, route, as_default=_DEFAULT_QUEUES) if route is not None else []
+            if len({queue.broker for queue in queues}) > 1:
+                # As RocketMQ's client does: each group gets messages and makes the topic. By the route that the first
+                # message makes all would go to one group, and wait for that one when it is away.
+                self._made[topic] = (time.monotonic() + ROUTE_POLL_SECONDS, queues)
         if not queues:
             raise NoRoute(
                 f"no broker takes messages for topic {topic}: it does not exist, is not made on demand, "
@@ -293,11 +308,18 @@ class Producer:
         again = False
         while True:
             queue: MessageQueue | None = fixed
+            elsewhere = False
             try:
                 if queue is None:
                     queues = await self._queues(message.topic, failed=again)
-                    turn = self._turn(message.topic)
-                    queue = turn.choose(queues, failed) if selector is None else selector(queues, message, key)
+                    if selector is None:
+                        avoid = failed | self._silent(queues)
+                        queue = self._turn(message.topic).choose(queues, avoid)
+                        elsewhere = queues[0].broker != queues[-1].broker and any(
+                            other.broker != queue.broker and other.broker not in avoid for other in queues
+                        )
+                    else:
+                        queue = selector(queues, message, key)
                 self._aim(frame, queue)
                 address = self.session.address(queue.broker)
                 if address is None:
@@ -305,9 +327,8 @@ class Producer:
                 left = deadline - clock()
                 if left <= 0:
                     raise SendFailed(message.topic, attempts, timeout)
-                answer = await self.session.remoting.request(
-                    address, frame, left, silence=max(SILENCE_SECONDS, left * 0.7)
-                )
+                silence = SILENCE_ELSEWHERE_SECONDS if elsewhere else max(SILENCE_SECONDS, left * 0.7)
+                answer = await self.session.remoting.request(address, frame, left, silence=silence)
             except (RemotingError, NoRoute) as error:
                 attempts.append(str(error))
                 if isinstance(error, NoRoute) and message.topic not in self._turns:
@@ -339,6 +360,11 @@ class Producer:
                 raise SendFailed(message.topic, attempts, timeout)
             await asyncio.sleep(pause)
             pause = next_backoff(pause)
+
+    def _silent(self, queues: Sequence[MessageQueue]) -> set[str]:
+        """The brokers of these queues that fell silent a short while ago."""
+        silent = self.session.remoting.fell_silent(AVOID_SECONDS)
+        return {q.broker for q in queues if self.session.address(q.broker) in silent} if silent else set()
 
     @staticmethod
     def _result(status: SendStatus, answer: Frame, unique_key: str, queue: MessageQueue) -> SendResult:

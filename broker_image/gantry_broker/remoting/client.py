@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from gantry_broker.protocol.codes import ResponseCode
@@ -49,8 +49,9 @@ class RemotingClient:
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._addresses: dict[Connection, str] = {}
-        self._suspects: set[str] = set()
-        """Addresses whose last connection was given up as silent, until something answers there."""
+        self._suspects: dict[str, float] = {}
+        """Addresses whose last connection was given up as silent, until something answers there, and when (seconds of
+        the loop's clock)."""
         self._handlers: dict[int, RequestHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_disconnect = on_disconnect
@@ -99,15 +100,23 @@ class RemotingClient:
         finally:
             if watch is not None:
                 watch.cancel()
-        self._suspects.discard(address)
+        self._suspects.pop(address, None)
         return answer
+
+    def fell_silent(self, within: float) -> Collection[str]:
+        """Addresses whose connection was given up as silent in the last `within` seconds, and where nothing has
+        answered since."""
+        if not self._suspects:
+            return ()
+        oldest = asyncio.get_running_loop().time() - within
+        return {address for address, since in self._suspects.items() if since >= oldest}
 
     def _give_up_silent(self, address: str, conn: Connection, before: int) -> None:
         """If nothing came since `before` reads: the peer may be gone without a word, and its successor at the same
         address is reached by a new connection only."""
         if conn.reads == before:
             log.info("%r: nothing came since the last request; connection given up", conn)
-            self._suspects.add(address)
+            self._suspects[address] = asyncio.get_running_loop().time()
             conn.abort()
 
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
