@@ -6,6 +6,7 @@ For rule 25 they are too weak: tests/scenarios has figure 8 of the Raft paper.
 from __future__ import annotations
 
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from gantry_broker.replication.raft import RaftOptions
 from gantry_broker.replication.rules import Rule, without
 from profiles import RAFT_PROFILES
-from raft_world import draw_raft, run_raft_seed
+from raft_world import RaftMember, RaftWorld, draw_raft, run_raft_seed
 
 SCHEDULES = int(os.environ.get("GANTRY_RAFT_SCHEDULES", "3600"))
 PARTS = 4
@@ -48,3 +50,50 @@ def test_a_seed_gives_the_same_schedule_again_whatever_was_played_before() -> No
     first = draw_raft(5, profile=RAFT_PROFILES["raft-changes"])
     draw_raft(6, profile=RAFT_PROFILES["raft-changes"])
     assert draw_raft(5, profile=RAFT_PROFILES["raft-changes"]) == first
+
+
+def elected_after_ms(seed: int) -> int:
+    """Three members; the leader freezes, and what it said last reached only one of the others, or both at their time.
+    Milliseconds until another one leads."""
+    rng = random.Random(seed)
+    world = RaftWorld(3, RaftOptions(sync_flush=True), seed=seed, trace=lambda text: None)
+
+    def passes(ms: int, members: list[RaftMember]) -> None:
+        world.now += ms
+        for member in members:
+            world.tick(member)
+        while world.messages:
+            message = world.messages[0]
+            if {message.source, message.target} <= {m.name for m in members}:
+                world.deliver(message)
+            else:
+                world.messages.remove(message)
+
+    def hears(member: RaftMember) -> None:
+        world.fetch(member)
+        passes(0, world.members)
+        world.flush(member)
+
+    for member in world.members:
+        member.start()
+    leader = world.members[0]
+    while leader.core is None or leader.core.leader is None:
+        passes(100, world.members)
+    others = world.members[1:]
+    for member in others * 3:
+        hears(member)
+    for ident in range(rng.randrange(3)):
+        world.now += rng.randrange(250)
+        leader.send(ident)
+        hears(rng.choice(others))
+    frozen = world.now
+    while not any(m.core is not None and m.core.leader is not None for m in others):
+        passes(rng.randrange(100, 130), others)
+        assert world.now - frozen < 10_000, seed
+    return world.now - frozen
+
+
+def test_a_frozen_leader_is_replaced_in_time() -> None:
+    longest = max((elected_after_ms(seed), seed) for seed in range(400))
+    options = RaftOptions()
+    assert longest[0] <= options.election_ms + options.spread_ms + options.gone_ms + 400, longest

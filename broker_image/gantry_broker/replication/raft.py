@@ -42,7 +42,10 @@ class RaftOptions(Options):
     """Times in milliseconds."""
 
     election_ms: int = 1_500
-    """A leader that was not heard for so long is gone; each member adds up to as much again by chance."""
+    """A leader that was not heard for so long is gone."""
+    spread_ms: int = 500
+    """Each member adds up to so much by chance, so that one begins alone. More would only keep clients waiting:
+    pre-votes settle which of two goes first (`_goes_first`)."""
     gone_ms: int = 150
     """When the leader's process is known to be gone the same, shorter."""
     begin_ms: int = 300
@@ -197,7 +200,7 @@ class RaftReplica:
         self._stop(reason)
 
     def _wait_again(self, now_ms: int) -> None:
-        self._deadline = now_ms + self.options.election_ms + self._rng.randrange(self.options.election_ms)
+        self._deadline = now_ms + self.options.election_ms + self._rng.randrange(self.options.spread_ms)
 
     def _hears_leader(self, now_ms: int) -> bool:
         if self.leader is not None:
@@ -220,8 +223,7 @@ class RaftReplica:
         if not self.is_voter:
             self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
-        retry_ms = self.options.election_ms // 3
-        self._deadline = now_ms + retry_ms + self._rng.randrange(retry_ms)
+        self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
         self._polled, self._polled_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         if kind is PollKind.VOTE:
@@ -277,6 +279,9 @@ class RaftReplica:
             granted = free and poll.epoch > self.epoch and self._may_elect(poll)
             if granted:
                 self._deadline = max(self._deadline, now_ms + self.options.gone_ms)
+            elif free and self.is_voter and not self._candidate and poll.rank < self.rank:
+                # Only this log can win, and the leader is gone: the other's attempt is the reason to begin.
+                self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
         elif poll.kind is PollKind.VOTE:
             granted = self._vote(poll, now_ms)
         elif poll.kind is PollKind.BEGIN and poll.epoch >= self.epoch:
