@@ -280,6 +280,50 @@ def test_rule_17_a_refused_proposal_is_not_repeated_at_once() -> None:
     assert core.ask is not None
 
 
+def removed_while_it_fetches() -> tuple[Replica, ModelLog]:
+    """B was taken out of the set at 300 ms, as the operator does before it is stopped."""
+    core, log = master(Options(), A, B)
+    ask(core, log, B, 200)
+    core.assign(Assignment(core.cell.with_set([A]), "a:1"), 300)
+    assert core.ask is None, "its own review must not bring it back, either"
+    return core, log
+
+
+def test_a_follower_that_was_removed_while_it_fetched_is_not_proposed_at_once() -> None:
+    core, log = removed_while_it_fetches()
+    said: list[SendStatus] = []
+    for now in range(400, 5_300, 100):
+        core.tick(now)
+        ask(core, log, B, now)
+        assert core.ask is None, now
+    log.append(1, 1)
+    core.add_waiter(log.end, 9_000, said.append)
+    core.appended()
+    assert said == [SendStatus.SEND_OK], "nobody waits for it"
+    ask(core, log, B, 5_300)
+    assert core.ask is not None, "one that stays is not kept out for ever"
+    assert core.ask.in_sync == {A, B}
+
+
+def test_a_follower_that_was_removed_and_comes_back_is_proposed_at_once() -> None:
+    core, log = removed_while_it_fetches()
+    ask(core, log, B, 400)
+    ask(core, log, B, 900)
+    assert core.ask is not None
+    newer = MemberId(B.member, "newer")
+    core, log = removed_while_it_fetches()
+    ask(core, log, newer, 310)
+    assert core.ask is not None, "another disk"
+
+
+def test_a_follower_that_was_removed_for_its_silence_is_proposed_once_it_speaks() -> None:
+    core, log = master(Options(), A, B)
+    core.tick(1_600)
+    core.assign(Assignment(core.cell.with_set([A]), "a:1"), 1_700)
+    ask(core, log, B, 1_800)
+    assert core.ask is not None
+
+
 def test_rule_16_two_lives_of_one_member_are_never_in_one_set() -> None:
     core, log = master(Options(), A, B)
     newer = MemberId(B.member, "newer")

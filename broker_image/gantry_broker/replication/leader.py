@@ -33,6 +33,11 @@ class Options:
     """A follower that has asked nothing for so long is not proposed, nor counted on for what is promised now."""
     ask_again_ms: int = 3_000
     """A proposal that was refused is not made again for so long."""
+    removed_ms: int = 5_000
+    """A follower that was removed while it fetched is about to be stopped: not proposed for so long, or senders would
+    wait for it while it goes."""
+    away_ms: int = 500
+    """One that asked nothing for so long was away: it is proposed as soon as it has caught up again."""
     tick_ms: int = 100
     """How often `Replica.tick` is called."""
     late_ms: int = 200
@@ -56,6 +61,8 @@ class FollowerView:
     address: str = ""
     """Raft mode: where others reach it."""
     ask_again_ms: int = 0
+    leaving: bool = False
+    """Removed while it fetched; `ask_again_ms` says until when that counts."""
     join_until_ms: int = 0
     """Waited for until then, so that it can be proposed (rule 19)."""
     join_again_ms: int = 0
@@ -159,6 +166,8 @@ class Leader:
         if Rule.ACK_ON_SAME_LOG in self._rules and on_my_log < fetch.end:
             return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
         view = self._view(fetch.member, now_ms)
+        if view.leaving and not view.waiting and now_ms - view.seen_ms >= self._options.away_ms:
+            view.leaving, view.ask_again_ms = False, 0
         # Rule 11: a fetch is not an fsync.
         on_disk = self._options.sync_flush and Rule.ACK_ON_DISK in self._rules
         view.acked = fetch.flushed if on_disk else fetch.end
@@ -248,7 +257,12 @@ class Leader:
         """A newer version of the cell of this epoch (rule 14): what was asked on a lower one is settled (rule 18)."""
         settled = [a for a in self._asks if a.base_version < cell.version]
         for member in frozenset().union(*(a.in_sync for a in settled)) - cell.in_sync:
-            self._view(member, now_ms).ask_again_ms = now_ms + self._options.ask_again_ms
+            view = self._view(member, now_ms)
+            view.leaving, view.ask_again_ms = False, now_ms + self._options.ask_again_ms
+        for member in self.recorded - cell.in_sync:
+            view = self._view(member, now_ms)
+            if not self._silent(view, now_ms):
+                view.leaving, view.ask_again_ms = True, now_ms + self._options.removed_ms
         self._asks = [a for a in self._asks if a.base_version >= cell.version]
         self.recorded, self.version = cell.in_sync, cell.version
         if self.park is not None and cell.version > self.park.version:
