@@ -231,7 +231,13 @@ class Load:
         if node is not None:
             pod["spec"]["nodeName"] = node
         apply(cluster.namespace, json.dumps(pod))
-        until("the load begins", lambda: "sending" in self._log(), 60, 0.2)
+        until("the load begins", self._begun, 60, 0.2)
+
+    def _begun(self) -> bool:
+        log = self._log()
+        ended = get(self.cluster.namespace, "pod", self.name)["status"]["phase"] == "Failed"
+        assert not ended, f"{self.name} ended before its first message was taken: {log or self._log()}"
+        return "sending" in log
 
     def _log(self) -> str:
         return kubectl("-n", self.cluster.namespace, "logs", self.name)

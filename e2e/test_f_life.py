@@ -73,7 +73,8 @@ def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure)
     figure("rolling a setting over 3+1 members, s", round(time.monotonic() - begun, 1))
     result = load.result()
     figure("load while a setting is rolled out", result)
-    assert result["lost"] == 0
+    # Group b, of one member, is away while that restarts: what is sent then goes to group a.
+    assert result["lost"] == result["errors"] == 0
     said = [e["message"] for e in demo.events() if e["reason"] == "Rolling"]
     assert any("is a slave, and everyone is in sync" in m for m in said)
 

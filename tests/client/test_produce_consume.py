@@ -33,6 +33,8 @@ from gantry_broker.client import (
     reply,
 )
 from gantry_broker.client.flow import FlowLimits
+from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.remoting.errors import RemotingError
 from onebroker import Cluster, Inbox, until
 
@@ -133,6 +135,26 @@ async def test_a_topic_is_made_by_its_first_message(cluster: Cluster, inbox: Inb
         await cluster.has_topic("Fresh")
         await consumer.subscribe("Fresh", inbox)
         await inbox.wait(1)
+
+
+async def test_each_group_makes_a_topic_that_is_made_on_demand(cluster: Cluster) -> None:
+    """Else all of its messages would wait for the one group when that is away."""
+    await cluster.add("b")
+    async with Producer(cluster.name_server) as producer:
+        results = [await producer.send("Fresh", b"x") for _ in range(8)]
+        assert {result.queue.broker for result in results} == {"a", "b"}
+        await cluster.has_topic("Fresh")
+        await cluster.brokers["b"].stop()
+        assert {(await producer.send("Fresh", b"x")).queue.broker for _ in range(8)} == {"a"}
+
+
+async def test_a_name_server_that_has_just_started_is_not_believed_alone(cluster: Cluster) -> None:
+    """It knows nobody yet, and "no such topic" would end a send that the other one has a route for."""
+    async with NameServer(NameServerSettings("new", "127.0.0.1", 0)) as empty:
+        both = f"127.0.0.1:{empty.port};{cluster.name_server}"
+        async with Producer(both) as producer:
+            assert (await producer.send("T", b"x")).status is SendStatus.SEND_OK
+            assert (await producer.send("Fresh", b"x")).status is SendStatus.SEND_OK
 
 
 async def test_a_topic_that_nobody_makes_has_no_route(empty_cluster: Cluster) -> None:

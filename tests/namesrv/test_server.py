@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.config import Listener, NameServerConfig
+from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.remoting.client import RemotingClient
 
@@ -356,8 +358,40 @@ async def test_a_taken_port_is_an_error(ask: Asker) -> None:
 
 
 async def test_a_frame_that_cannot_be_read_is_answered_and_the_connection_closed(ask: Asker) -> None:
+    await ask.register()
     reader, writer = await asyncio.open_connection("127.0.0.1", ask.server.port)
-    writer.write(encode_frame(Frame(105, 1, ext={"topic": "T"})) + b"\0\0\0\x08\x05\0\0\x04abcd")
+    writer.write(encode_frame(Frame(105, 1, ext={"topic": "Nowhere"})) + b"\0\0\0\x08\x05\0\0\x04abcd")
     raw = await asyncio.wait_for(reader.read(), 5)
     assert [frame.code for frame in FrameDecoder().feed(raw)] == [17]
     writer.close()
+
+
+async def test_a_route_that_is_asked_for_before_the_first_master_came_waits_for_it(ask: Asker) -> None:
+    await ask.register(brokerId=1, brokerAddr="h:3")
+    early = asyncio.create_task(ask(105, topic="T"))
+    nowhere = asyncio.create_task(ask(105, topic="Nowhere"))
+    assert (await ask(106)).code == 0, "nothing else waits"
+    assert not early.done()
+    await ask.register()
+    assert (await early).code == 0
+    assert (await nowhere).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_route_waits_only_for_a_while(ask: Asker) -> None:
+    began = time.monotonic()
+    assert (await ask(105, topic="T")).code == ResponseCode.TOPIC_NOT_EXIST
+    assert PATIENCE_MS <= (time.monotonic() - began) * 1000 < PATIENCE_MS + 1_000
+
+
+def test_questions_wait_while_a_name_server_is_young_and_knows_no_master() -> None:
+    early: EarlyQuestions[str] = EarlyQuestions(0)
+    assert not early.keep("a master is there", 10, anybody=True)
+    assert early.keep("a", 10, anybody=False)
+    assert early.keep("b", 500, anybody=False)
+    assert early.due(10 + PATIENCE_MS - 1, anybody=False) == []
+    assert early.due(10 + PATIENCE_MS, anybody=False) == ["a"]
+    assert early.due(600, anybody=True) == ["b"]
+    assert early.due(99_999, anybody=True) == []
+    assert early.keep("late", YOUNG_MS - 1, anybody=False)
+    assert early.due(YOUNG_MS, anybody=False) == ["late"], "not for its whole patience"
+    assert not early.keep("too late", YOUNG_MS, anybody=False)

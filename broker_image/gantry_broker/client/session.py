@@ -36,6 +36,8 @@ LATE_ROUTE_SECONDS: Final = 0.3
 WATCH_SECONDS: Final = 5.0
 """A connection over which nothing came for so long is tried: its broker may have gone without a word."""
 CALL_SECONDS: Final = 3.0
+OTHER_SECONDS: Final = 0.5
+"""Patience with each further NameServer that is asked for what the first one does not know."""
 BACKOFF_FIRST: Final = 0.005
 BACKOFF_MOST: Final = 0.05
 
@@ -191,6 +193,8 @@ class Session:
     async def _ask_route(self, topic: str) -> TopicRoute | None:
         header = RouteHeader(topic, acceptStandardJsonOnly=True)
         answer = await self.ask_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext()))
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            answer = await self._ask_others(header) or answer
         self._asked[topic] = time.monotonic()
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
@@ -204,6 +208,21 @@ class Session:
         for broker in route.brokers:
             self._brokers[broker.name] = broker.addresses
         return route
+
+    async def _ask_others(self, header: RouteHeader) -> Frame | None:
+        """The route that another NameServer has: one that has just started does not know all brokers yet. The one that
+        knew it is asked first from now on."""
+        for step in range(1, len(self.name_servers)):
+            position = (self._current + step) % len(self.name_servers)
+            frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext())
+            try:
+                answer = await self.remoting.request(self.name_servers[position], frame, OTHER_SECONDS)
+            except RemotingError:
+                continue
+            if answer.code == ResponseCode.SUCCESS:
+                self._current = position
+                return answer
+        return None
 
     def _asked_route(self, topic: str, task: asyncio.Task[TopicRoute | None]) -> None:
         self._asking.pop(topic, None)

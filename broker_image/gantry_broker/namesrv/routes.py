@@ -89,6 +89,9 @@ class RouteTable:
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
 
+    def has_master(self) -> bool:
+        return any(MASTER_ID in group.entries for group in self.groups.values())
+
     # Brokers come and go
 
     def register(self, told: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import zlib
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import orjson
 
+from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
@@ -43,6 +45,10 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def steady_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 class NameService:
     """The Handler of all listeners of one NameServer."""
 
@@ -56,6 +62,7 @@ class NameService:
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
         self._clock = clock
         self._next_source = 0
+        self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
 
     # Handler
 
@@ -75,10 +82,23 @@ class NameService:
             code = frame.code if frame.code in _ANSWERS else UNSUPPORTED  # unknown ones are many: counted as one
             self.requests[code] = self.requests.get(code, 0) + 1
             answer = self.answer(conn, frame)
-            if not frame.is_oneway:
-                out.append(encode_frame(answer))
+            if frame.is_oneway or (answer.code == ResponseCode.TOPIC_NOT_EXIST and self._waits(conn, frame)):
+                continue
+            out.append(encode_frame(answer))
         if out:
             conn.write(b"".join(out))
+        self._answer_early()
+
+    def _waits(self, conn: Connection, frame: Frame) -> bool:
+        waits = self._early.keep((conn, frame), steady_ms(), anybody=self.routes.has_master())
+        if waits:
+            asyncio.get_running_loop().call_later((PATIENCE_MS + 10) / 1000, self._answer_early)
+        return waits
+
+    def _answer_early(self) -> None:
+        for conn, frame in self._early.due(steady_ms(), anybody=self.routes.has_master()):
+            if not conn.closed:
+                conn.send(self.answer(conn, frame))
 
     def expire(self) -> None:
         """To be called every few seconds."""
