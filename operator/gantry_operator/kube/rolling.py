@@ -81,6 +81,9 @@ class Roller:
 
     async def _shrink(self, group: str, step: Step) -> None:
         """A StatefulSet gives up the highest number, which is one that leaves; the next pass reads its new size."""
+        assert step.member is not None
+        if self._pods.lingers(step.member):
+            return
         size = self._pods.sizes[group] - 1
         self._events.record("Normal", "ScaleDown", f"group {group}: {step.member} leaves, its volume stays")
         name = names.group_set(self._name, group)
@@ -92,6 +95,8 @@ class Roller:
         pod = self._pods.pod(step.member)
         if pod is None or pod["metadata"].get("deletionTimestamp") is not None:
             return
+        if self._pods.lingers(step.member):
+            return  # It has just handed over, and forwards what still comes to it by the master's Service.
         self._events.record("Normal", "Rolling", f"group {group}: {step.member} is replaced: {step.reason}")
         await self._api.delete(POD, self._namespace, step.member, uid=pod["metadata"]["uid"])
 

@@ -14,6 +14,7 @@ from gantry_operator.kube.mirror import Mirror
 from gantry_operator.plan import MemberPlan, member_name
 
 LINGER_S = 1.5
+SERVICE_S = 1.0
 """A Service needs up to about a second to follow a label."""
 
 
@@ -109,8 +110,12 @@ class PodSurroundings:
     def lingering(self) -> bool:
         """Labels are wrong on purpose for a moment: they are to be put right soon."""
         now = time.monotonic()
-        self._lingering = {n: t for n, t in self._lingering.items() if t > now}
-        return bool(self._lingering)
+        self._lingering = {n: t for n, t in self._lingering.items() if t + SERVICE_S > now}
+        return any(t > now for t in self._lingering.values())
+
+    def lingers(self, name: str) -> bool:
+        """A former master to which the master's Service still leads, or did a moment ago."""
+        return self._lingering.get(name, 0.0) + SERVICE_S > time.monotonic()
 
     def labelled_master(self, name: str) -> bool:
         pod = self.pod(name)

@@ -1,0 +1,58 @@
+"""Planned changes, step by step, against an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakeapi import FakeApi
+from gantry_operator.failover.surroundings import MemberEndpoint
+from gantry_operator.kube import names, surroundings
+from gantry_operator.kube.client import POD, STATEFUL_SET, KubeApi
+from gantry_operator.kube.events import EventRecorder
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.rolling import Roller
+from gantry_operator.kube.surroundings import PodSurroundings
+from gantry_operator.plan import Step
+
+OLD, NEW = "demo-a-0", "demo-a-1"
+
+
+def pod(name: str, role: str) -> dict[str, Any]:
+    meta = {"name": name, "namespace": "mq", "uid": f"u-{name}", "labels": {names.ROLE_LABEL: role}}
+    return {"kind": "Pod", "metadata": meta, "spec": {}}
+
+
+async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_it(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi
+) -> None:
+    """It forwards what comes by the master's Service, which needs a moment to follow the labels."""
+    monkeypatch.setattr(surroundings, "LINGER_S", 0.2)
+    monkeypatch.setattr(surroundings, "SERVICE_S", 0.3)
+    fake.put(pod(OLD, names.ROLE_MASTER))
+    fake.put(pod(NEW, names.ROLE_SLAVE))
+    pods = Mirror(api, POD, (), "", lambda event, obj: None)
+    task = asyncio.create_task(pods.run())
+    await asyncio.wait_for(pods.ready(), 3)
+    found = PodSurroundings(api, pods, "demo", "mq", lambda event: None, lambda change: None)
+    found.sizes, found.answers = {"a": 2}, lambda group, name: True
+    sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
+    roller = Roller(api, sets, found, {}, recorder, ("mq", "demo"), lambda: True, lambda: None)
+    step = Step("replace", "is a slave", OLD)
+
+    await found.announce("a", MemberEndpoint(NEW, 1, "http://new", "new:1"), 2)
+    led = pods.get("mq", NEW)
+    assert led is not None
+    assert led["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
+    await roller._replace("a", step)
+    assert fake.get("Pod", OLD) is not None
+    await asyncio.sleep(0.25)
+    await found.label("a", 1)
+    await roller._replace("a", step)
+    assert fake.get("Pod", OLD) is not None, "the Service may not have followed yet"
+    await asyncio.sleep(0.3)
+    await roller._replace("a", step)
+    assert fake.get("Pod", OLD) is None
+    task.cancel()
