@@ -9,11 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication import wire
 from gantry_broker.replication.members import ids
 from gantry_broker.replication.raft import RaftReplica
+from gantry_broker.replication.raft_messages import Poll, PollKind
 from gantry_broker.replication.service import Role
+from gantry_broker.replication.types import MemberId
 from group import Node, until
 
 
@@ -156,13 +161,17 @@ async def test_everybody_restarts(tmp_path: Path) -> None:
         await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
 
 
-async def test_a_member_of_another_group_at_a_known_address_gets_no_part(tmp_path: Path) -> None:
-    """A port or a pod's address may be given to another cluster's broker: it neither votes nor leads here."""
+@pytest.mark.parametrize("differs", [{"cluster": "other"}, {"group_address": "c-g-master.elsewhere.svc:10911"}])
+async def test_a_member_of_another_group_at_a_known_address_gets_no_part(
+    tmp_path: Path, differs: dict[str, str]
+) -> None:
+    """A port or a pod's address may be given to another cluster's broker, or to that of a cluster of the same name in
+    another namespace: it neither votes nor leads here."""
     async with raft_group(tmp_path / "ours") as nodes:
         leader = await elected(nodes)
         assert await leader.put(b"a") is SendStatus.SEND_OK
         epoch = leader.service.epoch
-        stranger = Node(tmp_path / "other", 2, mode="Raft", cluster="other")
+        stranger = Node(tmp_path / "other", 2, mode="Raft", **differs)
         stranger.options["members"] = {**leader.options["members"], 2: await stranger.listen()}  # type: ignore[dict-item]
         await stranger.start()
         try:
@@ -174,3 +183,14 @@ async def test_a_member_of_another_group_at_a_known_address_gets_no_part(tmp_pat
             assert leader.service.epoch == epoch
         finally:
             await stranger.stop()
+
+
+def test_a_poll_of_a_member_that_does_not_say_its_groups_address_counts() -> None:
+    """While members are replaced by newer ones, one by one, they must go on together."""
+    poll = Poll(PollKind.VOTE, 3, MemberId(1, "b"), "b:1")
+    frame = wire.poll_frame(poll, "c/g", "here:1")
+    assert wire.not_of_group(frame, "c/g", "here:1") == ""
+    assert "at there:1" in wire.not_of_group(frame, "c/g", "there:1")
+    del frame.ext["groupAddress"]
+    assert wire.not_of_group(frame, "c/g", "here:1") == ""
+    assert "not of c/g" in wire.not_of_group(frame, "d/g", "here:1")

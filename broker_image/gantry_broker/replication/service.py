@@ -372,8 +372,8 @@ class ReplicationService:
         if not isinstance(core, RaftReplica):
             conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "this group is in mode MasterSlave"))
             return
-        if frame.ext.get("group") != self._group:
-            stranger = f"this is a member of {self._group}, not of {frame.ext.get('group')}"
+        stranger = wire.not_of_group(frame, self._group, self._config.group_address)
+        if stranger:
             conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, stranger))
             return
         answer = core.polled(poll, self._now())
@@ -382,7 +382,8 @@ class ReplicationService:
 
     async def _poll(self, core: RaftReplica, address: str, poll: Poll) -> None:
         try:
-            frame = await self._client.request(address, wire.poll_frame(poll, self._group), POLL_S)
+            question = wire.poll_frame(poll, self._group, self._config.group_address)
+            frame = await self._client.request(address, question, POLL_S)
             answer = wire.parse_poll_answer(frame)
         except (RemotingError, wire.WireError) as error:
             log.debug("poll of %s: %s", address, error)

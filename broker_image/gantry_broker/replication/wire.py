@@ -120,8 +120,9 @@ def parse_answer(frame: Frame) -> FetchAnswer:
     )
 
 
-def poll_frame(poll: Poll, group: str) -> Frame:
-    """`group`: "cluster/group" of the asker, for an address may belong to a member of another group by now."""
+def poll_frame(poll: Poll, group: str, group_address: str) -> Frame:
+    """`group`: "cluster/group" of the asker, for an address may belong to a member of another group by now. So may a
+    name: two namespaces can have clusters of one name, and only `group_address` tells those apart."""
     body = {
         "kind": poll.kind.value,
         "epoch": poll.epoch,
@@ -131,7 +132,15 @@ def poll_frame(poll: Poll, group: str) -> Frame:
         "transfer": poll.transfer,
         "members": members_to_json(poll.members),
     }
-    return Frame(GantryCode.POLL, ext={"group": group}, body=orjson.dumps(body))
+    return Frame(GantryCode.POLL, ext={"group": group, "groupAddress": group_address}, body=orjson.dumps(body))
+
+
+def not_of_group(frame: Frame, group: str, group_address: str) -> str:
+    """Why a poll is not for a member of this group; empty: it is. Older members do not say their address."""
+    asked, address = frame.ext.get("group"), frame.ext.get("groupAddress", group_address)
+    if (asked, address) == (group, group_address):
+        return ""
+    return f"this is a member of {group} at {group_address}, not of {asked} at {address}"
 
 
 def parse_poll(frame: Frame) -> Poll:
