@@ -183,7 +183,7 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
     store.put(messages(200), 2)
     store.upkeep(10_000)
     await commit.close()
-    assert threads == {"store-flush_0", "store-checkpoint_0", "store-points_0"}
+    assert threads == {"store-flush", "store-checkpoint_0", "store-points_0"}
     points = Points.load(store.points_file.path)
     assert points is not None
     assert points.durable == store.confirmed
@@ -245,3 +245,27 @@ async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
     await commit.flush()
     await commit.checkpoint()
     assert store.points.durable <= store.flushed == store.end
+
+
+async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_open(
+    commit: GroupCommit, store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flush keeps the last segment open; after a cut its file may be another one of the same name."""
+    synced: list[tuple[int, int]] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_nlink))
+        real(fd)
+
+    size = store.log.segment_size
+    while store.end < size + size // 2:
+        store.put(messages(5), 1)
+        await commit.flush()
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    for _ in range(3):
+        store.cut(size)
+        while store.end < size + size // 2:
+            store.put(messages(5), 1)
+            await commit.flush()
+            assert synced[-1] == (os.stat(store.log.path(store.end)).st_ino, 1)

@@ -7,6 +7,7 @@ records after a crash.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,22 @@ def segment_bases(directory: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isdecimal())
+
+
+class OpenSegment:
+    """A segment that one thread keeps open for `CommitLog.sync_end`; `close` it there."""
+
+    __slots__ = ("fd", "generation", "path")
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.path = ""
+        self.generation = -1
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class CommitLog:
@@ -56,6 +73,10 @@ class CommitLog:
         if self._named[0] != first:
             self._named = (first, f"{self._prefix}{first:020d}")  # Nearly always the same: the one that is written.
         return self._named[1]
+
+    def path_of(self, offset: int) -> str:
+        """The same, for other threads."""
+        return f"{self._prefix}{offset - offset % self.segment_size:020d}"
 
     def bases(self) -> list[int]:
         return segment_bases(self.directory)
@@ -109,6 +130,8 @@ class CommitLog:
                     os.ftruncate(fd, self.segment_size)
             else:
                 break
+        # Once more: whoever opened a file while it was being removed must not take it for the one made anew.
+        self.generation += 1
 
     def cut(self, offset: int) -> None:
         """Durably end the log at `offset`, a record border at or below `end` (rule 5). Raises OSError."""
@@ -124,6 +147,7 @@ class CommitLog:
             self._fds.close(self.path(base))
             os.unlink(self.path(base))
         self.start = self.end = offset
+        self.generation += 1  # Once more, as in `_erase`.
         # The empty segment says where the log goes on.
         self._fds.get(self.path(offset), create_size=self.segment_size)
         self.sync(offset, offset)
@@ -138,6 +162,23 @@ class CommitLog:
         if self._new_names:
             self._new_names = False
             fsync_dir(self.directory)
+
+    def sync_end(self, start: int, stop: int, opened: OpenSegment) -> None:
+        """`sync` for whoever does it all the time, and keeps the last segment open for that. Raises OSError."""
+        path = self.path_of(stop)
+        if start < stop - stop % self.segment_size or self._new_names:
+            self.sync(start, stop)
+        elif opened.fd >= 0 and opened.path == path and opened.generation == self.generation:
+            os.fdatasync(opened.fd)
+        else:
+            opened.close()
+            generation = self.generation
+            try:
+                opened.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return  # As in `sync_file`.
+            opened.path, opened.generation = path, generation
+            os.fdatasync(opened.fd)
 
     def drop_before(self, offset: int) -> list[str]:
         """Remove whole segments below `offset` (never the one that is written); answers the removed files."""
@@ -173,6 +214,17 @@ class CommitLog:
             offset += step
             count -= step
         return b"".join(parts)
+
+    def read_soon(self, offset: int, count: int) -> None:
+        """Lets the kernel read [offset, offset + count), as far as it lies in one segment, while others are served.
+
+        A hint: what cannot be read is for the read to say.
+        """
+        count = min(count, self.end - offset, self.room(offset))
+        if offset >= self.start and count > 0:
+            with contextlib.suppress(OSError):
+                fd = self._fds.get(self.path(offset))
+                os.posix_fadvise(fd, offset % self.segment_size, count, os.POSIX_FADV_WILLNEED)
 
     def raw(self, offset: int, count: int) -> bytes:
         """Bytes of one segment, whether the log reaches there or not: for recovery. Empty when there is no file."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.store.commitlog import OpenSegment
 from gantry_broker.store.errors import FlushFailed
 
 if TYPE_CHECKING:
@@ -28,8 +31,11 @@ class GroupCommit:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        # Its own thread: a disk that hangs must not take the loop's default executor with it.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="store-flush")
+        # Its own thread: a disk that hangs must not take the loop's default executor with it. And a bare one: executors
+        # make a lock and a future for every flush, and each turn of the interpreter's lock costs both threads.
+        self._worker = threading.Thread(target=self._run, name="store-flush", daemon=True)
+        self._wanted: SimpleQueue[bool] = SimpleQueue()
+        """True: flush; False: end."""
         # Checkpoints may fsync many files; senders do not wait for those.
         self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._points_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
@@ -56,7 +62,9 @@ class GroupCommit:
                 raise FlushFailed("the store is closed")
             if not self._flushing:
                 self._flushing = True
-                self._worker.submit(self._flush)
+                if not self._worker.ident:
+                    self._worker.start()
+                self._wanted.put(True)
             await self._turn()
         return store.flushed
 
@@ -70,15 +78,25 @@ class GroupCommit:
         """Make everything durable that is in the log now; answers `flushed`. Raises FlushFailed."""
         return await self.wait(self._store.end)
 
-    def _flush(self) -> None:
-        """In the worker thread."""
-        point, error = None, None
+    def _run(self) -> None:
+        """The worker thread."""
+        opened = OpenSegment()
         try:
-            point = self._store.flush()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # The loop has ended without a `close`: nobody waits.
-            self._loop.call_soon_threadsafe(self._flushed, point, error)
+            self._flush_on_demand(opened)
+        finally:
+            opened.close()
+
+    def _flush_on_demand(self, opened: OpenSegment) -> None:
+        while self._wanted.get():
+            point, error = None, None
+            try:
+                point = self._store.flush(opened)
+            except BaseException as raised:
+                error = raised
+            try:
+                self._loop.call_soon_threadsafe(self._flushed, point, error)
+            except RuntimeError:
+                return  # The loop has ended without a `close`: nobody waits.
 
     def _flushed(self, point: FlushPoint | None, error: BaseException | None) -> None:
         self._flushing = False
@@ -142,7 +160,7 @@ class GroupCommit:
         if self._checkpointing is not None:
             with contextlib.suppress(FlushFailed, asyncio.CancelledError):
                 await asyncio.shield(self._checkpointing)
-        self._worker.shutdown(wait=False)
+        self._wanted.put(False)
         self._slow_worker.shutdown(wait=False)
         self._points_worker.shutdown(wait=False)
 

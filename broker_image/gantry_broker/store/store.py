@@ -15,7 +15,7 @@ from typing import Self
 
 from gantry_broker.protocol.message import Record, pack_host
 from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
-from gantry_broker.store.commitlog import CommitLog
+from gantry_broker.store.commitlog import CommitLog, OpenSegment
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import fsync_dir
 from gantry_broker.store.history import EpochFile, History
@@ -176,6 +176,10 @@ class MessageStore:
             raise OffsetGone(at, self.log.start, limit)
         return self.log.whole_records(at, max_bytes, limit)
 
+    def read_soon(self, at: int, size: int) -> None:
+        """These bytes of the log are read next: brings them into memory without waiting for the disk."""
+        self.log.read_soon(at, size)
+
     def cut(self, to: int) -> None:
         """End the log at `to`, with everything that derives from it, durably (rule 5).
 
@@ -238,14 +242,17 @@ class MessageStore:
         """
         upkeep.upkeep(self, now_ms)
 
-    def flush(self) -> FlushPoint:
+    def flush(self, opened: OpenSegment | None = None) -> FlushPoint:
         """Make the log durable; blocks, may run in another thread. Tell `mark_flushed` what it answers.
 
-        Raises OSError, after which the store must not be used for writing (`mark_failed`).
+        `opened`: what the caller keeps open from one call to the next. Raises OSError, after which the store must not
+        be used for writing (`mark_failed`).
         """
         point = FlushPoint(self.log.generation, self.log.end)
         start = min(self.flushed, point.offset)
-        if point.offset > start:
+        if point.offset > start and opened is not None:
+            self.log.sync_end(start, point.offset, opened)
+        elif point.offset > start:
             self.log.sync(start, point.offset)
         return point
 
