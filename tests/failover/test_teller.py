@@ -14,8 +14,16 @@ CELL = Cell(2, 2, A, frozenset({A}))
 
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await answer(reader, writer, AssignmentAnswer(accepted=False, epoch=1, version=1, reason="it stops"))
+
+
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await answer(reader, writer, AssignmentAnswer(accepted=True, epoch=2, version=2, reason=""))
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, model: AssignmentAnswer) -> None:
     await reader.readuntil(b"\r\n\r\n")
-    said = AssignmentAnswer(accepted=False, epoch=1, version=1, reason="it stops").model_dump_json().encode()
+    said = model.model_dump_json().encode()
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(said)}\r\n\r\n"
     writer.write(head.encode() + said)
     await writer.drain()
@@ -35,5 +43,23 @@ async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs
         assert teller.refusal(0, CELL.touched()) == "", "another cell was not refused"
         now += REFUSED_FOR_S
         assert teller.refusal(0, CELL) == ""
+        await teller.close()
+    server.close()
+
+
+async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:
+    """The next line may come a second later: nobody would be taken out of the set until then."""
+    woken = asyncio.Event()
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
+    async with make_client() as client:
+        teller = Teller(client, lambda: None, woken.set, lambda: 100.0)
+        teller.tell(0, url, Assignment(CELL, "h:1", False))
+        assert teller.pending(0, 99.0, (2, 1))
+        assert not teller.pending(0, 99.0, CELL.order), "the line came while the question was under way"
+        await asyncio.wait_for(woken.wait(), 5)
+        assert teller.pending(0, 99.0, (2, 1))
+        assert not teller.pending(0, 99.0, CELL.order)
+        assert not teller.pending(0, 101.0, (2, 1)), "a newer line counts whatever it says"
         await teller.close()
     server.close()

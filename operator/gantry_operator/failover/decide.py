@@ -57,7 +57,7 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
         isolated = _isolated(obs, cell)
         if isolated is not None:
             return [isolated]
-        write = answer_ask(obs, cell, leader) or shrink(obs, cell, leader, view.age_ms)
+        write = answer_ask(obs, cell, leader, view.age_ms) or shrink(obs, cell, leader, view.age_ms)
         if write is not None:
             return [write]
         if leader.parked and not view.pending and leader.order == cell.order:

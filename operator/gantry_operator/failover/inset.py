@@ -18,13 +18,16 @@ def names(obs: Observation, ids: frozenset[MemberId]) -> str:
     return ", ".join(found)
 
 
-def answer_ask(obs: Observation, cell: Cell, leader: Report) -> AcceptAsk | RefuseAsk | None:
+def answer_ask(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> AcceptAsk | RefuseAsk | None:
     """What becomes of the master's proposal. One that is based on another version was dropped by the master already
-    or will be as soon as it is told: it needs no answer, and must never be rebased."""
+    or will be as soon as it is told: it needs no answer, and must never be rebased.
+
+    A member that has just started fetches before its status can be read: what the master hears of it counts more."""
     ask = leader.ask
     if ask is None or ask.base_version != cell.version:
         return None
     added = ask.in_sync - cell.in_sync
+    fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     why_not = ""
     if not cell.in_sync <= ask.in_sync:
         why_not = f"it leaves out {names(obs, cell.in_sync - ask.in_sync)}, and only the operator removes"
@@ -32,7 +35,7 @@ def answer_ask(obs: Observation, cell: Cell, leader: Report) -> AcceptAsk | Refu
         view = obs.view(id.member)
         if view is None:
             why_not = f"member {id.member} is not part of the group"
-        elif view.gone or view.deleting or view.reach == "refused":
+        elif view.gone or view.deleting or _refuses(view, fetched.get(id), leader_age_ms):
             why_not = f"{view.name} is not there any more"
         elif view.report is not None and view.heard and view.report.id != id:
             why_not = f"the disk of {view.name} is not the one proposed"
@@ -83,12 +86,16 @@ def _another_stays(obs: Observation, cell: Cell, leaving: MemberId) -> bool:
     return any(v is not None and not v.deleting for v in views)
 
 
+def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int) -> bool:
+    return view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= REFUSED_AND_IDLE_MS)
+
+
 def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, detection_ms: int, stalled_ms: int) -> str:
     """`fetch_ms` is what the master said in its last line. Silence is judged by that alone: the line's own age would
     count a master that has just been frozen against its followers, and leave nobody to take over."""
     if view.gone:
         return "is gone"
-    if view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= REFUSED_AND_IDLE_MS):
+    if _refuses(view, fetch_ms, leader_age_ms):
         return "refuses connections"
     if fetch_ms is not None and fetch_ms >= detection_ms:
         return f"has not fetched for {fetch_ms / 1000:.1f} s"

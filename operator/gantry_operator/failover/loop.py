@@ -134,6 +134,7 @@ class GroupLoop(GroupWatch):
             if reach == "ok" and age >= settings.detection_ms:
                 reach, reach_ms = "silent", age
             refused = "" if cell is None else self._teller.refusal(e.member, cell)
+            said = (0, 0) if watch.report is None else watch.report.order
             views.append(
                 MemberView(
                     number=e.member,
@@ -146,7 +147,7 @@ class GroupLoop(GroupWatch):
                     gone=facts.gone,
                     deleting=facts.deleting,
                     never_ran=facts.never_ran,
-                    pending=self._teller.pending(e.member, watch.line_at),
+                    pending=self._teller.pending(e.member, watch.line_at, said),
                     told_order=self._teller.told_order(e.member),
                     accepted_order=self._teller.accepted_order(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),

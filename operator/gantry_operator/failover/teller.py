@@ -59,8 +59,11 @@ class Teller:
         task = asyncio.create_task(self._tell(member, url, assignment, then))
         self._underway[member] = (assignment.cell, task, self._now())
 
-    def pending(self, member: int, line_at: float) -> bool:
-        """What was last heard of the member is older than what it was last told."""
+    def pending(self, member: int, line_at: float, order: tuple[int, int]) -> bool:
+        """What was last heard of the member is older than what it was last told. `order`: (epoch, version) in its last
+        line, which often comes before the answer: one that has what was told is not older, whenever it came."""
+        if self._orders.get(member, (0, 0)) == order:
+            return False
         if member in self._underway:
             return True
         told_at = self._told_at.get(member)
