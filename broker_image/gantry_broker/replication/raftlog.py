@@ -44,7 +44,7 @@ class RaftStoreLog(StoreLog):
 
     def append_members(self, members: Members, now_ms: int) -> None:
         unix_ms = self._hooks.unix_ms()
-        self._store.put(
+        stored = self._store.put(
             [
                 Put(
                     topic=CONTROL_TOPIC,
@@ -59,7 +59,8 @@ class RaftStoreLog(StoreLog):
             ],
             unix_ms,
         )
-        self._learn(self._changes[-1].end if self._changes else self._store.start)
+        # Whatever lies before was learned when it was appended: a walk through the whole log would stop the loop.
+        self._learn(stored[0].phys_offset)
 
     def append_raw(self, at: int, data: bytes) -> None:
         super().append_raw(at, data)
