@@ -46,6 +46,9 @@ class RaftOptions(Options):
     spread_ms: int = 500
     """Each member adds up to so much by chance, so that one begins alone. More would only keep clients waiting:
     pre-votes settle which of two goes first (`_goes_first`)."""
+    silent_ms: int = 1_250
+    """A leader whose majority asked nothing for so long steps down: before the others may elect, and before TCP of its
+    clients, which tries again 1.7 s after an unanswered send, waits for another 1.7 s."""
     gone_ms: int = 150
     """When the leader's process is known to be gone the same, shorter."""
     begin_ms: int = 300
