@@ -12,7 +12,9 @@ CPU time is that of one message, in microseconds: of the master, of the other me
 
 Catch-up: a slave of two stands still until it lacks `--mib`, with senders at full speed and once more without any. What
 senders lose is against the seconds after it has caught up, in which it follows as slaves do. Other programs on the
-machine are in that, too; the master's CPU time for a message, meanwhile and afterwards, knows little of them.
+machine are in that, too; the master's CPU time for a message, meanwhile and afterwards, knows little of them. With
+`--apart` the master has a core of its own and nothing else is short: what is sent was encoded before. Senders lose then
+what the master spends on the slave, and not what the slave itself takes from senders that share its machine.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ AROUND_S = 15
 """Seconds after a catch-up with which it is compared."""
 TOPIC = "Replication"
 """Of eight queues, as every topic that is made by a first send; RocketMQ's BenchmarkTest has 1,024."""
+_OTHERS = set(range(1, os.cpu_count() or 1)) or {0}
 FILL_BYTES = 4_000
 """Bodies that only make the log long; larger ones would be compressed."""
 
@@ -86,12 +89,15 @@ def group(kind: Kind, folder: Path) -> Iterator[Cluster]:
 class Load:
     """One process of our client that sends without pause; use it as a context manager."""
 
-    def __init__(self, cluster: Cluster, folder: Path, senders: int, size: int, seconds: int) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, senders: int, size: int, seconds: int, bare: str | None = None
+    ) -> None:
         self.log = folder / f"load-{time.monotonic_ns()}.log"
         servers = ";".join(cluster.status()["nameServers"])
         self._words = [
             sys.executable, str(Path(__file__).with_name("rig") / "load.py"), "--namesrv", servers, "--senders",
             str(senders), "--size", str(size), "--seconds", str(seconds), "--every", str(EVERY_S), "--topic", TOPIC,
+            *(["--bare", bare] if bare else []),
         ]  # fmt: skip
 
     def __enter__(self) -> Load:
@@ -202,11 +208,29 @@ def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict
             _fill(cluster, folder, slave["end"] + (options.mib << 20))
             if senders == 0:
                 return _go_on(cluster, slave, None)
-            with Load(cluster, folder, senders, 1024, 600) as load:
+            bare = _own_core(cluster) if options.apart else None
+            with Load(cluster, folder, senders, 1024, 600, bare) as load:
+                if bare:
+                    _pin(load.pid, _OTHERS)
                 load.wait_for(4)
                 return _go_on(cluster, slave, load)
         finally:
             os.kill(slave["pid"], signal.SIGCONT)
+
+
+def _own_core(cluster: Cluster) -> str:
+    """The master's address, once it has the first core for itself."""
+    master = next(m for m in cluster.answering() if m["role"] == "Master")
+    for pid in cluster.processes().values():
+        _pin(pid, {0} if pid == master["pid"] else _OTHERS)
+    ports: dict[str, int] = json.loads((cluster.folder / "ports.json").read_text())
+    return f"127.0.0.1:{ports[master['name']]}"
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _fill(cluster: Cluster, folder: Path, end: int) -> None:
@@ -271,6 +295,7 @@ def main() -> int:
     parser.add_argument("--senders", type=int, default=64, help="sends that wait at the same time (default 64)")
     parser.add_argument("--mib", type=int, default=1024, help="what the slave lacks (default 1024)")
     parser.add_argument("--while-sending", action="store_true", help="no catch-up without senders")
+    parser.add_argument("--apart", action="store_true", help="the master has a core of its own, senders cost nothing")
     parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
 """A producer of ours as a process, for the benchmarks.
 
 With `--each`: one JSON line per send, as the Java driver's `failover` prints them, until standard input ends.
-Otherwise: a JSON line every few seconds with what was sent so far, for `--seconds`.
+Otherwise: a JSON line every few seconds with what was sent so far, for `--seconds`. With `--bare` those are frames that
+were encoded before, on one connection: as many wait at the same time, and a send costs this process next to nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import json
 import sys
 import time
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 from gantry_broker.client import ClientError, Producer, SendStatus
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame, encode_frame
 
 _TRIES: ContextVar[list[int]] = ContextVar("tries")
 
@@ -63,6 +65,54 @@ async def _each(producer: Producer, options: argparse.Namespace, stop: asyncio.E
     await asyncio.gather(*(sender() for _ in range(options.senders)))
 
 
+class _Bare(asyncio.Protocol):
+    """Sends a frame for each answer."""
+
+    def __init__(self, frames: list[bytes], window: int) -> None:
+        self.sent = self.failed = 0
+        self._frames = itertools.cycle(frames)
+        self._window = window
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send(self._window)
+
+    def data_received(self, data: bytes) -> None:
+        data, at, answers = self._rest + data, 0, 0
+        while len(data) - at >= 4 and (stop := at + 4 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
+            well = data.startswith(b'{"code":0,', at + 8)
+            self.sent += well
+            self.failed += not well
+            answers += 1
+            at = stop
+        self._rest = data[at:]
+        self._send(answers)
+
+    def _send(self, count: int) -> None:
+        self._transport.write(b"".join(itertools.islice(self._frames, count)))
+
+
+async def _bare(producer: Producer, options: argparse.Namespace) -> None:
+    await producer.send(options.topic, b"makes the topic")
+    body = _body(options.run, 0, options.size)
+    fields = {"a": "bare", "b": options.topic, "c": "TBW102", "d": "8", "f": "0", "g": "1", "h": "0", "j": "0"}
+    frames = [
+        encode_frame(
+            Frame(RequestCode.SEND_MESSAGE_V2, 1, ext={**fields, "e": str(queue), "i": "TAGS\x01A"}, body=body)
+        )
+        for queue in range(8)
+    ]
+    host, _, port = options.bare.rpartition(":")
+    loop = asyncio.get_running_loop()
+    _, bare = await loop.create_connection(lambda: _Bare(frames, options.senders), host, int(port))
+    began = time.monotonic()
+    for _ in range(max(1, options.seconds // options.every)):
+        await asyncio.sleep(options.every)
+        said = {"sent": bare.sent, "failed": bare.failed, "seconds": round(time.monotonic() - began, 3)}
+        print(json.dumps(said), flush=True)
+
+
 async def _flood(producer: Producer, options: argparse.Namespace, stop: asyncio.Event) -> None:
     sent = failed = 0
     body = _body(options.run, 0, options.size)
@@ -90,6 +140,9 @@ async def _flood(producer: Producer, options: argparse.Namespace, stop: asyncio.
 async def _main(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     async with Producer(options.namesrv) as producer:
+        if options.bare:
+            await _bare(producer, options)
+            return
         if not options.each:
             await _flood(producer, options, stop)
             return
@@ -108,6 +161,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="bytes of a body")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--every", type=int, default=10, help="seconds between two lines (default 10)")
+    parser.add_argument("--bare", metavar="HOST:PORT", help="frames that were encoded before, to this broker")
     parser.add_argument("--each", action="store_true", help="a line per send, until standard input ends")
     uvloop.run(_main(parser.parse_args()))
 

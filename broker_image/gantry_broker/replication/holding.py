@@ -2,7 +2,8 @@
 
 A fetch at the end of the log is held: it is answered as soon as something is appended, a little later when something is
 confirmed (the next records usually bring that along), and empty after `HOLD_S`. A follower that lacks much is given
-chunks, and while producers send, it waits between them (see `pace.py`).
+chunks, and while producers send, it waits between them (see `pace.py`). A follower whose acknowledgement is not waited
+for (`spare`) is given what came in `GATHER_S` at once: each round of questions costs all members CPU time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import ResponseCode
@@ -29,8 +31,12 @@ HOLD_S: Final = 1.0
 """Followers wait longer than this for an answer before they call the leader silent."""
 NEWS_S: Final = 0.03
 """How long news of the confirmed offset waits for records to travel with."""
+GATHER_S: Final = 0.003
+"""How long records for a spare follower wait for more; so much later it takes the place of one that stopped."""
 CATCH_UP_BYTES: Final = 4 << 20
 """A follower that lacks more than this is catching up, and throttled while producers send."""
+PIECE_BYTES: Final = 256 << 10
+"""What it is given at a time then: a megabyte is memory that the kernel hands out and takes back for each piece."""
 BUSY_S: Final = 0.25
 """Producers count as sending for so long after the last append."""
 
@@ -38,7 +44,7 @@ BUSY_S: Final = 0.25
 class Held:
     """One fetch that waits for its answer."""
 
-    __slots__ = ("conn", "empty_at", "fetch", "news_at", "not_before", "request")
+    __slots__ = ("conn", "empty_at", "fetch", "gathered", "news_at", "not_before", "request")
 
     def __init__(
         self, conn: Connection, request: Frame, fetch: Fetch, now: float, hold_s: float, not_before: float
@@ -47,12 +53,17 @@ class Held:
         self.request = request
         self.fetch = fetch
         self.not_before = not_before
+        self.gathered = False
         self.news_at = now + NEWS_S
         self.empty_at = now + hold_s
 
 
 class Holding:
-    """`ask(fetch, news, empty)` gives an answer or None; `held(member, waiting)` tells the core who waits."""
+    """`ask(fetch, news, empty)` gives an answer or None; `held(member, waiting)` tells the core who waits.
+
+    `spare(fetch)`: others than the asker will acknowledge sooner, and they are enough. `soon(at, size)`: that part of
+    the log is read next.
+    """
 
     def __init__(
         self,
@@ -60,6 +71,8 @@ class Holding:
         held: Callable[[MemberId, bool], None],
         has_news: Callable[[Fetch], bool],
         log_end: Callable[[], int],
+        spare: Callable[[Fetch], bool],
+        soon: Callable[[int, int], None],
         hold_s: float = HOLD_S,
     ) -> None:
         self._hold_s = hold_s
@@ -67,6 +80,8 @@ class Holding:
         self._held_changed = held
         self._has_news = has_news
         self._log_end = log_end
+        self._spare = spare
+        self._soon = soon
         self._held: dict[MemberId, Held] = {}
         self._catching_up: dict[MemberId, float] = {}
         self._paces: dict[MemberId, Pace] = {}
@@ -127,16 +142,26 @@ class Holding:
         for member, held in list(self._held.items()):
             if held.not_before > now:
                 continue
+            if not held.gathered and held.fetch.end < self._log_end() and self._spare(held.fetch):
+                held.gathered, held.not_before = True, now + GATHER_S
+                continue
+            throttled = self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S
+            fetch = held.fetch
+            if throttled and fetch.max_bytes > PIECE_BYTES:
+                fetch = replace(fetch, max_bytes=PIECE_BYTES)
             started = time.perf_counter()
-            answer = self._ask(held.fetch, held.news_at <= now, held.empty_at <= now or self._closed)
+            answer = self._ask(fetch, held.news_at <= now, held.empty_at <= now or self._closed)
             if answer is None:
                 continue
             del self._held[member]
             self._answer(held.conn, held.request, answer)
-            if len(answer.data) > 0 and self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S:
+            if not answer.data or not self.lacks_much(held.fetch):
+                continue
+            self._soon(held.fetch.end + len(answer.data), len(answer.data))
+            if throttled:
                 took = time.perf_counter() - started
                 pace = self._paces.setdefault(member, Pace())
-                self._catching_up[member] = now + pace.pause(now, took, len(answer.data), self._log_end())
+                self._catching_up[member] = pace.due(now, took, len(answer.data), self._log_end())
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:

@@ -62,6 +62,18 @@ class RaftLeader(Leader):
             return self._log.confirmed  # Rule 25.
         return upto
 
+    def is_spare(self, member: MemberId) -> bool:
+        """Whether enough others for a majority are further than this follower, or as far and before it in number.
+
+        Who stops falls behind the spare ones with their next acknowledgement, and is then waited for no more.
+        """
+        voters = ids(self._members())
+        if member not in voters or self.park is not None:
+            return False  # A learner is added when it has all that is confirmed; a target is waited for.
+        mine = (-self._acked(member), member)
+        ahead = sum(1 for m in voters if m not in (self.me, member) and (-self._acked(m), m) < mine)
+        return ahead >= len(voters) // 2
+
     def waited_for(self) -> frozenset[MemberId]:
         return ids(self._members())
 

@@ -29,6 +29,7 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.mending import Peer
 from gantry_broker.replication.messages import Fetch, FetchAnswer, meant_for
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
+from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import Poll
 from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
@@ -110,7 +111,6 @@ class ReplicationService:
         self._proven = True
         self._tick: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[None]] = set()
-        self._flushing = False
         self._flushed_at = 0.0
         self._unix_ms = unix_ms
         self._shown: tuple[object, ...] = ()
@@ -138,8 +138,15 @@ class ReplicationService:
         )
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
+        self._commit.ended = self._flush_ended
         self._holding = Holding(
-            self._answer_to, self._held, self._has_news, lambda: self._store.end, RAFT_HOLD_S if self._raft else HOLD_S
+            self._answer_to,
+            self._held,
+            self._has_news,
+            lambda: self._store.end,
+            self._is_spare,
+            self._store.read_soon,
+            RAFT_HOLD_S if self._raft else HOLD_S,
         )
         self._core = self._raft_core(started.state) if self._raft else self._replica(started.state)
         self._changed()
@@ -434,6 +441,10 @@ class ReplicationService:
         leader = self.core.leader
         return leader is None or leader.has_news(fetch)
 
+    def _is_spare(self, fetch: Fetch) -> bool:
+        leader = self.core.leader
+        return isinstance(leader, RaftLeader) and leader.is_spare(fetch.member)
+
     async def handover(
         self, target: MemberId, epoch: int, version: int | None = None, timeout_ms: int = 2_000
     ) -> HandoverAnswer:
@@ -557,23 +568,26 @@ class ReplicationService:
             self._changed()
 
     def _flush_soon(self) -> None:
-        if not self._flushing and self._store.flushed < self._store.end:
-            self._flushing = True
-            self._spawn(self._flush())
+        if self._commit is not None and self._store.flushed < self._store.end:
+            self._commit.begin()
 
-    async def _flush(self) -> None:
+    def _flush_ended(self) -> None:
         """Group commit: one fsync for all that was appended before it began."""
-        assert self._commit is not None
+        self._flushed_at = self._monotonic()
+        if self._store.failed is not None:
+            self._report(f"replication: the disk failed: {self._store.failed}")
+            return
+        if self._stopped or self._core is None or self._core.leader is None:
+            return
         try:
-            await self._commit.wait(self._store.end)
-        finally:
-            self._flushing = False
-            self._flushed_at = self._monotonic()
-        self.core.appended()
-        self._acked.set()
-        if self._sync_flush:
-            self._flush_soon()
-        self._changed()
+            if self._sync_flush:
+                self._flush_soon()
+            self._core.appended()
+            self._acked.set()
+            self._changed()
+        except Exception as error:
+            log.exception("confirming after a flush failed")
+            self._report(f"replication: {type(error).__name__}: {error}")
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -47,6 +47,17 @@ class GroupCommit:
         """Those who look again when the flush that runs has ended."""
         self._checkpointing: asyncio.Task[None] | None = None
         self._closed = False
+        self.ended: Callable[[], None] = lambda: None
+        """Called in the loop when a flush has ended, well or not."""
+
+    def begin(self) -> None:
+        """Start a flush of what is in the log now, unless one runs. Nothing happens after a failure or `close`."""
+        if self._flushing or self._closed or self._store.failed is not None:
+            return
+        self._flushing = True
+        if not self._worker.ident:
+            self._worker.start()
+        self._wanted.put(True)
 
     async def wait(self, offset: int) -> int:
         """Until everything below `offset` is on disk; answers `flushed`.
@@ -60,11 +71,7 @@ class GroupCommit:
                 raise FlushFailed(f"the disk failed: {store.failed}") from store.failed
             if self._closed:
                 raise FlushFailed("the store is closed")
-            if not self._flushing:
-                self._flushing = True
-                if not self._worker.ident:
-                    self._worker.start()
-                self._wanted.put(True)
+            self.begin()
             await self._turn()
         return store.flushed
 
@@ -112,6 +119,7 @@ class GroupCommit:
             for turn in waiting:
                 if not turn.done():
                     turn.set_result(None)
+            self.ended()
 
     def _checkpoint_if_due(self) -> None:
         due = self._store.checkpoint_due or time.monotonic() - self._checkpointed_at > CHECKPOINT_S

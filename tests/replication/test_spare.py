@@ -1,0 +1,61 @@
+"""Raft mode: a follower whose acknowledgement is not waited for takes more at once; who is waited for shows itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
+
+from gantry_broker.replication.leader import Options, Park
+from gantry_broker.replication.members import Voter, is_majority
+from gantry_broker.replication.raft_leader import RaftLeader
+from gantry_broker.replication.types import Cell, MemberId
+from model_log import ModelLog, Power
+
+ALL = tuple(MemberId(n, "x") for n in range(7))
+
+
+def leader(count: int) -> RaftLeader:
+    """Member 0 of `count` leads."""
+    voters = tuple(Voter(m, "") for m in ALL[:count])
+    cell = Cell(1, 1, ALL[0], frozenset(ALL[:count]))
+    return RaftLeader(
+        ALL[0], cell, ModelLog(Power()), Options(), 0,
+        role_end=0, control_end=0, members=lambda: voters, report=lambda text: None,
+    )  # fmt: skip
+
+
+def test_of_three_the_one_that_is_behind_is_spare_and_without_the_other_it_is_not() -> None:
+    one = leader(3)
+    one.followers[ALL[1]].acked, one.followers[ALL[2]].acked = 100, 50
+    assert [one.is_spare(m) for m in ALL[1:3]] == [False, True]
+    one.followers[ALL[2]].acked = 150  # It was given everything at once, and the other one stands still.
+    assert [one.is_spare(m) for m in ALL[1:3]] == [True, False]
+
+
+def test_whom_a_leadership_goes_to_and_who_does_not_vote_yet_are_not_spare() -> None:
+    one = leader(3)
+    one.followers[ALL[1]].acked = 100
+    one.followers[ALL[2]].acked = 50
+    one.hold(ALL[3], True, 0)
+    assert one.is_spare(ALL[2])
+    assert not one.is_spare(ALL[3])
+    one.park = Park(ALL[2], 1)
+    assert not one.is_spare(ALL[2])
+
+
+@given(st.integers(2, 7), st.lists(st.integers(-1, 5), min_size=6, max_size=6))
+def test_who_is_not_spare_makes_a_majority_with_the_leader_and_nobody_more(count: int, acked: list[int]) -> None:
+    one = leader(count)
+    for member, end in zip(ALL[1:count], acked, strict=False):
+        one.followers[member].acked = end
+    needed = {m for m in ALL[:count] if m == one.me or not one.is_spare(m)}
+    voters = tuple(Voter(m, "") for m in ALL[:count])
+    assert is_majority(needed, voters)
+    assert not is_majority(needed - {one.me}, voters)
+    ends = sorted((one.followers[m].acked for m in ALL[1:count]), reverse=True)
+    assert sorted((one.followers[m].acked for m in needed - {one.me}), reverse=True) == ends[: len(needed) - 1]
