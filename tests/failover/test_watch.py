@@ -4,10 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
+from typing import Any
 
 import orjson
+import pytest
+from gantry_broker.replication.types import Ask, MemberId
 from gantry_operator.failover.http import make_client
-from gantry_operator.failover.watch import MemberWatch
+from gantry_operator.failover.model import FollowerView, Report
+from gantry_operator.failover.watch import QUIET_MS, MemberWatch, says_nothing_new
+
+A, B = MemberId(0, "x"), MemberId(1, "x")
+CALM = Report(
+    A, "Master", 3, 7, 3, end=100, in_sync=frozenset({A, B}), followers=(FollowerView(B, 100, 900),), link_answer_ms=-1
+)
+
+
+def test_lines_of_a_calm_group_are_no_news() -> None:
+    later = replace(CALM, end=900, confirmed=800, followers=(FollowerView(B, 850, 1_000),))
+    assert says_nothing_new(CALM, later)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 8},
+        {"told_epoch": 4},
+        {"role": "Waiting"},
+        {"ask": Ask(7, frozenset({A, B}))},
+        {"parked": True},
+        {"unfit": "its disk is full"},
+        {"link": "refused"},
+        {"link_answer_ms": QUIET_MS},
+        {"followers": (FollowerView(B, 100, QUIET_MS),)},
+        {"followers": ()},
+    ],
+)
+def test_what_may_have_to_be_decided_on_is_news(changes: dict[str, Any]) -> None:
+    assert not says_nothing_new(CALM, replace(CALM, **changes))
 
 
 def line(name: str) -> bytes:

@@ -15,6 +15,8 @@ from gantry_operator.failover.wire import BadStatus, report_from
 CONNECT_S = 1.0
 SILENCE_S = 3.5
 """The stream brings a line a second; after this long without one the connection is made anew."""
+QUIET_MS = 1_200
+"""Members hear each other each second at least; after this long without it every line is looked at."""
 RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Pauses between attempts; the last one is repeated."""
 
@@ -78,10 +80,12 @@ class MemberWatch:
             raise BadStatus(
                 f"{self.url} belongs to {status.get('name')} of {status.get('cluster')}, not to {self.name}"
             )
+        calm = self.reach == "ok" and self.report is not None and says_nothing_new(self.report, report)
         self.line_at = self._now()
         self.status, self.report, self.problem = status, report, ""
         self._set_reach("ok")
-        self._on_news()
+        if not calm:
+            self._on_news()
 
     def _lost(self, reach: Reach, problem: str) -> None:
         self.problem = problem
@@ -94,6 +98,32 @@ class MemberWatch:
     def _set_reach(self, reach: Reach) -> None:
         if reach != self.reach:
             self.reach, self.reach_at = reach, self._now()
+
+
+def says_nothing_new(before: Report, now: Report) -> bool:
+    """Nothing has to be decided because of this line: only offsets have moved, and everybody hears everybody. The
+    loop looks at it in its next pass, which comes within a second."""
+    heard = (now.link_answer_ms, *(f.last_fetch_ms for f in now.followers))
+    if any(ms >= QUIET_MS for ms in heard):
+        return False
+    return _decisive(before) == _decisive(now)
+
+
+def _decisive(r: Report) -> tuple[object, ...]:
+    roles = (
+        r.id,
+        r.role,
+        r.epoch,
+        r.version,
+        r.told_epoch,
+        r.proven,
+        r.last_epoch,
+        r.in_sync,
+        r.ask,
+        r.parked,
+        r.unfit,
+    )
+    return (*roles, r.link, r.link_master, frozenset(f.id for f in r.followers))
 
 
 def _reach_of(error: BaseException) -> Reach:

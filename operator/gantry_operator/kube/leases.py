@@ -30,6 +30,8 @@ class LeaseRegistry:
         self._cluster = cluster
         self._namespace = namespace
         self._known: dict[str, Object | None] = {}
+        self._read: dict[str, tuple[Object, Entry]] = {}
+        """What the last read made of which Lease: it is read in every pass, and seldom written."""
 
     async def read(self, group: str) -> Entry | None:
         if group not in self._known:
@@ -38,7 +40,12 @@ class LeaseRegistry:
             except (ApiError, ApiUnavailable) as error:
                 raise RegistryUnavailable(str(error)) from error
         lease = self._known[group]
-        return None if lease is None else entry_of(lease)
+        if lease is None:
+            return None
+        read = self._read.get(group)
+        if read is None or read[0] is not lease:
+            read = self._read[group] = (lease, entry_of(lease))
+        return read[1]
 
     async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
         known = self._known.get(group)
