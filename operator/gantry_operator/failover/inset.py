@@ -8,6 +8,8 @@ from gantry_operator.failover.model import AcceptAsk, MemberView, Observation, R
 
 REFUSED_AND_IDLE_MS = 250
 """A follower that refuses connections and has not fetched for this long is gone."""
+STARTING_MS = 1_000
+"""One that asks to be taken in is given so long from its master's last word of it until its status can be read."""
 
 
 def names(obs: Observation, ids: frozenset[MemberId]) -> str:
@@ -22,25 +24,30 @@ def answer_ask(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int)
     """What becomes of the master's proposal. One that is based on another version was dropped by the master already
     or will be as soon as it is told: it needs no answer, and must never be rebased.
 
-    A member that has just started fetches before its status can be read: what the master hears of it counts more."""
+    A member that has just started fetches before its status can be read. While its master hears it, it is neither taken
+    in, for it would be taken for gone soon, nor refused, which would keep it out for seconds."""
     ask = leader.ask
     if ask is None or ask.base_version != cell.version:
         return None
     added = ask.in_sync - cell.in_sync
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
-    why_not = ""
+    why_not, unsure = "", False
     if not cell.in_sync <= ask.in_sync:
         why_not = f"it leaves out {names(obs, cell.in_sync - ask.in_sync)}, and only the operator removes"
     for id in sorted(added):
         view = obs.view(id.member)
         if view is None:
             why_not = f"member {id.member} is not part of the group"
-        elif view.gone or view.deleting or _refuses(view, fetched.get(id), leader_age_ms):
+        elif view.gone or view.deleting or _refuses(view, fetched.get(id), leader_age_ms, STARTING_MS):
             why_not = f"{view.name} is not there any more"
+        elif view.reach == "refused":
+            unsure = True
         elif view.report is not None and view.heard and view.report.id != id:
             why_not = f"the disk of {view.name} is not the one proposed"
     if why_not:
         return RefuseAsk(cell.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
+    if unsure:
+        return None
     who = names(obs, added) or "nobody new"
     return AcceptAsk(
         cell.with_set(ask.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
@@ -86,8 +93,8 @@ def _another_stays(obs: Observation, cell: Cell, leaving: MemberId) -> bool:
     return any(v is not None and not v.deleting for v in views)
 
 
-def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int) -> bool:
-    return view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= REFUSED_AND_IDLE_MS)
+def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int, idle_ms: int = REFUSED_AND_IDLE_MS) -> bool:
+    return view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= idle_ms)
 
 
 def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, detection_ms: int, stalled_ms: int) -> str:
