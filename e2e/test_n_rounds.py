@@ -24,7 +24,7 @@ RESTARTS = 1
 """A container that died more often waits for the kubelet before it starts again, so its pod is made anew instead."""
 
 Strike = Callable[[Cluster, Host, int], None]
-"""Does it to the master once, and returns when somebody else leads."""
+"""Does it to the master once, and returns when somebody else leads or has led since."""
 
 
 def delete_pod(demo: Cluster, host: Host, turn: int) -> None:
@@ -98,8 +98,7 @@ def lose_node(how: str, back: str, demo: Cluster, host: Host, turn: int) -> None
 
 
 def drain(demo: Cluster, host: Host, turn: int) -> None:
-    master = demo.master()
-    old, node = master["metadata"]["name"], master["spec"]["nodeName"]
+    node = demo.master()["spec"]["nodeName"]
     selector = f"gantry.dev/cluster={demo.name}"
     try:
         kubectl(
@@ -108,7 +107,7 @@ def drain(demo: Cluster, host: Host, turn: int) -> None:
         )  # fmt: skip
     finally:
         kubectl("uncordon", node)
-    demo.wait_other_master(old)
+    # Not until somebody else leads: where two members were on the node, the role may have come back to the first.
 
 
 def switch_over(demo: Cluster, host: Host, turn: int) -> None:
