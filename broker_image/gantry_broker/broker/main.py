@@ -38,6 +38,10 @@ from .upkeep import Upkeep
 
 log = logging.getLogger("gantry_broker.broker")
 
+PEER_CONNECT_S = 1.0
+"""For connecting to members and NameServers. TCP tries again after 1 s, then 2 s later: an attempt that began while the
+network was cut would hold up everybody who asks that address for so long after it has healed."""
+
 
 class BrokerProcess:
     """Everything of one member, in the order in which it starts and stops. Use as an async context manager."""
@@ -53,7 +57,9 @@ class BrokerProcess:
                 store_host=host,
             )
         )
-        self.client = RemotingClient(on_disconnect=lambda address: self.registrar.lost(address))
+        self.client = RemotingClient(
+            on_disconnect=lambda address: self.registrar.lost(address), connect_timeout=PEER_CONNECT_S
+        )
         self.broker = Broker(config, self.store, self.client, pack_host(*host))
         self.dispatcher = Dispatcher(self.broker)
         self.ports = Ports(self.broker, self.dispatcher)

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
-RAFT_HOLD_S: Final = 0.5
-"""A follower must hear its leader well within the time after which it holds an election."""
+RAFT_HOLD_S: Final = 0.25
+"""A follower must hear its leader well within the time after which it holds an election, and a leader its followers: a
+question that is held counts as heard, so a leader that is cut off steps down later by as much."""
 POLL_S: Final = 1.0
 ASK_S: Final = 5.0
 """For what one member asks another besides fetches."""
