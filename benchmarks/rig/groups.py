@@ -60,7 +60,9 @@ class GantryGroup(Group):
         if len(self._members) < 2 or len(masters) != 1:
             return False
         in_sync = masters[0]["in_sync"]
-        return bool(masters[0]["writable"]) and all(m["member"] in in_sync for m in self._members)
+        # A member of a Raft group counts though it has only just started again and follows nobody yet.
+        following = all(m["master_link"]["state"] == "connected" for m in self._members if m is not masters[0])
+        return bool(masters[0]["writable"]) and following and all(m["member"] in in_sync for m in self._members)
 
     def strike(self, kind: str) -> None:
         master = next(m for m in self._members if m["role"] == "Master")
