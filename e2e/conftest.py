@@ -28,8 +28,20 @@ def operator() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def host() -> Host:
+def any_host() -> Host:
+    """Whether or not the nodes themselves can be reached."""
     return Host()
+
+
+@pytest.fixture(scope="session")
+def host(any_host: Host) -> Host:
+    """The nodes, for what Kubernetes offers no means to: to kill or freeze one process, to cut a pod or a node off."""
+    if not any_host.available:
+        pytest.skip(
+            "kills, freezes or cuts off processes and nodes behind Kubernetes' back: e2e/run does so to a cluster "
+            "that it made itself (with kind: install it, and Docker), never to one that KUBECONFIG names"
+        )
+    return any_host
 
 
 @pytest.fixture(scope="module")

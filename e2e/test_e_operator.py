@@ -98,8 +98,6 @@ def test_the_operator_dies_while_a_setting_is_rolled_out(demo: Cluster, moments:
 
 def test_the_operator_dies_during_failovers(demo: Cluster, host: Host, moments: random.Random, figure: Figure) -> None:
     """At random moments around the master's death."""
-    if not host.available:
-        pytest.skip("needs access to the nodes' processes: kind or the local scripts")
     load = Load(demo, "operator", 120 * FAILED_OVER, senders=2)
     for _ in range(FAILED_OVER):
         master, epoch = demo.master(), demo.epoch()

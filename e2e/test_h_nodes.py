@@ -27,8 +27,8 @@ def test_the_masters_node_is_lost(demo: Cluster, host: Host, figure: Figure, how
     nodes = [
         n["metadata"]["name"] for n in get("default", "nodes") if "control-plane" not in str(n["metadata"]["labels"])
     ]
-    if not host.available or len(nodes) < 2:
-        pytest.skip("needs two nodes that can be stopped: kind or the local scripts")
+    if len(nodes) < 2:
+        pytest.skip("the slave that takes over needs another node than the one that is lost: E2E_NODES is below 2")
     spread_operators()
     master = demo.master()
     old, node = master["metadata"]["name"], master["spec"]["nodeName"]
