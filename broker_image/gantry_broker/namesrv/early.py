@@ -33,6 +33,10 @@ class EarlyQuestions(Generic[T]):
         self._waiting.append((min(now_ms + PATIENCE_MS, self._until), question))
         return True
 
+    def __bool__(self) -> bool:
+        """Whether any waits."""
+        return bool(self._waiting)
+
     def due(self, now_ms: int, *, anybody: bool) -> list[T]:
         """The questions that are to be answered now, with what is known."""
         found = [question for until, question in self._waiting if anybody or now_ms >= until]

@@ -87,7 +87,8 @@ class NameService:
             out.append(encode_frame(answer))
         if out:
             conn.write(b"".join(out))
-        self._answer_early()
+        if self._early:
+            self._answer_early()
 
     def _waits(self, conn: Connection, frame: Frame) -> bool:
         waits = self._early.keep((conn, frame), steady_ms(), anybody=self.routes.has_master())
