@@ -208,6 +208,38 @@ async def test_a_lost_connection_fails_what_waits_and_the_next_request_connects_
         assert (await client.request(served.address, Frame(ECHO), 5)).code == 0
 
 
+async def test_nothing_is_written_to_a_connection_that_a_write_has_found_broken(
+    client: RemotingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many who ask within one round of the event loop: the first one's write fails, and the others go by another
+    connection, with no request of theirs spent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        loop = asyncio.get_running_loop()
+        await client.oneway(address, Frame(SILENT))
+        broken, _ = await loop.sock_accept(listener)
+        broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        broken.close()
+        time.sleep(0.02)  # noqa: ASYNC251  The reset has arrived, and the event loop has not looked yet.
+        asking = [asyncio.create_task(client.request(address, Frame(ECHO, body=b"%d" % n), 5)) for n in range(10)]
+        sending = [asyncio.create_task(client.oneway(address, Frame(ECHO, body=b"%d" % n))) for n in range(10, 20)]
+        fresh, _ = await asyncio.wait_for(loop.sock_accept(listener), 5)
+        with fresh:
+            decoder, bodies = FrameDecoder(), set[bytes]()
+            while len(bodies) < 19:
+                for frame in decoder.feed(await loop.sock_recv(fresh, 1 << 16)):
+                    bodies.add(bytes(frame.body))
+                    if not frame.is_oneway:
+                        await loop.sock_sendall(fresh, encode_frame(Frame.response_to(frame, 0, body=frame.body)))
+            outcomes = await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*sending)
+    assert bodies == {b"%d" % n for n in range(1, 20)}
+    assert isinstance(outcomes[0], ConnectionLost)
+    assert [answer.body for answer in outcomes[1:] if isinstance(answer, Frame)] == [b"%d" % n for n in range(1, 10)]
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_a_server_asks_its_client(served: Served, client: RemotingClient) -> None:
     async def answer(conn: Connection, frame: Frame) -> Frame:
         return Frame.response_to(frame, 0, ext={"who": frame.ext["who"] + "!"})

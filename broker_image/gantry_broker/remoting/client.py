@@ -80,7 +80,7 @@ class RemotingClient:
         RequestTimeout (perhaps done).
         """
         conn = self._connections.get(address)
-        if conn is None or conn.closed:
+        if conn is None or conn.lost:
             started = asyncio.get_running_loop().time()
             conn = await self._connect(address, min(timeout, self._connect_timeout))
             timeout = max(timeout - (asyncio.get_running_loop().time() - started), 0.001)
@@ -122,11 +122,11 @@ class RemotingClient:
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
         """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""
         conn = self._connections.get(address)
-        if conn is None or conn.closed:
+        if conn is None or conn.lost:
             conn = await self._connect(address, timeout)
         if conn.paused:
             await conn.drained()
-        if conn.closed:
+        if conn.lost:
             raise ConnectionLost(f"connection to {address} has ended", sent=False)
         conn.write(encode_frame(oneway(frame)))
 

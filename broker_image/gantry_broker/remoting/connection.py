@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
 
         `timeout` is in seconds. Raises RequestTimeout and ConnectionLost (the peer may have done it or not).
         """
-        if self.closed:
+        if self.lost:
             raise ConnectionLost(f"connection to {self.peer[0]}:{self.peer[1]} has ended", sent=False)
         self._opaque = opaque = (self._opaque + 1) & 0x7FFFFFFF
         frame.opaque = opaque
@@ -286,6 +286,12 @@ class Connection(asyncio.Protocol):
         self._write = _write_nowhere
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def lost(self) -> bool:
+        """Ended, or about to be told so: what is written from now on would go nowhere, or find nobody who reads the
+        answer. `closed` comes a round of the event loop later than the failure of a write."""
+        return self.closed or (self._transport is not None and self._transport.is_closing())
 
     @property
     def unsent(self) -> int:
