@@ -31,7 +31,7 @@ from gantry_spark.props import parse
 from gantry_spark.report import Counting, Job, check, clock
 from gantry_spark.scan import Records, scan
 from gantry_spark.source import Options
-from gantry_spark.summary import newest_by_key, summarize
+from gantry_spark.summary import newest_by_key, summarize, summarize_keys
 from gantry_spark.surroundings import Surroundings, surroundings
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         counting = Counting(spark, place_of(spark, folder), options, logs, "compact")
         rows = counting.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
         at = f"{folder}/keys"
-        newest_by_key(rows).write.parquet(f"file://{at}")
+        found = summarize(rows)
+        newest_by_key(rows, found.spread).write.parquet(f"file://{at}")
         keys = spark.read.parquet(f"file://{at}")
         gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
         context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
-        figures = build(summarize(spark, rows, keys, gone_before, 1, []), context)["topics"]
+        summarize_keys(found, rows, keys, gone_before, 1, [])
+        figures = build(found, context)["topics"]
         mine = next((t for t in figures if t["topic"] == topic), None)
         if mine is None:
             raise SourceError(f"there is no record of topic {topic} in {job.source}")

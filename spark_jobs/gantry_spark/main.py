@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.monotonic()
     try:
         check(job)
-        spark = session(f"gantry-report {job.source}", args.master, conf)
+        spark = session(f"gantry-report {job.source}", args.master, conf, once=True)
         try:
             done = run(spark, job)
         finally:

@@ -35,7 +35,7 @@ from gantry_spark.plan import must_hold_records
 from gantry_spark.scan import Range, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options
-from gantry_spark.summary import counted_segments, newest_by_key, summarize
+from gantry_spark.summary import counted_segments, newest_by_key, summarize, summarize_keys
 from gantry_spark.surroundings import surroundings
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def run(spark: SparkSession, job: Job) -> Done:
         logger.info("%s bytes of log are counted", f"{counting.scanned:,}")
         rows, topics = _chosen(rows, job.topics)
         keys_at = f"reports/{name}/keys"
-        newest_by_key(rows).write.mode("overwrite").parquet(place.url(keys_at))
+        found = summarize(rows)
+        newest_by_key(rows, found.spread).write.mode("overwrite").parquet(place.url(keys_at))
         keys = spark.read.parquet(place.url(keys_at))
         around = surroundings(logs, job.token_file)
         context = Context(
@@ -143,7 +144,7 @@ def run(spark: SparkSession, job: Job) -> Done:
             notes=[*around.notes, *counting.notes],
         )
         logger.info("the newest record of each key is found")
-        found = summarize(spark, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
+        summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
         report = build(found, context)
         if not report["totals"]["records"] and not report["damage"]["places"]:
             report["notes"].append("No record of the log was looked at: it holds none, or none in the window.")

@@ -26,6 +26,8 @@ INSTALL: Final = (
 ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Arrow checks bounds and validity at every value that Spark takes from a batch; Spark has checked validity before, and
 its row numbers are those of the batch."""
+ONCE: Final = "-XX:TieredStopAtLevel=1"
+"""For a JVM that makes one report and ends: Java's second compiler would cost more than it gives back."""
 _VERSION = re.compile(r'version "(\d+)')
 
 
@@ -67,10 +69,12 @@ def local_conf(memory: str = "1g") -> dict[str, str]:
     }
 
 
-def session(name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, once: bool = False
+) -> SparkSession:
     """A session with the `commitlog` source. Without `master`: SPARK_MASTER, else local[*].
 
-    Raises NoJava.
+    `once`: for a single report or compaction rather than for query after query (`ONCE`). Raises NoJava.
     """
     check_java()
     # Workers must be this Python with these packages, not whatever python3 is on the PATH.
@@ -99,7 +103,7 @@ def session(name: str, master: str | None = None, conf: Mapping[str, str] | None
     }
     settings |= given
     for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
-        settings[key] = f"{ARROW} {settings.get(key, '')}".rstrip()
+        settings[key] = " ".join(o for o in (ARROW, ONCE if once else "", settings.get(key, "")) if o)
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)

@@ -20,7 +20,7 @@ from gantry_spark.figures import MARK_BITS, SUMS
 from gantry_spark.forecast import HOUR_MS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 Row = dict[str, Any]
 QUEUES: Final = 64
@@ -54,6 +54,11 @@ class Summary:
     groups: list[Row] = field(default_factory=list)
     damage: list[Row] = field(default_factory=list)
 
+    @property
+    def spread(self) -> bool:
+        """Whether a key can be in more than one log, or in queues of more than one block."""
+        return len({q["log"] for q in self.queues}) > 1 or any(q["queue_id"] >= QUEUES for q in self.queues)
+
 
 def _rows(frame: DataFrame) -> list[Row]:
     return [row.asDict() for row in frame.collect()]
@@ -67,8 +72,10 @@ def counted_segments(rows: DataFrame) -> list[Row]:
     )
 
 
-def newest_by_key(rows: DataFrame) -> DataFrame:
+def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
     """One row a key and topic: versions, bytes, where and how large the newest version is, and the queues it is in.
+
+    `spread`: what `Summary.spread` says of these rows.
 
     `places` has for each log and each 64 queues (`block`) the queues as bits. All aggregates but those that bring
     several logs together are over plain numbers, which Spark keeps in hash tables; of anything else it would sort.
@@ -85,7 +92,7 @@ def newest_by_key(rows: DataFrame) -> DataFrame:
         )
     )  # fmt: skip
     place = f.struct("log", "block", "queues")
-    if not _needs_merging(rows):
+    if not spread:
         return by_log.select(
             "topic", "key", "n", "bytes", "ms", "log", "phys", "size", "qo", "tombstone", "queue_id",
             f.array(place).alias("places"),
@@ -108,35 +115,9 @@ def newest_by_key(rows: DataFrame) -> DataFrame:
     return by_topic.select("topic", "key", "n", "bytes", "v.*", "places")
 
 
-def _needs_merging(rows: DataFrame) -> bool:
-    """Whether a key can be in more than one log, or in queues of more than one block."""
-    counts = rows.filter(f.col("kind") == "count")
-    found = counts.agg(f.count_distinct("log").alias("logs"), f.max("queue_id").alias("queue")).collect()[0]
-    return found["logs"] > 1 or (found["queue"] or 0) >= QUEUES
-
-
-def summarize(
-    spark: SparkSession,
-    rows: DataFrame,
-    keys: DataFrame,
-    gone_before_ms: int,
-    top: int,
-    offsets: Sequence[GroupOffset],
-) -> Summary:
-    """Run the queries. `keys` is `newest_by_key(rows)`, as stored.
-
-    `gone_before_ms`: a key whose newest version is a tombstone stored before this is dropped as a whole.
-    """
-    result = Summary()
-    _summarize_counts(result, rows)
-    _summarize_keys(result, keys, gone_before_ms, top)
-    if offsets:
-        _summarize_groups(spark, result, rows, keys, gone_before_ms, offsets)
-    return result
-
-
-def _summarize_counts(result: Summary, rows: DataFrame) -> None:
+def summarize(rows: DataFrame) -> Summary:
     """Everything that has no key, in one pass: by queue, by hour, by size, and the damaged places."""
+    result = Summary()
     sums = ", ".join(f"sum({name}) as {name}" for name in SUMS)
     small = rows.filter(f.col("kind").isin("count", "size", "damage"))
     small.createOrReplaceTempView("gantry_small")
@@ -159,6 +140,24 @@ def _summarize_counts(result: Summary, rows: DataFrame) -> None:
     for row in _rows(found.filter(wanted)):
         lists[row["grouped"]].append(row)
     result.damage.sort(key=lambda d: (d["log"], d["phys"]))
+    return result
+
+
+def summarize_keys(
+    result: Summary,
+    rows: DataFrame,
+    keys: DataFrame,
+    gone_before_ms: int,
+    top: int,
+    offsets: Sequence[GroupOffset],
+) -> None:
+    """Everything that has a key, and the groups. `keys` is `newest_by_key(rows)`, as stored.
+
+    `gone_before_ms`: a key whose newest version is a tombstone stored before this is dropped as a whole.
+    """
+    _summarize_keys(result, keys, gone_before_ms, top)
+    if offsets:
+        _summarize_groups(result, rows, keys, gone_before_ms, offsets)
 
 
 def _kept(gone_before_ms: int) -> Any:
@@ -167,7 +166,6 @@ def _kept(gone_before_ms: int) -> Any:
 
 
 def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: int) -> None:
-    """Everything that has a key."""
     laid = keys.select(
         "topic", "log", "queue_id",
         f.floor(f.col("ms") / HOUR_MS).cast("long").alias("hour"),
@@ -217,7 +215,6 @@ def _count_keys_of_queues(result: Summary, keys: DataFrame) -> None:
 
 
 def _summarize_groups(
-    spark: SparkSession,
     result: Summary,
     rows: DataFrame,
     keys: DataFrame,
@@ -226,7 +223,7 @@ def _summarize_groups(
 ) -> None:
     """What each group has not read yet and compaction would remove: its keyed records ahead, less those that stay."""
     table = f.broadcast(
-        spark.createDataFrame(
+        rows.sparkSession.createDataFrame(
             [(o.group, o.log, o.topic, o.queue_id, o.offset) for o in offsets],
             "group string, log string, topic string, queue_id int, offset long",
         )

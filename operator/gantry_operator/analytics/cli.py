@@ -86,7 +86,7 @@ def _spark(memory: str) -> Any:
     except ModuleNotFoundError as error:
         raise CliError(f"{error.name} is missing. {NEED}") from None
     try:
-        spark = session("gantry", conf={"spark.driver.memory": memory})
+        spark = session("gantry", conf={"spark.driver.memory": memory}, once=True)
     except NoJava as error:
         raise CliError(str(error)) from None
     return spark
