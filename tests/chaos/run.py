@@ -1,7 +1,7 @@
 """Breaks clusters of real processes, and checks that nothing was lost, moved, doubled, undone or left unseen.
 
     python tests/chaos/run.py --seed 4711               # one run by its seed, with the trace
-    python tests/chaos/run.py --minutes 10              # seeds 1, 2, 3, ...
+    python tests/chaos/run.py --minutes 10              # seeds 1, 2, 3, ..., every second one with Async as well
     python tests/chaos/run.py --minutes 480 --fresh --keep ~/failed    # for the night: seeds that were never played
     python tests/chaos/run.py --seed 1 --fault freeze --fault kill --mode Raft --repeat 5
 
@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
-from gantry_chaos.faults import FAULTS
+from gantry_chaos.faults import EVERY_FAULT
 
 SEEDS = 1_000_000
 """--fresh begins at one of so many."""
@@ -33,9 +33,18 @@ def command(plan: Plan, options: argparse.Namespace) -> str:
     words = [f"python tests/chaos/run.py --seed {plan.seed}"]
     words += [f"--fault {kind}" for kind in options.fault or ()]
     words += [f"--steps {options.steps}"] if options.steps != STEPS else []
-    words += [f"--mode {options.mode}"] if options.mode else []
+    words += [f"--mode {options.mode}"] if options.mode and not plan.is_async else []
     words += [f"--flush {options.flush}"] if options.flush else []
+    words += ["--replication Async"] if plan.is_async else []
     return " ".join(words)
+
+
+def turn(count: int, options: argparse.Namespace) -> tuple[int, str]:
+    """Seed and replication of the run after `count` others. Every third one is of Async, with the seed before it."""
+    if options.replication or options.mode == "Raft":
+        return options.first + count, options.replication or "Sync"
+    thirds, rest = divmod(count, 3)
+    return options.first + 2 * thirds + min(rest, 1), "Async" if rest == 2 else "Sync"
 
 
 def has_time(outcomes: list[Outcome], began: float, limit_s: float) -> bool:
@@ -52,9 +61,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="first seed (default 1)")
     parser.add_argument("--fresh", action="store_true", help="a first seed that is drawn, and printed")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"faults of a run (default {STEPS})")
-    parser.add_argument("--fault", choices=sorted(FAULTS), action="append", help="these, in this order")
+    parser.add_argument("--fault", choices=sorted(EVERY_FAULT), action="append", help="these, in this order")
     parser.add_argument("--mode", choices=["MasterSlave", "Raft"], help="instead of the seed's choice")
     parser.add_argument("--flush", choices=["Async", "Sync"], help="instead of the seed's choice")
+    parser.add_argument(
+        "--replication", choices=["Sync", "Async"],
+        help="of a group of mode MasterSlave; left out: Sync with --seed, else Async for every third run",
+    )  # fmt: skip
     parser.add_argument("--keep", type=Path, help="folder for the clusters of runs that failed")
     options = parser.parse_args()
     # As Ctrl-C, which a shell's background jobs ignore: the cluster's processes, disks and links end with the run.
@@ -69,8 +82,14 @@ def main() -> int:
     seeds = [options.seed] * options.repeat if options.seed is not None else None
     outcomes: list[Outcome] = []
     while len(outcomes) < len(seeds) if seeds is not None else has_time(outcomes, began, options.minutes * 60):
-        seed = options.first + len(outcomes) if seeds is None else seeds[len(outcomes)]
-        plan = make_plan(seed, kinds=options.fault, mode=options.mode, flush=options.flush, steps=options.steps)
+        if seeds is None:
+            seed, replication = turn(len(outcomes), options)
+        else:
+            seed, replication = seeds[len(outcomes)], options.replication or "Sync"
+        plan = make_plan(
+            seed, kinds=options.fault, mode=options.mode, flush=options.flush, steps=options.steps,
+            replication=replication,
+        )  # fmt: skip
         again = command(plan, options)
         outcome = play(plan, print if seeds is not None else lambda line: None, options.keep, again)
         outcomes.append(outcome)
@@ -78,15 +97,32 @@ def main() -> int:
         if outcome.problems:
             shown = outcome.problems if seeds is not None else outcome.trace
             print("\n".join(shown), f"{outcome.story}\nagain: {again}", sep="\n", flush=True)
-    failed = [o.plan.seed for o in outcomes if o.problems]
+    print(f"{len(outcomes)} runs in {time.monotonic() - began:.0f} s, {told(outcomes)}")
+    return 1 if any(o.problems for o in outcomes) else 0
+
+
+def told(outcomes: list[Outcome]) -> str:
+    """What all of them saw together. What Async may lose is never counted with what nobody may lose."""
     faults = Counter(kind for o in outcomes for kind in o.played)
     # What was acknowledged in a run whose logs could not be read is neither kept nor lost.
-    promised = sum(len(o.history.promised()) for o in outcomes if o.lost is not None)
-    print(f"{len(outcomes)} runs in {time.monotonic() - began:.0f} s, {faults.total()} faults "
-          f"({', '.join(f'{kind} {n}' for kind, n in sorted(faults.items()))}), {promised} SEND_OK looked for, "
-          f"{sum(o.lost or 0 for o in outcomes)} lost; "
-          f"failed seeds: {', '.join(map(str, failed)) or 'none'}")  # fmt: skip
-    return 1 if failed else 0
+    ended = [o for o in outcomes if o.lost is not None]
+    sync, asynchronous = [o for o in ended if not o.plan.is_async], [o for o in ended if o.plan.is_async]
+    words = [f"{faults.total()} faults ({', '.join(f'{kind} {n}' for kind, n in sorted(faults.items()))})"]
+    words += [f"{_promised(sync)} SEND_OK looked for, {_lost(sync)} lost"] if sync or not asynchronous else []
+    if asynchronous:
+        gone = sum(len(o.given_up) for o in asynchronous)
+        words += [f"with replication Async {_lost(asynchronous)} lost that it keeps, "
+                  f"allowed by Async: {gone} of {_promised(asynchronous)}"]  # fmt: skip
+    failed = [f"{o.plan.seed}{' (Async)' if o.plan.is_async else ''}" for o in outcomes if o.problems]
+    return "; ".join([*words, f"failed seeds: {', '.join(failed) or 'none'}"])
+
+
+def _promised(outcomes: list[Outcome]) -> int:
+    return sum(len(o.history.promised()) for o in outcomes)
+
+
+def _lost(outcomes: list[Outcome]) -> int:
+    return sum(o.lost or 0 for o in outcomes)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_chaos.episode import can_fill_disks, make_plan
-from gantry_chaos.faults import FAULTS, NEEDS_ROOT
+from gantry_chaos.faults import EVERY_FAULT, FAULTS, NEEDS_ROOT
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -20,3 +20,27 @@ def test_a_seed_is_a_plan() -> None:
 def test_every_fault_is_drawn() -> None:
     drawn = {step.kind for seed in range(60) for step in make_plan(seed).steps}
     assert drawn == set(FAULTS) - (frozenset() if can_fill_disks() else NEEDS_ROOT)
+
+
+def test_async_replication_has_plans_of_its_own() -> None:
+    plans = [make_plan(seed, replication="Async") for seed in range(60)]
+    assert {plan.mode for plan in plans} == {"MasterSlave"}
+    assert {plan.flush for plan in plans} == {"Async", "Sync"}
+    assert {plan.min_in_sync for plan in plans} == {1, 2}
+    drawn = {step.kind for plan in plans for step in plan.steps}
+    assert drawn == set(EVERY_FAULT) - (frozenset() if can_fill_disks() else NEEDS_ROOT)
+
+
+def test_what_the_seeds_of_sync_and_raft_stand_for_stays() -> None:
+    """Results that were written down name them."""
+    assert [str(make_plan(seed)) for seed in (5, 6, 7)] == [
+        "seed 5: Raft, flush Sync, minInSyncReplicas 1",
+        "seed 6: MasterSlave, flush Sync, minInSyncReplicas 2",
+        "seed 7: Raft, flush Async, minInSyncReplicas 2",
+    ]
+    if can_fill_disks():
+        assert [step.kind for step in make_plan(4711).steps] == [
+            "kill-in-bad-weather", "bad-weather", "hand-over", "hand-over",
+            "cut-off", "kill-twice", "clients-cut", "kill",
+        ]  # fmt: skip
+    assert len(FAULTS) == 22, "one more kind for every plan changes them all"

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from .history import History, Log, Sent
+from .lineage import Lineage
+from .tail import confirmed_undone, judge, stayed
 
 SHOWN = 5
 """Findings of one kind that are written out."""
 
 
-def check(history: History, logs: Mapping[str, Log], leader: str) -> list[str]:
-    """What is wrong, in words; an empty list: nothing. `logs` by member, `leader` is the one that leads at the end."""
+def check(history: History, logs: Mapping[str, Log], leader: str, lineage: Lineage | None = None) -> list[str]:
+    """What is wrong, in words; an empty list: nothing. `logs` by member, `leader` is the one that leads at the end.
+    `lineage`: replication is Async, which promises less (`tail`)."""
     final = logs[leader]
     kinds = (
-        _promised_is_there(history, final),
-        _in_order(history),
+        *(_promised(history, final) if lineage is None else _promised_by_async(history, final, lineage)),
         _once(history, final),
         _nothing_undone(history, final),
         _every_group_saw_it(history, final),
@@ -25,6 +27,25 @@ def check(history: History, logs: Mapping[str, Log], leader: str) -> list[str]:
         _one_leader_an_epoch(history),
     )
     return list(chain.from_iterable(_some(found) for found in kinds))
+
+
+def _promised(history: History, final: Log) -> tuple[Iterator[str], ...]:
+    return _promised_is_there(history, final), _in_order(history.promised())
+
+
+def _promised_by_async(history: History, final: Log, lineage: Lineage) -> tuple[Iterator[str], ...]:
+    """What went may have, and offsets are given anew behind it: order is that of what stayed, and that of what one
+    master acknowledged."""
+    kept = [s for s in history.promised() if stayed(s, final)]
+    masters: dict[int, list[Sent]] = {}
+    for sent in history.promised():
+        masters.setdefault(sent.via, []).append(sent)
+    masters.pop(0, None)
+    went = judge(history, final, lineage).wrong
+    lost = (f"LOST: {sent.body!r} was SEND_OK at {sent.place}, offset {sent.phys}, {why}" for sent, why in went)
+    moved = _moved(history, final, tries=2)  # Of several copies the one that was acknowledged may have gone.
+    orders = chain.from_iterable(_in_order(sends) for sends in (kept, *masters.values()))
+    return lost, moved, orders, confirmed_undone(history, lineage)
 
 
 def _some(found: Iterator[str]) -> list[str]:
@@ -43,25 +64,28 @@ def _promised_is_there(history: History, final: Log) -> Iterator[str]:
     """Every SEND_OK is in the log, at the place that the answer named."""
     for sent in missing(history, final):
         yield f"LOST: {sent.body!r} was SEND_OK at {sent.place} and is not in the log"
+    yield from _moved(history, final)
+
+
+def _moved(history: History, final: Log, tries: float = float("inf")) -> Iterator[str]:
+    """Less often sent than `tries`, there, and elsewhere than the answer said."""
     stored = set(final.bodies.values())
     for sent in history.promised():
-        if sent.body not in stored:
-            continue
-        if sent.place is None or final.bodies.get(sent.place) != sent.body:
+        if sent.body in stored and not stayed(sent, final) and history.tries[sent.body] < tries:
             there = None if sent.place is None else final.bodies.get(sent.place)
             yield f"MOVED: {sent.body!r} was SEND_OK at {sent.place}, where now {there!r} is"
 
 
-def _in_order(history: History) -> Iterator[str]:
+def _in_order(sends: list[Sent]) -> Iterator[str]:
     """A send that began after another one of its queue was acknowledged comes after it."""
     queues: dict[int, list[Sent]] = {}
-    for sent in history.promised():
+    for sent in sends:
         if sent.place is not None:
             queues.setdefault(sent.place.queue, []).append(sent)
-    for sends in queues.values():
-        by_end = sorted(sends, key=lambda s: s.ended)
+    for of_queue in queues.values():
+        by_end = sorted(of_queue, key=lambda s: s.ended)
         done, last = 0, None
-        for sent in sorted(sends, key=lambda s: s.began):
+        for sent in sorted(of_queue, key=lambda s: s.began):
             while by_end[done].ended < sent.began:
                 if last is None or _offset(by_end[done]) > _offset(last):
                     last = by_end[done]

@@ -16,16 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gantry_broker.http.models import MemberStatus
+from gantry_broker.http.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
 from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.local import control
+from gantry_operator.local.events import last_events
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.ports import HOST
 from gantry_operator.local.process import ProcessRecord, end, load_record
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
 
+from .lineage import Lineage, changes_in, epochs_in
 from .links import Links
 from .supervisor import links_file
 
@@ -56,12 +58,23 @@ def free_ports(count: int) -> list[int]:
 class Cluster:
     """Three members of one group, two NameServers, and their supervisor. Use as an async context manager."""
 
-    def __init__(self, base: Path, seed: int, *, mode: str, flush: str, min_in_sync: int, small_disks: bool) -> None:
+    def __init__(
+        self,
+        base: Path,
+        seed: int,
+        *,
+        mode: str,
+        flush: str,
+        min_in_sync: int,
+        small_disks: bool,
+        replication: str = "Sync",
+    ) -> None:
         """`small_disks`: every member has a disk of its own that can be filled, for which one must be root."""
         self.folder = ClusterFolder(base)
         spec: dict[str, Any] = {
             "mode": mode,
             "flush": flush,
+            "replication": replication,
             "minInSyncReplicas": min_in_sync,
             "nameServers": {"replicas": 2},
             "brokerGroups": [{"name": GROUP, "members": 3}],
@@ -215,6 +228,18 @@ class Cluster:
     async def statuses(self) -> dict[str, MemberStatus]:
         said = await asyncio.gather(*(self.status(name) for name in self.members))
         return {name: s for name, s in zip(self.members, said, strict=True) if s is not None}
+
+    async def lineage(self, name: str) -> Lineage:
+        """What a member's log has gone through. Raises NotInTime when it does not answer."""
+        try:
+            url = f"http://{self.direct(f'{name}/http')}/v1/log"
+            known = LogInfo.model_validate_json((await self.http.get(url, timeout=5.0)).content)
+            span = {"from": known.start, "to": known.confirmed}
+            log = await self.http.get(f"{url}/bytes", params=span, timeout=20.0)
+        except httpx.HTTPError as error:
+            raise NotInTime(f"{name} does not give its log: {error!r}") from error
+        events = last_events(self.folder.events, 1_000_000)
+        return Lineage(epochs_in(log.content), known.confirmed, changes_in(events))
 
     async def master(self) -> str | None:
         masters = [(s.epoch, name) for name, s in (await self.statuses()).items() if s.role == "Master"]

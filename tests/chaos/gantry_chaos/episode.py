@@ -22,8 +22,10 @@ from pathlib import Path
 from .bound import LEAVES_S, SETTLES_S, at_the_latest, within
 from .checker import check, missing
 from .cluster import READY_S, Cluster, NotInTime
-from .faults import FAULTS, NEEDS_ROOT, Scene, Step, draw
-from .history import History, Log
+from .faults import ALONE, EVERY_FAULT, FAULTS, NEEDS_ROOT, Scene, Step, draw
+from .history import History, Log, Sent
+from .lineage import Lineage
+from .tail import judge
 from .workload import Workload
 
 STEPS = 8
@@ -43,6 +45,7 @@ class Plan:
     flush: str
     min_in_sync: int
     steps: tuple[Step, ...]
+    replication: str = "Sync"
 
     @property
     def limit_s(self) -> float:
@@ -50,7 +53,12 @@ class Plan:
         return BEGINS_S + STEP_S * len(self.steps)
 
     def __str__(self) -> str:
-        return f"seed {self.seed}: {self.mode}, flush {self.flush}, minInSyncReplicas {self.min_in_sync}"
+        kind = f"{self.mode}, replication Async" if self.is_async else self.mode
+        return f"seed {self.seed}: {kind}, flush {self.flush}, minInSyncReplicas {self.min_in_sync}"
+
+    @property
+    def is_async(self) -> bool:
+        return self.replication == "Async"
 
 
 def can_fill_disks() -> bool:
@@ -65,16 +73,21 @@ def make_plan(
     mode: str | None = None,
     flush: str | None = None,
     steps: int = STEPS,
+    replication: str = "Sync",
 ) -> Plan:
-    """`kinds`: these faults in this order, instead of as many as `steps` says."""
+    """`kinds`: these faults in this order, instead of as many as `steps` says. With `replication` Async a seed is
+    another plan than without: always MasterSlave, and of more kinds of faults."""
     rng = random.Random(seed)
     drawn_mode = rng.choice(("MasterSlave", "Raft"))
     drawn_flush = rng.choice(("Async", "Sync"))
     minimum = rng.choice((1, 2))
-    possible = [k for k in (*FAULTS, *COMMON) if can_fill_disks() or k not in NEEDS_ROOT]
+    if replication == "Async":
+        mode = "MasterSlave"
+    more = ALONE * 3 if replication == "Async" else ()
+    possible = [k for k in (*FAULTS, *COMMON, *more) if can_fill_disks() or k not in NEEDS_ROOT]
     chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
     drawn = tuple(draw(rng, kind) for kind in chosen)
-    return Plan(seed, mode or drawn_mode, flush or drawn_flush, minimum, drawn)
+    return Plan(seed, mode or drawn_mode, flush or drawn_flush, minimum, drawn, replication)
 
 
 @dataclass
@@ -90,12 +103,19 @@ class Outcome:
     played: list[str]
     """The kinds of the faults that were begun."""
     lost: int | None
-    """How many SEND_OK are not in the log at the end; None: it did not come to that."""
+    """How many SEND_OK are not in the log at the end and should be; None: it did not come to that."""
+    given_up: list[Sent]
+    """SEND_OK that are not in the log at the end, and need not be: replication is Async."""
 
     @property
     def summary(self) -> str:
         statuses = ", ".join(f"{n} {s}" for s, n in self.history.statuses().most_common())
         reads = sum(self.history.reads.values())
+        promised, gone = len(self.history.promised()), len(self.given_up)
+        if self.plan.is_async and self.lost is not None:
+            statuses += f"; allowed by Async: {gone} of {promised} lost" + (
+                f", {self.lost} others" if self.lost else ""
+            )
         return (
             f"{self.plan}: {len(self.played)} faults, {len(self.history.leaders)} epochs, {statuses}; "
             f"{reads} read while it went on; {'nothing wrong' if not self.problems else 'WRONG'} ({self.seconds:.0f} s)"
@@ -116,12 +136,17 @@ async def run(
 
     played: list[str] = []
     lost: int | None = None
+    given_up: list[Sent] = []
     try:
         async with cluster:
             try:
-                leader, logs = await within(_play(plan, cluster, history, played, tell), plan.limit_s)
-                problems = check(history, logs, leader)
-                lost = len(missing(history, logs[leader]))
+                leader, logs, lineage = await within(_play(plan, cluster, history, played, tell), plan.limit_s)
+                problems = check(history, logs, leader, lineage)
+                if lineage is None:
+                    lost = len(missing(history, logs[leader]))
+                else:
+                    tail = judge(history, logs[leader], lineage)
+                    lost, given_up = len(tail.wrong), tail.allowed
             except NotInTime as error:
                 problems = [f"NOT IN TIME: {error}"]
             except Exception:
@@ -136,13 +161,13 @@ async def run(
         problems = [f"NOT IN TIME: {error}"]
     for problem in problems:
         tell(problem)
-    return Outcome(plan, problems, trace, history, time.monotonic() - began, story, played, lost)
+    return Outcome(plan, problems, trace, history, time.monotonic() - began, story, played, lost, given_up)
 
 
 async def _play(
     plan: Plan, cluster: Cluster, history: History, played: list[str], tell: Callable[[str], None]
-) -> tuple[str, dict[str, Log]]:
-    """Who leads at the end, and what every member shows then."""
+) -> tuple[str, dict[str, Log], Lineage | None]:
+    """Who leads at the end, what every member shows then, and with Async by which leaderships it came there."""
     scene = Scene(cluster, tell)
     async with Workload(cluster, history, plan.seed) as work:
         try:
@@ -151,7 +176,7 @@ async def _play(
             for step in plan.steps:
                 tell(f"[{step}]")
                 played.append(step.kind)
-                await FAULTS[step.kind](scene, step)
+                await EVERY_FAULT[step.kind](scene, step)
                 if step.calm:
                     await scene.heal()
                     await scene.whole()
@@ -166,7 +191,7 @@ async def _play(
         leader, logs = await _read_logs(cluster, work)
         with suppress(NotInTime):  # The checker says which messages were not seen.
             await work.caught_up(logs[leader], SEES_ALL_S)
-        return leader, logs
+        return leader, logs, await cluster.lineage(leader) if plan.is_async else None
 
 
 async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:
@@ -195,6 +220,7 @@ def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = Non
         flush=plan.flush,
         min_in_sync=plan.min_in_sync,
         small_disks=any(s.kind in NEEDS_ROOT for s in plan.steps),
+        replication=plan.replication,
     )
 
     def clear_away() -> None:

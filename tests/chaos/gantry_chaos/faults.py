@@ -281,6 +281,24 @@ async def signalled(scene: Scene, step: Step) -> None:
     scene.cluster.end(name)
 
 
+async def kill_alone(scene: Scene, step: Step) -> None:
+    """The master goes on without its slaves, or without one of them, and then dies: Async has acknowledged what nobody
+    else has. Where one slave still follows, it has to be the one that is promoted."""
+    master = await scene.cluster.master()
+    if master is None:
+        return
+    slaves = await scene.peers(master)
+    if step.which % 3 == 0:
+        slaves = slaves[step.which % 2 :][:1]
+    scene.say(f"{' and '.join(slaves)} and {master} do not reach each other")
+    for slave in slaves:
+        scene.links.part(master, slave)
+    await asyncio.sleep(step.seconds / 4)
+    scene.say(f"kill -9 {master}")
+    scene.cluster.kill(master)
+    await asyncio.sleep(step.amount)
+
+
 Fault = Callable[[Scene, Step], Awaitable[None]]
 FAULTS: dict[str, Fault] = {
     "kill": kill,
@@ -306,6 +324,10 @@ FAULTS: dict[str, Fault] = {
     "supervisor-killed": supervisor_killed,
     "hand-over": hand_over,
 }
+"""Drawn for every plan: one more would change what all seeds stand for."""
+EVERY_FAULT: dict[str, Fault] = FAULTS | {"kill-alone": kill_alone}
+ALONE = ("kill-alone",)
+"""Only drawn where replication is Async."""
 NEEDS_ROOT = frozenset({"full-disk"})
 
 

@@ -25,6 +25,26 @@ class Sent:
     """SEND_OK and the other statuses, or the error's name; "unknown" while it goes on."""
     place: Place | None = None
     """Where the broker said that it is."""
+    phys: int = -1
+    """The same, as an offset of its log."""
+    via: int = 0
+    """The connection over which it was acknowledged; 0: not known."""
+
+
+class Led(NamedTuple):
+    """One who said that it leads."""
+
+    name: str
+    epoch: int
+    confirmed: int
+
+
+class Round(NamedTuple):
+    """Everybody was asked once, between two times."""
+
+    began: float
+    ended: float
+    leaders: tuple[Led, ...]
 
 
 @dataclass
@@ -42,6 +62,8 @@ class History:
     """By consumer group what its members were given."""
     leaders: dict[int, set[str]] = field(default_factory=dict)
     """By epoch who was seen leading it."""
+    rounds: list[Round] = field(default_factory=list)
+    """Who said that it leads, in the order of time."""
     reads: Counter[str] = field(default_factory=Counter)
     """How many messages were read from whom."""
 

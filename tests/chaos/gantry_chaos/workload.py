@@ -14,12 +14,13 @@ from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, Rec
 from gantry_broker.protocol.codes import PullFlag, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, PullHeader
-from gantry_broker.protocol.message import RecordError, decode_records
+from gantry_broker.protocol.message import RecordError, decode_records, parse_message_id
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
 
 from .cluster import GROUP, Cluster, NotInTime
-from .history import History, Log, Place, Sent
+from .history import History, Led, Log, Place, Round, Sent
 
 TOPIC = "Chaos"
 QUEUES = 4
@@ -46,6 +47,8 @@ class Workload:
         self._producer = Producer(cluster.name_server_addresses, "chaos")
         self._direct = RemotingClient(connect_timeout=0.5)
         self._number = 0
+        self._via: dict[bytes, int] = {}
+        """By body which connection its last answer came over."""
         self._sending = False
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
@@ -101,16 +104,23 @@ class Workload:
     # ---- sending
 
     def _count_tries(self) -> None:
-        """Beneath the producer, whose tries of one send are its own affair."""
+        """Beneath the producer, whose tries of one send are its own affair; and see which connection answers."""
         remoting = self._producer.session.remoting
         request = remoting.request
+        numbers: dict[Connection, int] = {}
 
         async def counted(address: str, frame: Frame, timeout: float, *, silence: float | None = None) -> Frame:
             if frame.code != RequestCode.SEND_MESSAGE_V2:
                 return await request(address, frame, timeout, silence=silence)
             self.history.tries[frame.body] += 1
+            before = remoting._connections.get(address)
             try:
-                return await request(address, frame, timeout, silence=silence)
+                answer = await request(address, frame, timeout, silence=silence)
+                if before is not None and remoting._connections.get(address) is before:
+                    self._via[frame.body] = numbers.setdefault(before, len(numbers) + 1)
+                else:
+                    self._via.pop(frame.body, None)
+                return answer
             except RemotingError as error:
                 if not error.sent:
                     self.history.tries[frame.body] -= 1
@@ -127,6 +137,8 @@ class Workload:
                 result = await self._producer.send(TOPIC, body)
                 sent.status = result.status.name
                 sent.place = Place(result.queue.queue_id, result.queue_offset)
+                sent.phys = parse_message_id(result.offset_id)[2]
+                sent.via = self._via.pop(body, 0)
             except (ClientError, RemotingError) as error:
                 sent.status = type(error).__name__
             sent.ended = self._clock()
@@ -172,9 +184,12 @@ class Workload:
 
     async def _watch_roles(self) -> None:
         while not self._closing.is_set():
-            for name, said in (await self._cluster.statuses()).items():
-                if said.role == "Master":
-                    self.history.leaders.setdefault(said.epoch, set()).add(name)
+            began = self._clock()
+            said = await self._cluster.statuses()
+            led = tuple(Led(n, s.epoch, s.confirmed) for n, s in said.items() if s.role == "Master")
+            self.history.rounds.append(Round(began, self._clock(), led))
+            for name, epoch, _ in led:
+                self.history.leaders.setdefault(epoch, set()).add(name)
             await asyncio.sleep(0.1)
 
     async def _end(self, name: str, queue: int) -> int | None:
