@@ -62,8 +62,8 @@ def take_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
     """`buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray; the slices are in order and do not overlap.
 
-    Arrow's filter copies them: values and the gaps between them are laid out as one array over `buf`, of which
-    every second element is kept.
+    Arrow's filter copies them: values and the gaps between them are laid out as one array over `buf`, of which every
+    second element is kept.
     """
     count = len(at)
     if not count:
@@ -73,19 +73,32 @@ def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
         offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
         data = take_fixed(buf, at, f"V{width}").view(np.uint8)
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    edges = np.empty(2 * count, dtype=np.int32)
-    edges[0::2] = at
-    edges[1::2] = at + length
     keep = np.zeros(2 * count - 1, dtype=np.bool_)
     keep[::2] = True
-    laid = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(buf)])
-    return laid.filter(pa.array(keep))
+    return laid_out(buf, at, length, None).filter(pa.array(keep))
+
+
+def laid_out(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
+    """The slices and the gaps between them in turn, as one BinaryArray over `buf`; `valid`: its validity bits."""
+    edges = np.empty(2 * len(at), dtype=np.int32)
+    edges[0::2] = at
+    edges[1::2] = at + length
+    return pa.Array.from_buffers(pa.binary(), len(edges) - 1, [valid, pa.py_buffer(edges), pa.py_buffer(buf)])
+
+
+def checked_text(values: Any) -> Any:
+    """A BinaryArray without an offset as strings. Raises pa.ArrowInvalid when one is not UTF-8."""
+    data = values.buffers()[2]
+    if data is None or int(np.frombuffer(data, dtype=np.uint8).max(initial=0)) >= 0x80:
+        return values.cast(pa.string())
+    # All of it is ASCII, so no value has to be looked at by itself.
+    return values.view(pa.string())
 
 
 def as_text(values: Any) -> Any:
     """A BinaryArray as strings; bytes that are not UTF-8 become U+FFFD (only then Python sees single values)."""
     try:
-        return values.cast(pa.string())
+        return checked_text(values)
     except pa.ArrowInvalid:
         texts = [None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()]
         return pa.array(texts, type=pa.string())

@@ -6,15 +6,18 @@ import hashlib
 import json
 import re
 import tarfile
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.plan import plan
+from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
 from hypothesis import given, settings
@@ -195,3 +198,15 @@ def test_a_filler_of_any_length_ends_a_segment(tmp_path: Path) -> None:
     rows, damage = read_all(tmp_path)
     assert len(rows) == 300
     assert not damage
+
+
+@pytest.mark.parametrize("longest", [0, 3, 700, 5_000])
+def test_the_crcs_of_bodies_of_any_length(longest: int) -> None:
+    rng = np.random.default_rng(longest)
+    length = rng.integers(0, longest + 1, 1_500)
+    gaps = rng.integers(0, 3, 1_500)
+    at = np.cumsum(length + gaps) - length
+    buf = rng.integers(0, 256, int((length + gaps).sum()) + 1, dtype=np.uint8)
+    expected = [zlib.crc32(buf[a : a + n]) for a, n in zip(at.tolist(), length.tolist(), strict=True)]
+    for count in (0, 1, 2, 511, 512, 513, 1_500):
+        assert body_crcs(buf, at[:count], length[:count]).tolist() == expected[:count]
