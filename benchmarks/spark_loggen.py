@@ -1,4 +1,4 @@
-"""Writes big commit logs quickly: valid records of one size, made by numpy from a template."""
+"""Writes big commit logs quickly: valid records of one size, made by numpy from a template, no two bodies alike."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from gantry_broker.protocol.message import MAGIC_BLANK, encode_record, format_pr
 HOST = pack_host("10.0.0.7", 10911)
 TOPICS = ("orders-by-id", "prices-by-id", "audit-trails", "clicks-at-all")
 KEY_DIGITS = 8
+CRC_AT = 8
+BODY_AT = 88
+LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+"""What bodies are made of, at random: as hard to compress as encoded data is."""
 
 
 def template(topic: str, body: bytes) -> tuple[np.ndarray, int]:
@@ -36,13 +40,12 @@ def write_log(
     folder = root / "commitlog"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(7)
-    body = rng.integers(0, 256, body_bytes, dtype=np.uint8).tobytes()
-    templates = [template(t.ljust(13, "-")[:13], body) for t in TOPICS]
+    templates = [template(t.ljust(13, "-")[:13], bytes(body_bytes)) for t in TOPICS]
     size = len(templates[0][0])
     assert all(len(t) == size for t, _ in templates)
     key_at = templates[0][1]
     base = np.stack([t for t, _ in templates])
-    assert zlib.crc32(body) & 0x7FFFFFFF == int.from_bytes(base[0, 8:12].tobytes(), "big")
+    assert not base[0, BODY_AT : BODY_AT + body_bytes].any()
     per_segment = (segment - 8) // size
     records = total // size
     done = 0
@@ -53,7 +56,9 @@ def write_log(
             for chunk in range(0, count, 16_384):
                 ids = np.arange(done + chunk, done + min(chunk + 16_384, count))
                 place = first + (ids - done) * size
-                file.write(_fill(base, ids, place, key_at, rng.integers(0, keys, len(ids)), start_ms, span_ms, records))
+                chosen = rng.integers(0, keys, len(ids))
+                bodies = LETTERS[rng.integers(0, len(LETTERS), (len(ids), body_bytes), dtype=np.uint8)]
+                file.write(_fill(base, ids, place, key_at, chosen, bodies, start_ms, span_ms, records))
             if count == per_segment:
                 file.write((segment - count * size).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"))
             file.truncate(segment)
@@ -62,8 +67,8 @@ def write_log(
 
 
 def _fill(
-    base: np.ndarray, ids: np.ndarray, place: np.ndarray, key_at: int, key: np.ndarray, start_ms: int, span_ms: int,
-    records: int,
+    base: np.ndarray, ids: np.ndarray, place: np.ndarray, key_at: int, key: np.ndarray, bodies: np.ndarray,
+    start_ms: int, span_ms: int, records: int,
 ) -> bytes:  # fmt: skip
     out = base[ids % len(base)].copy()
 
@@ -71,6 +76,8 @@ def _fill(
         raw = values.astype(dtype).view(np.uint8).reshape(len(ids), -1)
         out[:, at : at + raw.shape[1]] = raw
 
+    out[:, BODY_AT : BODY_AT + bodies.shape[1]] = bodies
+    put(CRC_AT, ">u4", np.array([zlib.crc32(body) & 0x7FFFFFFF for body in bodies], dtype=np.uint32))
     put(12, ">i4", ids // len(base) % 8)
     put(20, ">i8", ids // len(base) // 8)
     put(28, ">i8", place)

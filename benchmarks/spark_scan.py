@@ -2,9 +2,9 @@
 
 For each body size a log is made, then read: the bytes alone (the limit), by the source's decoder, by a plain Python
 loop, by Spark through the source, and by Spark from Parquet with the same columns (in turn in one session: the median
-of three once each was read three times); then the report. MB are 10^6 bytes of log, also for Parquet. `MB/s/core`
-divides by the CPU time of all processes that took part (this one, the JVM, Spark's Python workers), so that it means
-the same on a busy machine; `MB/s` divides by the time on the clock.
+of five once each was read five times, and of three after two for all columns and the body); then the report. MB are
+10^6 bytes of log, also for Parquet. `MB/s/core` divides by the CPU time of all processes that took part (this one, the
+JVM, Spark's Python workers), so that it means the same on a busy machine; `MB/s` divides by the time on the clock.
 
     python benchmarks/spark_scan.py --gib 2 --bodies 200,1024
     python benchmarks/spark_scan.py --scaling 0.5,1,2,4       # cost and memory against size
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 FEW = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
 START_MS = 1_700_000_000_000
-WARM_UP = 3
-MEASURED = 3
+WARM_UP = 5
+MEASURED = 5
 PLAIN_BYTES = 64 * 1024 * 1024
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -83,14 +83,14 @@ def cpu() -> float:
 
 def show(what: str, wall: float, used: float, size: int, records: int) -> None:
     rates = f"{size / wall / 1e6:8.0f} {size / used / 1e6:10.0f} {records / used:15,.0f}"
-    print(f"{what:44s} {wall:8.1f} {used:8.1f} {rates}", flush=True)
+    print(f"{what:50s} {wall:8.1f} {used:8.1f} {rates}", flush=True)
 
 
 class Table:
     """Prints lines as they come."""
 
     def __init__(self) -> None:
-        print(f"{'what':44s} {'seconds':>8s} {'CPU s':>8s} {'MB/s':>8s} {'MB/s/core':>10s} {'records/s/core':>15s}")
+        print(f"{'what':50s} {'seconds':>8s} {'CPU s':>8s} {'MB/s':>8s} {'MB/s/core':>10s} {'records/s/core':>15s}")
 
     @contextmanager
     def line(self, what: str, size: int, records: int) -> Iterator[None]:
@@ -143,13 +143,15 @@ def noop(frame: object) -> tuple[float, float]:
     return time.perf_counter() - began, max(cpu() - spent, 0.01)
 
 
-def side_by_side(frames: dict[str, object], size: int, records: int) -> None:
+def side_by_side(
+    frames: dict[str, object], size: int, records: int, warm_up: int = WARM_UP, measured: int = MEASURED
+) -> None:
     """Read each DataFrame in turn, again and again: the median of what is measured once all are warmed up."""
     taken: dict[str, list[tuple[float, float]]] = {what: [] for what in frames}
-    for turn in range(WARM_UP + MEASURED):
+    for turn in range(warm_up + measured):
         for what, frame in frames.items():
             both = noop(frame)
-            if turn >= WARM_UP:
+            if turn >= warm_up:
                 taken[what].append(both)
     wall = {what: median(clock for clock, _ in both) for what, both in taken.items()}
     used = {what: median(busy for _, busy in both) for what, both in taken.items()}
@@ -189,6 +191,12 @@ def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table
         "Spark from Parquet, 8 columns": spark.read.parquet(parquet),
     }
     side_by_side(frames, size, records)
+    shutil.rmtree(parquet)
+    whole = spark.read.format("commitlog").option("body", "true").load(str(root))
+    whole.write.mode("overwrite").parquet(parquet)
+    with_body = f"all {len(whole.columns)} columns with the body"
+    frames = {f"Spark from the log, {with_body}": whole, "Spark from Parquet, the same": spark.read.parquet(parquet)}
+    side_by_side(frames, size, records, 2, 3)
     if report:
         with table.line("the report", size, records):
             made = run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000)).report
