@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from gantry_spark.daemon import without_delay
 from gantry_spark.decode import Where
 from gantry_spark.errors import SourceError
 from gantry_spark.pushdown import push
@@ -77,6 +80,26 @@ def test_the_daemon_has_no_thread_that_a_fork_would_miss() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
     assert len([name for name in said.split() if name != "jemalloc_bg_thd"]) == 1, said
+
+
+def test_no_task_waits_for_an_acknowledgement() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def run_task(sock: socket.socket, authenticated: bool) -> int:
+        options = (socket.TCP_NODELAY, socket.TCP_QUICKACK) if sock.family == socket.AF_INET else ()
+        seen.append((authenticated, *(sock.getsockopt(socket.IPPROTO_TCP, one) for one in options)))
+        return 7
+
+    daemon = ModuleType("daemon")
+    daemon.worker = run_task  # type: ignore[attr-defined]
+    without_delay(daemon)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        assert daemon.worker(client, True) == 7
+    one, other = socket.socketpair()
+    with one, other:
+        assert daemon.worker(one, False) == 7
+    assert seen == [(True, 1, 1), (False,)]
 
 
 def test_columns_body_and_filters(spark: SparkSession, root: Path) -> None:
