@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 HIGH_WATER: Final = 1024 * 1024
 """Bytes waiting for a peer above which it is not read any more."""
+GATHER: Final = 16 * 1024
+"""Bytes that one pass of the event loop gathers for a peer at most before they are written. Each write is a system call
+and wakes the peer up; but a peer that gets all at once has nothing to do until then."""
 HARD_LIMIT: Final = 32 * 1024 * 1024
 """Bytes waiting for a peer above which its connection is cut."""
 HELD_LIMIT: Final = 256 * 1024 * 1024
@@ -72,11 +75,12 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_on_end",
         "_opaque",
+        "_out",
+        "_out_size",
         "_pending",
         "_reading_stopped",
         "_shared",
         "_transport",
-        "_write",
         "accepted",
         "attrs",
         "closed",
@@ -102,7 +106,9 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder(max_frame)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._write: Callable[[bytes], None] = _write_nowhere
+        self._out: list[bytes] = []
+        """Written in this pass of the event loop, and not given to the transport yet."""
+        self._out_size = 0
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._opaque = 0
         self._drained: asyncio.Future[None] | None = None
@@ -129,7 +135,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
-        self._write = self._transport.write
         peer = transport.get_extra_info("peername")
         if peer:
             address = ipaddress.ip_address(peer[0].partition("%")[0])
@@ -166,6 +171,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The peer has ended: what was written still goes out, then the transport closes by itself."""
+        self.push()
         self._linger_off()
 
     def pause_writing(self) -> None:
@@ -185,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._write = _write_nowhere
+        self._drop_gathered()
         self._shared.held -= self._held
         self._held = 0
         pending, self._pending = self._pending, {}
@@ -205,9 +211,25 @@ class Connection(asyncio.Protocol):
     # What handlers use
 
     def write(self, data: bytes) -> None:
-        """Sends encoded frames; does nothing on a connection that has ended."""
-        self._write(data)
-        if self.paused and self._transport is not None and self._transport.get_write_buffer_size() > HARD_LIMIT:
+        """Sends encoded frames, together with what else this pass of the event loop writes; does nothing on a
+        connection that has ended."""
+        if self.closed or self._transport is None:
+            return
+        if not self._out:
+            self._loop.call_soon(self.push)
+        self._out.append(data)
+        self._out_size += len(data)
+        if self._out_size >= GATHER:
+            self.push()
+
+    def push(self) -> None:
+        """Sends what was gathered now: for what a peer waits for while this process goes on with other things."""
+        out = self._out
+        if not out or self._transport is None:
+            return
+        self._drop_gathered()
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self.paused and self._transport.get_write_buffer_size() > HARD_LIMIT:
             log.warning("%r reads too slowly: over %d bytes wait for it; connection cut", self, HARD_LIMIT)
             self.abort()
 
@@ -274,8 +296,8 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Ends the connection after what was written has gone out."""
         if not self.closed:
+            self.push()
             self.closed = True
-            self._write = _write_nowhere
             if self._transport is not None:
                 self._linger_off()
                 self._transport.close()
@@ -283,7 +305,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Ends the connection at once; what waits to be sent is lost."""
         self.closed = True
-        self._write = _write_nowhere
+        self._drop_gathered()
         if self._transport is not None:
             self._transport.abort()
 
@@ -296,9 +318,12 @@ class Connection(asyncio.Protocol):
     @property
     def unsent(self) -> int:
         """Bytes that wait for the peer to read."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return 0 if self._transport is None else self._transport.get_write_buffer_size() + self._out_size
 
     # Inner parts
+
+    def _drop_gathered(self) -> None:
+        self._out, self._out_size = [], 0
 
     def _linger_off(self) -> None:
         """An orderly end: the kernel sends what it still holds."""
@@ -354,7 +379,3 @@ def oneway(frame: Frame) -> Frame:
     """Marks a request as one that wants no answer."""
     frame.flag |= FLAG_ONEWAY
     return frame
-
-
-def _write_nowhere(data: bytes) -> None:
-    """The peer is gone."""

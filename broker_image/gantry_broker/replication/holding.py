@@ -190,6 +190,7 @@ class Holding:
     def _answer(conn: Connection, request: Frame, answer: FetchAnswer) -> None:
         if not conn.closed:
             conn.send(wire.answer_frame(request, answer))
+            conn.push()
 
 
 def refuse_malformed(conn: Connection, request: Frame, error: wire.WireError) -> None:
