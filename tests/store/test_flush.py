@@ -106,6 +106,36 @@ async def test_rule_11_flushed_is_what_the_disk_has_and_not_what_was_asked_for(
     assert await waiting == end < store.end
 
 
+async def test_small_flushes_find_zeros_written_ahead_which_are_never_records_nor_make_a_segment_longer(
+    store: MessageStore, commit: GroupCommit, small: BrokerSettings
+) -> None:
+    for _ in range(300):
+        store.put(messages(3), 1)
+        await commit.flush()
+    written = store.read_raw(store.start, 1 << 24)
+    assert len(written) == store.end > 2 * small.mappedFileSizeCommitLog
+    assert {os.stat(store.log.path(base)).st_size for base in store.log.bases()} == {small.mappedFileSizeCommitLog}
+    assert not any(store.log.raw(store.end, small.mappedFileSizeCommitLog))
+    assert os.stat(store.log.path(store.end)).st_blocks * 512 >= small.mappedFileSizeCommitLog  # It has no hole.
+    path, count = store.config.path, len(list(store.walk(store.start, store.end)))
+    store.close(clean=False)
+    again = MessageStore.open(StoreConfig(path, small, sync_flush=True))
+    assert (again.damage, again.end, len(list(again.walk(again.start, again.end)))) == (None, len(written), count)
+    again.close()
+
+
+async def test_no_room_for_zeros_is_no_error(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    store.put(messages(2), 1)
+    assert await commit.flush() == store.end
+    assert store.failed is None
+
+
 async def test_a_cut_during_a_flush_is_not_taken_for_flushed(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,11 @@ from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
 
 NAME_DIGITS: Final = 20
 MAX_OPEN_SEGMENTS: Final = 32
+AHEAD: Final = 1 << 20
+"""Zeros that are written ahead in one go: one flush in some thirty small ones takes a millisecond longer for it."""
+AHEAD_LOW: Final = 128 << 10
+"""As soon as less than this is left of them."""
+_ZEROS: Final = bytes(64 << 10)
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2, MAGIC_BLANK})
 
 
@@ -65,6 +70,8 @@ class CommitLog:
         self._fds = FdCache(MAX_OPEN_SEGMENTS)
         self._new_names = False
         self._named = (-1, "")
+        self._ahead = 0
+        """Up to here zeros were written, if that is above `end`."""
         directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, offset: int) -> str:
@@ -106,6 +113,22 @@ class CommitLog:
             raise
         self.end = end
 
+    def write_ahead(self) -> None:
+        """Zeros behind `end`, within its segment: a flush of what comes next finds its blocks allocated, and takes
+        little more than half the time of one that has to allocate them.
+
+        A hint, which never fails: where there is no room, the next append says so.
+        """
+        end = self.end
+        at = max(self._ahead, end)
+        count = min(AHEAD, end + self.room(end) - at)
+        if self._ahead - end >= AHEAD_LOW or count <= 0:
+            return
+        self._ahead = at + count  # Also after a failure, so that it is not tried again with each flush.
+        whole, rest = divmod(count, len(_ZEROS))
+        with contextlib.suppress(OSError):
+            os.pwritev(self._fds.get(self.path(end)), [_ZEROS] * whole + [_ZEROS[:rest]], at % self.segment_size)
+
     def overwrite(self, offset: int, data: bytes) -> None:
         """Other bytes below `end`, from `offset` on. Raises OSError."""
         view = memoryview(data)
@@ -117,6 +140,7 @@ class CommitLog:
 
     def _erase(self, offset: int) -> None:
         """Everything from `offset` on becomes zeros or goes; later segments first, so that a prefix always remains."""
+        self._ahead = 0
         for base in reversed(self.bases()):
             path = self.path(base)
             if base > offset or (base == offset and base != self.start):
@@ -142,6 +166,7 @@ class CommitLog:
 
     def reset(self, offset: int) -> None:
         """Durably empty; the next record will lie at `offset`, the first of a segment. Raises OSError."""
+        self._ahead = 0
         self.generation += 1
         for base in reversed(self.bases()):
             self._fds.close(self.path(base))

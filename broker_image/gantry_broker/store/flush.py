@@ -58,6 +58,7 @@ class GroupCommit:
         if not self._worker.ident:
             self._worker.start()
         self._wanted.put(True)
+        self._store.write_ahead()
 
     async def wait(self, offset: int) -> int:
         """Until everything below `offset` is on disk; answers `flushed`.

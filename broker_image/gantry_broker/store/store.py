@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
 from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
@@ -30,6 +30,8 @@ from gantry_broker.store.upkeep import Checkpoint
 __all__ = ["Confirmed", "MessageStore"]
 
 _log = logging.getLogger(__name__)
+SMALL_FLUSH: Final = 256 << 10
+"""Bytes."""
 
 
 class MessageStore:
@@ -255,6 +257,11 @@ class MessageStore:
         elif point.offset > start:
             self.log.sync(start, point.offset)
         return point
+
+    def write_ahead(self) -> None:
+        """Called when a flush has begun. Where flushes are small, and so come often, the next ones are made cheaper."""
+        if self.log.end - self.flushed <= SMALL_FLUSH:
+            self.log.write_ahead()
 
     def mark_flushed(self, point: FlushPoint) -> int:
         """Take over what a flush made durable, unless a cut came in between; answers `flushed`."""
