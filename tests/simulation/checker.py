@@ -5,12 +5,15 @@
 (c) No two masters complete SEND_OK for different records at one offset.
 (d) Epochs of the cell only grow; an epoch has one leader, which begins it once.
 (e) Logs agree up to the confirmed offset.
+(f) Under Async (a) holds for what was confirmed; and a master that restarts and leads again, with nobody in between,
+has all that it had answered SEND_OK, but for what a power failure took that was on no disk.
 Also: logs are whole records, queue offsets follow each other, no send is stored twice, sends of one client that were
 parked or forwarded keep their order, and a hand-over loses nothing that was answered SEND_OK.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.replication.types import Cell
@@ -65,8 +68,13 @@ class Checker:
             if leader is not None and leader.epoch > epoch:
                 self._holds(peer.log, record, f"{what} of epoch {epoch} came after epoch {leader.epoch} began")
 
-    def began_epoch(self, member: Member, epoch: int) -> None:
-        """A member has taken the role of master: it must have all that was promised and shown."""
+    def began_epoch(self, member: Member, epoch: int, answered: Sequence[Record] = ()) -> None:
+        """A member has taken the role of master: it must have all that was promised and shown. `answered`: under Async
+        what it said SEND_OK to when it led last."""
+        former = max(self.began, default=0)
+        if former < epoch and self.clean and self.epoch_of.get(former) == member.number:
+            for record in answered:
+                self._holds(member.log, record, f"(f) m{member.number} led epoch {former} and leads {epoch} again")
         holder = self.epoch_of.setdefault(epoch, member.number)
         self.began[epoch] = self.began.get(epoch, 0) + 1
         if holder != member.number:

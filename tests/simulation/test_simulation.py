@@ -6,6 +6,7 @@ For the others there are the stories of tests/scenarios: every rule has one that
 from __future__ import annotations
 
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.replication.rules import Rule, without
-from machine import draw, run_seed
+from machine import Profile, draw, run_seed
+from model_log import ModelLog
 from profiles import PROFILES
 
 SCHEDULES = int(os.environ.get("GANTRY_SCHEDULES", "20000"))
@@ -57,6 +59,31 @@ def test_random_schedules_find_it_without(rule: Rule) -> None:
         if run_seed(seed, profile=kind.profile, rules=without(rule)) is not None:
             return
     pytest.fail(f"no schedule of {PLANTED[rule]} finds it")
+
+
+ASYNC = Profile(sync_replication=False, weights={"kill": 2, "arm": 2, "restart": 8, "send": 16, "think": 5, "swap": 6})
+
+
+def test_async_loses_nothing_by_a_restart() -> None:
+    for seed in range(600):
+        violation = run_seed(seed, profile=ASYNC)
+        assert violation is None, f"seed {seed}: {violation}"
+
+
+def test_a_restart_that_loses_the_newest_records_under_async_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    recover = ModelLog.recover
+
+    def forgets(log: ModelLog, rng: random.Random, *, lose_tail: bool) -> None:
+        recover(log, rng, lose_tail=lose_tail)
+        if log.records and log.end > max(log.confirmed, log.start):
+            log.cut(log.records[-1].offset)
+
+    monkeypatch.setattr(ModelLog, "recover", forgets)
+    for seed in range(600):
+        violation = run_seed(seed, profile=ASYNC)
+        if violation is not None and str(violation).startswith("(f) "):
+            return
+    pytest.fail("no schedule finds it")
 
 
 def test_a_seed_gives_the_same_schedule_again() -> None:

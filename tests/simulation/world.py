@@ -192,6 +192,8 @@ class Member:
         self.die()
         if lose_tail:
             self.boot += 1
+            if not self.world.options.sync_flush:
+                self.oks = []  # Answered without having been on disk.
         self.log.recover(self.world.rng, lose_tail=lose_tail)
 
     def watch(self) -> None:
@@ -201,8 +203,8 @@ class Member:
             return
         if core.leader is not None and core.leader.epoch > self.led:
             self.led = core.leader.epoch
-            self.oks = []
-            self.world.checker.began_epoch(self, core.leader.epoch)
+            before, self.oks = self.oks, []
+            self.world.checker.began_epoch(self, core.leader.epoch, before)
         if self.parked and not core.parked:
             parked, self.parked = self.parked, []
             master = core.cell.master

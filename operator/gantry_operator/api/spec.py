@@ -192,7 +192,11 @@ class BrokerClusterSpec(Model):
         "a failover may lose the last ones.",
     )
     minInSyncReplicas: int = Field(
-        1, ge=1, le=9, description="In-sync members, the master included, below which no SEND_OK is given."
+        1,
+        ge=1,
+        le=9,
+        description="In-sync members, the master included, below which no SEND_OK is given; with "
+        "replication Async: below which consumers are shown nothing new.",
     )
     flush: Literal["Async", "Sync"] = Field(
         "Async", description="Sync: SEND_OK says that the message is on disk. Async: in the system's page cache."

@@ -46,7 +46,7 @@ def plant(path: Path) -> None:
     """Replace the clock and the disk of this process."""
     faults = Faults()
     sleep, time_ns = time.sleep, time.time_ns
-    fsync, fdatasync, pwrite = os.fsync, os.fdatasync, os.pwrite
+    fsync, fdatasync, pwrite, pwritev = os.fsync, os.fdatasync, os.pwrite, os.pwritev
 
     def slow_fsync(fd: int) -> None:
         sleep(faults.sync_s)
@@ -61,9 +61,15 @@ def plant(path: Path) -> None:
             sleep(faults.write_s)
         return pwrite(fd, data, offset)
 
+    def slow_pwritev(fd: int, parts: Any, offset: int, flags: int = 0) -> int:
+        if faults.write_s:
+            sleep(faults.write_s)
+        return pwritev(fd, parts, offset, flags)
+
     time.time_ns = lambda: time_ns() + faults.clock_ns
     time.time = lambda: (time_ns() + faults.clock_ns) / 1e9
-    os.fsync, os.fdatasync, os.pwrite = slow_fsync, slow_fdatasync, slow_pwrite  # type: ignore[assignment]
+    os.fsync, os.fdatasync = slow_fsync, slow_fdatasync  # type: ignore[assignment]
+    os.pwrite, os.pwritev = slow_pwrite, slow_pwritev
     threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
 
 
