@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--dir", help="where the logs are made (a temporary directory)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gantry-bench-", dir=args.dir) as folder:
-        spark = session("benchmark", f"local[{args.cores}]", {"spark.local.dir": folder}, once=bool(args.scaling))
+        spark = session("benchmark", f"local[{args.cores}]", {"spark.local.dir": folder})
         table = Table()
         try:
             if args.scaling:

@@ -42,13 +42,14 @@ _PHYS_AT: Final = HEAD.fields["phys"][1] if HEAD.fields else 28
 _BLANK: Final = 8
 
 
-def may_compact(job: Job, topic: str, out: Path | None) -> None:
-    """What can be known before Spark is started, which takes a while. Raises GantrySparkError as `compact` does."""
+def may_compact(job: Job, topic: str, out: Path | None) -> int:
+    """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
+    `compact` does."""
     if kind_of(topic) != "user":
         raise SourceError(f"{topic} is one of the broker's own topics ({kind_of(topic)}); these are not compacted")
     if out is not None:
         _must_be_new(out)
-    check(job)
+    return check(job)
 
 
 def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:

@@ -140,8 +140,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.getLogger("gantry_spark").setLevel(logging.INFO)
     started = time.monotonic()
     try:
-        check(job)
-        spark = session(f"gantry-report {job.source}", args.master, conf, once=True)
+        size = check(job)
+        spark = session(f"gantry-report {job.source}", args.master, conf, once=size)
         try:
             done = run(spark, job)
         finally:

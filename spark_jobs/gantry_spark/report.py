@@ -31,7 +31,7 @@ from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import LocalPlace, Place, alone_in, is_local, place_of
-from gantry_spark.plan import must_hold_records
+from gantry_spark.plan import Log, must_hold_records
 from gantry_spark.scan import Range, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options
@@ -99,13 +99,15 @@ class Done:
     out: str | None
 
 
-def check(job: Job) -> None:
-    """What can be known before Spark is started, which takes a while. Raises GantrySparkError as `run` does."""
+def check(job: Job) -> int:
+    """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
+    `run` does."""
     logs = Options(job.options(1)).logs()
     logger.info("%d logs of %s", len(logs), job.source)
     must_hold_records(logs, job.source)
     if job.out is not None and is_local(job.out):
         LocalPlace(job.out)
+    return bytes_of(logs)
 
 
 def run(spark: SparkSession, job: Job) -> Done:
@@ -138,7 +140,7 @@ def run(spark: SparkSession, job: Job) -> Done:
             reserved_hours=job.reserved_hours or around.reserved_hours,
             disks=around.disks,
             offsets=[o for o in around.offsets if topics is None or o.topic in topics],
-            log_bytes=sum(s.limit - s.start for log in logs for s in log.segments),
+            log_bytes=bytes_of(logs),
             new_bytes=counting.scanned,
             segments=sum(len(log.segments) for log in logs),
             notes=[*around.notes, *counting.notes],
@@ -159,6 +161,11 @@ def run(spark: SparkSession, job: Job) -> Done:
         place.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
         _forget(place, job.history)
         return Done(report, page, None if job.out is None else out)
+
+
+def bytes_of(logs: Sequence[Log]) -> int:
+    """From the start of the first segment of each to the end of its last."""
+    return sum(s.limit - s.start for log in logs for s in log.segments)
 
 
 def clock(job: Job) -> int:

@@ -27,7 +27,9 @@ ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_che
 """Arrow checks bounds and validity at every value that Spark takes from a batch; Spark has checked validity before, and
 its row numbers are those of the batch."""
 ONCE: Final = "-XX:TieredStopAtLevel=1"
-"""For a JVM that makes one report and ends: Java's second compiler would cost more than it gives back."""
+"""For a JVM that makes one report of a small log and ends: the second compiler would cost more than it gives back."""
+SMALL_LOG: Final = 2 << 30
+"""Bytes of log below which that is so: measured to be equal at twice this (docs/analytics.md)."""
 _VERSION = re.compile(r'version "(\d+)')
 
 
@@ -69,12 +71,19 @@ def local_conf(memory: str = "1g") -> dict[str, str]:
     }
 
 
+def java_options(given: str, once: int | None) -> str:
+    """The options of a session's JVMs; those that are `given` come last, so that they win. `once`: as in `session`."""
+    small = once is not None and once < SMALL_LOG
+    return " ".join(option for option in (ARROW, ONCE if small else "", given) if option)
+
+
 def session(
-    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, once: bool = False
+    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, once: int | None = None
 ) -> SparkSession:
     """A session with the `commitlog` source. Without `master`: SPARK_MASTER, else local[*].
 
-    `once`: for a single report or compaction rather than for query after query (`ONCE`). Raises NoJava.
+    `once`: bytes of the log, for a session that reads it a single time (`ONCE`) rather than query after query. Raises
+    NoJava.
     """
     check_java()
     # Workers must be this Python with these packages, not whatever python3 is on the PATH.
@@ -103,7 +112,7 @@ def session(
     }
     settings |= given
     for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
-        settings[key] = " ".join(o for o in (ARROW, ONCE if once else "", settings.get(key, "")) if o)
+        settings[key] = java_options(settings.get(key, ""), once)
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_spark.session import NoJava, check_java
+from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
 from plainlog import LogWriter, Message
 
 pytestmark = pytest.mark.timeout(600)
@@ -21,6 +21,11 @@ def gantry(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "gantry_operator.cli", *args], capture_output=True, text=True, check=False,
         env=os.environ | environ, timeout=500,
     )  # fmt: skip
+
+
+def test_only_a_single_look_at_a_small_log_does_without_the_second_compiler() -> None:
+    assert java_options("-Xss2m", SMALL_LOG - 1) == f"{ARROW} {ONCE} -Xss2m"
+    assert java_options("", SMALL_LOG) == java_options("", None) == ARROW
 
 
 def test_analyze_and_report(tmp_path: Path) -> None:

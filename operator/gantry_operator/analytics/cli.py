@@ -79,27 +79,29 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
     return Source(text or folder.root.name, brokers=tuple(http_urls(folder)), folder=folder.root)
 
 
-def _spark(memory: str) -> Any:
-    """A local session. Raises CliError: what to install."""
+def _spark(memory: str, log_bytes: int) -> Any:
+    """A local session for a log of this size. Raises CliError: what to install."""
     try:
         from gantry_spark.session import NoJava, session
     except ModuleNotFoundError as error:
         raise CliError(f"{error.name} is missing. {NEED}") from None
     try:
-        spark = session("gantry", conf={"spark.driver.memory": memory}, once=True)
+        spark = session("gantry", conf={"spark.driver.memory": memory}, once=log_bytes)
     except NoJava as error:
         raise CliError(str(error)) from None
     return spark
 
 
-def _with_spark(memory: str, check: Callable[[], None], work: Callable[[Any], _Done]) -> _Done:
-    """Check first what can be told at once, then work in a session. Raises CliError with the message for people."""
+def _with_spark(memory: str, check: Callable[[], int], work: Callable[[Any], _Done]) -> _Done:
+    """Check first what can be told at once, then work in a session. Raises CliError with the message for people.
+
+    `check` gives the bytes of the logs."""
     from gantry_spark.main import plain
 
     spark = None
     try:
-        check()
-        spark = _spark(memory)
+        log_bytes = check()
+        spark = _spark(memory, log_bytes)
         return work(spark)
     except CliError:
         raise
