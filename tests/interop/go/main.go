@@ -17,7 +17,7 @@ import (
 type options struct {
 	namesrv, topic, group, mode, expression, sql, start, plan, broker string
 	count, fail, delayLevel, size, queues                             int
-	orderly, broadcast                                                bool
+	orderly, broadcast, stay                                          bool
 	timeout, settle                                                   time.Duration
 }
 
@@ -62,6 +62,7 @@ func main() {
 	flags.IntVar(&o.size, "size", 0, "bytes of each body, at least")
 	flags.IntVar(&o.queues, "queues", 4, "queues that are pulled")
 	flags.BoolVar(&o.orderly, "orderly", false, "consume in order")
+	flags.BoolVar(&o.stay, "stay", false, "pull: stay connected until killed")
 	flags.BoolVar(&o.broadcast, "broadcast", false, "every member gets everything")
 	flags.DurationVar(&o.timeout, "timeout", 60*time.Second, "when to give up")
 	flags.DurationVar(&o.settle, "settle", time.Second, "how long to wait for more than was expected")

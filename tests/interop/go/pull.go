@@ -55,5 +55,8 @@ func pull(o options) error {
 		return err
 	}
 	say("summary", map[string]any{"next": next})
+	if o.stay {
+		select {}
+	}
 	return nil
 }
