@@ -13,8 +13,9 @@ CPU time is that of one message, in microseconds: of the master, of the other me
 Catch-up: a slave of two stands still until it lacks `--mib`, with senders at full speed and once more without any. What
 senders lose is against the seconds after it has caught up, in which it follows as slaves do. Other programs on the
 machine are in that, too; the master's CPU time for a message, meanwhile and afterwards, knows little of them. With
-`--apart` the master has a core of its own and nothing else is short: what is sent was encoded before. Senders lose then
-what the master spends on the slave, and not what the slave itself takes from senders that share its machine.
+`--apart` the master has a core of its own and nothing else is short: what is sent was encoded before, and the slave has
+what the client leaves of the other core (nice 19). Senders lose then what the master spends on the slave, and not what
+the slave itself takes from senders that share its machine.
 """
 
 from __future__ import annotations
@@ -209,6 +210,8 @@ def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict
             if senders == 0:
                 return _go_on(cluster, slave, None)
             bare = _own_core(cluster) if options.apart else None
+            if bare:
+                _last(slave["pid"])
             with Load(cluster, folder, senders, 1024, 600, bare) as load:
                 if bare:
                     _pin(load.pid, _OTHERS)
@@ -225,6 +228,13 @@ def _own_core(cluster: Cluster) -> str:
         _pin(pid, {0} if pid == master["pid"] else _OTHERS)
     ports: dict[str, int] = json.loads((cluster.folder / "ports.json").read_text())
     return f"127.0.0.1:{ports[master['name']]}"
+
+
+def _last(pid: int) -> None:
+    """A process that gets what others leave."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
 
 
 def _pin(pid: int, cores: set[int]) -> None:
