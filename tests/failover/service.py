@@ -11,6 +11,7 @@ import contextlib
 import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterable
 
 _RESET = struct.pack("ii", 1, 0)
@@ -22,6 +23,8 @@ class Service:
     def __init__(self, lag_s: float, seed: int) -> None:
         self.address = ""
         self.lag_s = lag_s
+        self.carries: Counter[int] = Counter()
+        """How many connections lead to each member's port now."""
         self._labelled: frozenset[int] = frozenset()
         self._leads_to: list[int] = []
         self._random = random.Random(seed)
@@ -62,11 +65,14 @@ class Service:
         try:
             if not self._leads_to:
                 return
-            far_reader, far = await asyncio.open_connection("127.0.0.1", self._random.choice(self._leads_to))
+            port = self._random.choice(self._leads_to)
+            far_reader, far = await asyncio.open_connection("127.0.0.1", port)
+            self.carries[port] += 1
             ways = [asyncio.create_task(_carry(reader, far)), asyncio.create_task(_carry(far_reader, writer))]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                self.carries[port] -= 1
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)

@@ -9,18 +9,20 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from gantry_broker.client import ClientError, FromWhere, MessageQueue, NoRoute, Producer, PullConsumer, SendStatus
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
+from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.failover import FailoverSettings
 from gantry_operator.failover.http import make_client
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
+from gantry_operator.kube.probe import send_and_read
 from gantry_operator.registry import FileRegistry
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +37,9 @@ SENDERS = 4
 LINGER_S = 1.5
 """As the operator on Kubernetes: a former master that answers keeps its place in the Service for so long."""
 LONGEST_GAP_S = 2.0
+LATE_S = 6.0
+"""How long a Service may take to follow its labels where the nodes are busy."""
+LET_GO_S = 3.0
 START_S = 60.0
 
 
@@ -173,35 +178,59 @@ async def _stored(name_server: str) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("pause_s", [0.05, 0.9, 1.02])
-async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, pause_s: float) -> None:
-    """The role comes back to a member that still forwards, or is just letting its clients go."""
+@asynccontextmanager
+async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, GroupLoop, str]]:
+    """Members behind a Service, all in sync, their failover loop, and the NameServer's address."""
     client = make_client()
     async with (
-        Service(lag_s=0.3, seed=4) as service,
+        Service(lag_s=lag_s, seed=4) as service,
         NameServer(NameServerSettings("ns", "127.0.0.1", 0)) as names,
     ):
         name_server = f"127.0.0.1:{names.port}"
-        pods = Pods(tmp_path, service, name_server)
-        loop = GroupLoop("a", FileRegistry(tmp_path / "registry"), pods, client, FailoverSettings)
+        pods = Pods(folder, service, name_server)
+        loop = GroupLoop("a", FileRegistry(folder / "registry"), pods, client, FailoverSettings)
         await pods.start()
         running = asyncio.create_task(loop.run())
         try:
             await until("all are in sync", lambda: loop.cell is not None and len(loop.cell.in_sync) == MEMBERS, START_S)
-            async with Producer(name_server) as producer:
-                await _first_send(producer)
-                load = Load(producer)
-                for _ in range(6):
-                    await asyncio.sleep(pause_s)
-                    await loop.switchover(None, "asked for by a test")
-                await asyncio.sleep(3.0)
-                await load.end()
-            stored = await _stored(name_server)
-            assert load.acknowledged - stored.keys() == set(), pods.story()
-            assert load.problems == [], pods.story()
-            assert load.longest_gap_s < LONGEST_GAP_S, pods.story()
+            yield pods, loop, name_server
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await pods.stop()
             await client.aclose()
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.9, 1.02])
+async def test_switchovers_one_upon_the_other_show_no_error(tmp_path: Path, pause_s: float) -> None:
+    """The role comes back to a member that still forwards, or is just letting its clients go."""
+    async with _group(tmp_path, lag_s=0.3) as (pods, loop, name_server):
+        async with Producer(name_server) as producer:
+            await _first_send(producer)
+            load = Load(producer)
+            for _ in range(6):
+                await asyncio.sleep(pause_s)
+                await loop.switchover(None, "asked for by a test")
+            await asyncio.sleep(3.0)
+            await load.end()
+        stored = await _stored(name_server)
+        assert load.acknowledged - stored.keys() == set(), pods.story()
+        assert load.problems == [], pods.story()
+        assert load.longest_gap_s < LONGEST_GAP_S, pods.story()
+
+
+async def test_who_came_by_a_service_that_moved_late_is_let_go_however_late_that_was(tmp_path: Path) -> None:
+    """Else its writes would be forwarded for ever, and it would read from a slave what its master has."""
+    async with _group(tmp_path, LATE_S) as (pods, loop, _), RemotingClient() as client:
+        service = pods.service
+        deadline = time.monotonic() + LATE_S + 10
+        while (said := await send_and_read(client, service.address)) is not None:
+            assert time.monotonic() < deadline, said
+        [former] = service.labelled
+        await loop.switchover(None, "asked for by a test")
+        moved = time.monotonic() + LINGER_S + LATE_S
+        while time.monotonic() < moved:
+            await send_and_read(client, service.address)
+            await asyncio.sleep(0.1)
+        await until("nobody is led to the former master", lambda: service.carries[former] == 0, LET_GO_S)
+        assert await send_and_read(client, service.address) is None, pods.story()

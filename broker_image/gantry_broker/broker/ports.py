@@ -30,7 +30,9 @@ QUIET_S: Final = 0.02
 ROUTE_S: Final = 1.0
 """Where a Service routes instead of a port that moves: it follows its label in 0.25 to 0.65 s (measured)."""
 STRAGGLER_ROUNDS: Final = 4
-"""How often clients that still came by the old route are let go."""
+"""So often, each ROUTE_S, everybody who asks counts as one that came by the old route. Whoever has a write forwarded is
+let go however late: on a busy node a Service may follow its label after many seconds, and a connection made by then
+would lead here for ever, its writes to the new master and its reads to this one."""
 FORCE_S: Final = 3.0
 """How long forwarding may hold up the end of the clients' connections."""
 
@@ -93,9 +95,12 @@ class Ports:
             await asyncio.sleep(QUIET_S if self._group is not None else ROUTE_S)
         await self._end(self._clients())
         broker.letting_go = False
-        for _ in range(STRAGGLER_ROUNDS if planned else 0):
+        rounds = STRAGGLER_ROUNDS
+        while planned and broker.replication.handed_to is not None:
             await asyncio.sleep(ROUTE_S)
             await self._end([c for c in self._clients() if c.attrs.get("forwarded")])
+            rounds -= 1
+            broker.has_guests = broker.has_guests and rounds > 0
         broker.has_guests = False
 
     async def _end(self, clients: list[Connection]) -> None:
