@@ -1,0 +1,241 @@
+"""How fast a slave of two catches up, and what its master's senders lose by it.
+
+    python benchmarks/catch_up.py                            # all three parts, about five minutes
+    python benchmarks/catch_up.py --only senders --rounds 12
+    python benchmarks/catch_up.py --only alone --mib 1024 -o json
+
+`alone`: a slave stands still until it lacks `--mib`, and catches up while nobody sends.
+
+`together`: the same with `--senders` sends of 1 KiB that wait at the same time. Slave and senders share the machine, so
+what they lose, against the seconds afterwards, is above all what the slave takes of it. The master's CPU time for a
+message, meanwhile and afterwards, knows little of that.
+
+`senders`: what the master's part of it costs them. It has a core of its own, what is sent was encoded before, and in
+the slave's place is a reader that asks as a slave does and stores nothing (`rig/reader.py`). Three states take turns of
+`--seconds` each, `--rounds` times: it is away, in sync, behind. The first second of each does not count; given is the
+median of the others, so that what else the machine does falls on all three alike. Senders lose what they have less than
+with a slave in sync. (Without any a master may answer each message by itself, which takes more of its time.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rig.gantry import Cluster
+from rig.loaded import WHOLE_S, Kind, Load, group, whole
+from rig.processes import Started, until, usage
+
+AROUND_S = 15
+"""Seconds after a catch-up with which it is compared."""
+FILL_BYTES = 4_000
+"""Bodies that only make the log long; larger ones would be compressed."""
+SENDERS_MIB = 128
+"""How long the log is at least of which the reader is behind."""
+STATES = ("away", "in sync", "behind")
+_GROUP = Kind("Async", 2)
+_OTHERS = set(range(1, os.cpu_count() or 1)) or {0}
+
+
+def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict[str, Any]:
+    """One slave that stood still goes on. `senders`: 0: nobody sends meanwhile."""
+    with _one_away(folder) as (cluster, slave):
+        _fill(cluster, folder, slave["end"] + (options.mib << 20))
+        if senders == 0:
+            return _go_on(cluster, slave, None)
+        with Load(cluster, folder, senders, 1024, 600) as load:
+            load.wait_for(4)
+            return _go_on(cluster, slave, load)
+
+
+def senders_lose(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """SEND_OK a second, and the master's CPU time for each in microseconds, by state."""
+    rates: dict[str, list[float]] = {state: [] for state in STATES}
+    used: dict[str, list[float]] = {state: [] for state in STATES}
+    with _one_away(folder) as (cluster, slave):
+        _fill(cluster, folder, slave["end"] + (SENDERS_MIB << 20))
+        master = next(m for m in cluster.answering() if m["role"] == "Master")
+        ask = folder / "ask.json"
+        ask.write_text(json.dumps(_ask(cluster, master, slave)))
+        whole_s = 10 + 2 * len(STATES) * options.rounds * (options.seconds + 1)
+        reader = Started(
+            [sys.executable, str(Path(__file__).with_name("rig") / "reader.py"), str(ask)],
+            folder / "reader.log", stdin=subprocess.PIPE,
+        )  # fmt: skip
+        with reader, Load(cluster, folder, options.senders, 1024, whole_s, _own_core(cluster, master)) as load:
+            for pid in (reader.pid, load.pid):
+                _pin(pid, _OTHERS)
+            load.wait_for(4)
+            for _ in range(options.rounds):
+                for state in STATES:
+                    assert reader.popen.stdin is not None
+                    reader.popen.stdin.write(f"{state}\n".encode())
+                    reader.popen.stdin.flush()
+                    load.wait_for(len(load.lines()) + 1)
+                    first, sent, cpu_s = len(load.lines()), load.sent, usage(master["pid"]).cpu_s
+                    load.wait_for(first + options.seconds)
+                    used[state].append(1e6 * (usage(master["pid"]).cpu_s - cpu_s) / (load.sent - sent))
+                    rates[state] += load.rates(first - 1, first + options.seconds - 1)
+            if reader.popen.poll() is not None:
+                raise RuntimeError(f"the reader has ended: {reader.tail()}")
+    middle = {state: statistics.median(rates[state]) for state in STATES}
+    return {
+        state: {
+            "per_second": round(middle[state]),
+            "lost_per_cent": round(100 * (1 - middle[state] / middle["in sync"]), 1),
+            "master_us": round(statistics.median(used[state]), 1),
+            "each": [round(rate) for rate in rates[state]],
+        }
+        for state in STATES
+    }
+
+
+@contextmanager
+def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
+    """A whole group of two whose slave is frozen, and that slave's status."""
+    with group(_GROUP, folder) as cluster:
+        slave = next(m for m in cluster.members() or [] if m["role"] == "Slave")
+        os.kill(slave["pid"], signal.SIGSTOP)
+        try:
+            yield cluster, slave
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(slave["pid"], signal.SIGCONT)
+
+
+def _ask(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
+    """What `rig/reader.py` needs to ask in the place of the slave."""
+    epochs = next((cluster.folder).rglob("epochs.json"))
+    return {
+        "address": _address(cluster, master), "epoch": master["epoch"],
+        "history": json.loads(epochs.read_text())["history"],
+        "member": list(slave["member"].values()), "leader": list(master["member"].values()),
+    }  # fmt: skip
+
+
+def _address(cluster: Cluster, member: dict[str, Any]) -> str:
+    ports: dict[str, int] = json.loads((cluster.folder / "ports.json").read_text())
+    return f"127.0.0.1:{ports[member['name']]}"
+
+
+def _own_core(cluster: Cluster, master: dict[str, Any]) -> str:
+    """The master's address, once it has the first core for itself."""
+    for pid in cluster.processes().values():
+        _pin(pid, {0} if pid == master["pid"] else _OTHERS)
+    return _address(cluster, master)
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _fill(cluster: Cluster, folder: Path, end: int) -> None:
+    with Load(cluster, folder, 64, FILL_BYTES, 600):
+        until("the log is long", lambda: _end(cluster, "Master") >= end, 300)
+
+
+def _end(cluster: Cluster, role: str) -> int:
+    """Of the log of whoever has that role. A busy broker may need more than one question."""
+    found: list[int] = []
+
+    def told() -> bool:
+        found.extend(int(m["end"]) for m in cluster.answering() if m["role"] == role)
+        return bool(found)
+
+    until(f"the {role} answers", told, WHOLE_S)
+    return found[0]
+
+
+def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[str, Any]:
+    lacked = _end(cluster, "Master") - slave["end"]
+    first = 0 if load is None else len(load.lines())
+    master = next(m["pid"] for m in cluster.answering() if m["role"] == "Master")
+    os.kill(slave["pid"], signal.SIGCONT)
+    began, since = time.monotonic(), usage(master).cpu_s
+    sent = 0 if load is None else load.sent
+    until("the slave is in sync again", lambda: whole(cluster, 2), 500)
+    took, spent = time.monotonic() - began, usage(master).cpu_s - since
+    copied = _end(cluster, "Slave") - slave["end"]
+    row = {"lacked_mib": lacked >> 20, "seconds": round(took, 1), "mib_per_second": round((copied >> 20) / took, 1)}
+    if load is not None:
+        sent = load.sent - sent
+        last = len(load.lines())
+        load.wait_for(last + 2)
+        sent_after, spent_after = _spent(load, master, AROUND_S)
+        during = load.rates(first, last - 1) or load.rates(first - 1, last)
+        calm, busy = statistics.mean(load.rates(last + 1, last + AROUND_S)), statistics.mean(during)
+        row |= {
+            "sent_per_second": round(calm),
+            "meanwhile": round(busy),
+            "lost_per_cent": round(100 * (1 - busy / calm), 1),
+            "master_us": round(1e6 * spent_after / sent_after, 1),
+            "master_us_meanwhile": round(1e6 * spent / sent, 1),
+        }
+    return row
+
+
+def _spent(load: Load, pid: int, seconds: int) -> tuple[int, float]:
+    """What was sent in that time, and the CPU time that the process took."""
+    sent, used = load.sent, usage(pid).cpu_s
+    load.wait_for(len(load.lines()) + seconds)
+    return load.sent - sent, usage(pid).cpu_s - used
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["alone", "together", "senders"], help="this part alone")
+    parser.add_argument("--mib", type=int, default=1024, help="what the slave lacks (default 1024)")
+    parser.add_argument("--senders", type=int, default=64, help="sends that wait at the same time (default 64)")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each state (default 8)")
+    parser.add_argument("--seconds", type=int, default=3, help="of a state that count (default 3)")
+    parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The clusters go with the run.
+    answer: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="catch-up-", dir=options.dir) as name:
+        for part in (options.only,) if options.only else ("alone", "together", "senders"):
+            folder = Path(name) / part
+            if part == "senders":
+                answer[part] = senders_lose(options, folder)
+            else:
+                answer[part] = catch_up(options, folder, senders=options.senders if part == "together" else 0)
+    print(json.dumps(answer, indent=2) if options.output == "json" else _text(answer))
+    return 0
+
+
+def _text(answer: dict[str, Any]) -> str:
+    lines = []
+    for part in ("alone", "together"):
+        if part not in answer:
+            continue
+        row = answer[part]
+        text = (
+            f"a slave lacked {row['lacked_mib']} MiB: in sync after {row['seconds']} s, {row['mib_per_second']} MiB/s"
+        )
+        if "sent_per_second" in row:
+            text += f"; senders {row['meanwhile']}/s meanwhile, {row['sent_per_second']}/s afterwards"
+            text += f" ({row['lost_per_cent']} % less); master's CPU time for a message"
+            text += f" {row['master_us_meanwhile']} us meanwhile, {row['master_us']} us afterwards"
+        lines.append(text)
+    for state, row in answer.get("senders", {}).items():
+        text = f"the slave is {state}: {row['per_second']} sends/s, {row['master_us']} us of the master for each"
+        lines.append(text + ("" if state == "in sync" else f", {row['lost_per_cent']} % less"))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

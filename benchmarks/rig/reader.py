@@ -1,0 +1,85 @@
+"""A follower that asks and stores nothing: what a slave costs its master, without what the slave itself takes.
+
+    rig/reader.py ASK.json      # {"address", "epoch", "history", "member", "leader"}; both pairs of number, name
+
+On its standard input a line is what to be from now on: `away` asks nothing, `in sync` goes on at the end of the log,
+`behind` at its beginning. When the log's end is reached from there, it begins again.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+from pathlib import Path
+
+from gantry_broker.protocol.frame import encode_frame
+from gantry_broker.replication import wire
+from gantry_broker.replication.messages import Fetch
+from gantry_broker.replication.types import EpochStart, History, MemberId
+
+ROOM = 9 << 20
+AT_ONCE = 256 << 10
+NEAR = 8 << 20
+"""Bytes before the end of the log at which one that lacks much begins again."""
+
+
+class Reader:
+    """One connection to the master."""
+
+    def __init__(self, address: str, epoch: int, history: History, me: MemberId, leader: MemberId) -> None:
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ask = (epoch, me, history, leader)
+        self._room = memoryview(bytearray(ROOM))
+        self.end = 0
+        self.leader_end = 0
+
+    def fetch(self) -> None:
+        """One question and its answer."""
+        epoch, me, history, leader = self._ask
+        fetch = Fetch(epoch, me, self.end, self.end, history, leader=leader)
+        self._socket.sendall(encode_frame(wire.fetch_frame(fetch)))
+        self._read(4, 4)
+        size = int.from_bytes(self._room[:4], "big")
+        self._read(size, AT_ONCE)
+        head_end = 4 + (int.from_bytes(self._room[:4], "big") & 0xFFFFFF)
+        fields = json.loads(bytes(self._room[4:head_end]))["extFields"]
+        if fields["kind"] != "records":
+            raise SystemExit(f"the master answers {fields}")
+        self.end += size - head_end
+        self.leader_end = int(fields["leaderEnd"])
+
+    def _read(self, size: int, at_once: int) -> None:
+        have = 0
+        while have < size:
+            got = self._socket.recv_into(self._room[have:size], min(at_once, size - have))
+            if not got:
+                raise SystemExit("the master has ended the connection")
+            have += got
+
+
+def main() -> None:
+    told = json.loads(Path(sys.argv[1]).read_text())
+    history = tuple(EpochStart(*map(int, start)) for start in told["history"])
+    reader = Reader(told["address"], told["epoch"], history, MemberId(*told["member"]), MemberId(*told["leader"]))
+    state = "away"
+    while True:
+        if select.select([sys.stdin], [], [], None if state == "away" else 0.0)[0]:
+            state = sys.stdin.readline().strip()
+            if not state:
+                return
+            reader.end = 0
+            if state == "in sync":
+                reader.fetch()
+                reader.end = reader.leader_end
+        elif state != "away":
+            reader.fetch()
+            if state == "behind" and reader.leader_end - reader.end < NEAR:
+                reader.end = 0
+
+
+if __name__ == "__main__":
+    main()
