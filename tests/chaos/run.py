@@ -22,10 +22,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
-from gantry_chaos.faults import EVERY_FAULT
+from gantry_chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK
+from gantry_chaos.packets import can_enter, enter, is_own
 
 SEEDS = 1_000_000
-"""--fresh begins at one of so many."""
+"""--fresh begins at one of so many, from `MORE_FROM` on."""
 
 
 def command(plan: Plan, options: argparse.Namespace) -> str:
@@ -70,13 +71,20 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--keep", type=Path, help="folder for the clusters of runs that failed")
     options = parser.parse_args()
+    if not is_own() and can_enter():
+        enter()
+    if not is_own():
+        lossless = "packets are lost only with root, `unshare`, `ip`, and an iptables that matches at random"
+        if NEEDS_OWN_NETWORK & set(options.fault or ()):
+            parser.error(f"--fault packets-lost: {lossless}")
+        print(f"{lossless}: the fault packets-lost is not drawn, so seeds from {MORE_FROM} on mean other plans")
     # As Ctrl-C, which a shell's background jobs ignore: the cluster's processes, disks and links end with the run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     if not can_fill_disks():
         print("without root no disk can be filled: the fault full-disk is not drawn, so seeds mean other plans")
     if options.fresh:
-        options.first = random.SystemRandom().randrange(SEEDS)
+        options.first = MORE_FROM + random.SystemRandom().randrange(SEEDS)
         print(f"the first seed is {options.first}", flush=True)
     began = time.monotonic()
     seeds = [options.seed] * options.repeat if options.seed is not None else None

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_chaos.episode import can_fill_disks, make_plan, play
 from gantry_chaos.faults import EVERY_FAULT, NEEDS_ROOT
+from gantry_chaos.packets import can_enter
 
 pytestmark = pytest.mark.timeout(500)
 """More than a run of six faults may take, which says itself where it stands."""
@@ -21,7 +24,7 @@ pytestmark = pytest.mark.timeout(500)
 PLANS = {
     ("MasterSlave", "Async", 1967): ("kill", "one-way", "hand-over", "slow-disk", "stop"),
     ("MasterSlave", "Sync", 1389): (
-        "cut-from-peers", "freeze", "full-disk", "new-disk", "supervisor-killed", "clients-cut",
+        "cut-from-peers", "freeze", "full-disk", "new-disk", "supervisor-killed", "clients-cut", "slow-link",
     ),
     ("Raft", "Async", 2273): ("kill-twice", "cut-off", "name-servers-away", "clock-skew", "unsupervised", "kill-all"),
     ("Raft", "Sync", 2500): (
@@ -62,5 +65,22 @@ def test_async_replication_loses_the_newest_tail_by_a_failover_and_nothing_else(
     assert len(outcome.history.promised()) >= 90
 
 
+LOSSY = {"MasterSlave": ("packets-lost", "kill", "packets-lost"), "Raft": ("packets-lost", "freeze", "hand-over")}
+
+
+@pytest.mark.skipif(not can_enter(), reason="no root, or no `unshare`, `ip` and iptables that loses packets at random")
+@pytest.mark.parametrize("mode", LOSSY)
+def test_packets_are_lost(mode: str) -> None:
+    """By the kernel, in a network of the run's own."""
+    words = [sys.executable, str(Path(__file__).with_name("run.py")), "--seed", "7", "--mode", mode]
+    for kind in LOSSY[mode]:
+        words += ["--fault", kind]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert sum(map(int, re.findall(r"no packets are lost any more; (\d+) were", run.stdout))) > 0, run.stdout
+    assert " 0 lost" in run.stdout.splitlines()[-1]
+
+
 def test_every_fault_that_is_drawn_is_played() -> None:
-    assert {kind for kinds in (*PLANS.values(), *ASYNC.values()) for kind in kinds} == set(EVERY_FAULT)
+    plans = (*PLANS.values(), *ASYNC.values(), *LOSSY.values())
+    assert {kind for kinds in plans for kind in kinds} == set(EVERY_FAULT)

@@ -117,6 +117,20 @@ async def test_delay_goes_both_ways_and_keeps_the_order() -> None:
         assert clock() - began >= 0.2
 
 
+async def test_one_link_is_slow_and_the_others_are_not() -> None:
+    async with echo() as (links, port, _), asyncio.timeout(20):
+        reader, writer = await connected(port)
+        await ask(reader, writer, b"x")
+        clock = asyncio.get_running_loop().time
+        for source, target, slow in (("me", "echo", True), ("echo", "me", True), ("echo", "somebody", False)):
+            links.slow = {(source, target): Weather(delay_s=0.3)}
+            began = clock()
+            await ask(reader, writer, b"y")
+            assert (clock() - began >= 0.3) is slow
+        links.heal()
+        assert links.slow == {}
+
+
 async def test_a_reset_is_seen_at_both_ends() -> None:
     async with echo() as (links, port, _), asyncio.timeout(20):
         reader, writer = await connected(port)

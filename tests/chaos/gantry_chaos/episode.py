@@ -22,9 +22,21 @@ from pathlib import Path
 from .bound import LEAVES_S, SETTLES_S, at_the_latest, within
 from .checker import check, missing
 from .cluster import READY_S, Cluster, NotInTime
-from .faults import ALONE, EVERY_FAULT, FAULTS, NEEDS_ROOT, Scene, Step, draw
+from .faults import (
+    ALONE,
+    EVERY_FAULT,
+    FAULTS,
+    MORE,
+    MORE_FROM,
+    NEEDS_OWN_NETWORK,
+    NEEDS_ROOT,
+    Scene,
+    Step,
+    draw,
+)
 from .history import History, Log, Sent
 from .lineage import Lineage
+from .packets import is_own
 from .tail import judge
 from .workload import Workload
 
@@ -83,8 +95,9 @@ def make_plan(
     minimum = rng.choice((1, 2))
     if replication == "Async":
         mode = "MasterSlave"
-    more = ALONE * 3 if replication == "Async" else ()
-    possible = [k for k in (*FAULTS, *COMMON, *more) if can_fill_disks() or k not in NEEDS_ROOT]
+    more = [*(MORE if seed >= MORE_FROM else ()), *(list(ALONE) * 3 if replication == "Async" else ())]
+    cannot = (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
+    possible = [k for k in (*FAULTS, *COMMON, *more) if k not in cannot]
     chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
     drawn = tuple(draw(rng, kind) for kind in chosen)
     return Plan(seed, mode or drawn_mode, flush or drawn_flush, minimum, drawn, replication)

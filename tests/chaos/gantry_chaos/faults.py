@@ -16,6 +16,7 @@ from gantry_operator.local import control
 
 from .cluster import CLIENTS, GROUP, SUPERVISOR, Cluster
 from .links import ANYBODY, Weather
+from .packets import Losses
 
 WHOLE_S = 60.0
 """How long a group may take to be whole again, on a machine of two cores that does other things as well."""
@@ -46,6 +47,7 @@ class Scene:
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self.cluster = cluster
         self.links = cluster.links
+        self.losses = Losses()
         self.say = say
 
     async def pick(self, step: Step) -> str:
@@ -60,6 +62,9 @@ class Scene:
     async def heal(self) -> None:
         """Everything that can go on goes on."""
         self.links.heal()
+        lost = self.losses.end()
+        if lost is not None:
+            self.say(f"no packets are lost any more; {lost} were")
         self.cluster.thaw()
         self.cluster.empty()
         for name in self.cluster.members:
@@ -163,6 +168,28 @@ async def bad_weather(scene: Scene, step: Step) -> None:
     scene.say(f"every link: {weather.delay_s * 1000:.0f} ms and up to {weather.jitter_s * 1000:.0f} ms more, "
               f"{weather.loss:.0%} lost")  # fmt: skip
     scene.links.weather = weather
+    await asyncio.sleep(step.seconds)
+
+
+async def slow_link(scene: Scene, step: Step) -> None:
+    """Of one member to another one, or to the supervisor, in one direction or both; all others are as fast as ever."""
+    name = await scene.pick(step)
+    others = [*await scene.peers(name), SUPERVISOR]
+    other = others[step.which % len(others)]
+    weather = Weather(0.02 + 0.4 * step.amount, 0.1 * step.amount)
+    both = step.which % 2 == 0
+    scene.say(f"the link {'between' if both else 'from'} {name} {'and' if both else 'to'} {other}: "
+              f"{weather.delay_s * 1000:.0f} ms and up to {weather.jitter_s * 1000:.0f} ms more")  # fmt: skip
+    scene.links.slow[name, other] = weather
+    if both:
+        scene.links.slow[other, name] = weather
+    await asyncio.sleep(step.seconds)
+
+
+async def packets_lost(scene: Scene, step: Step) -> None:
+    share = 0.01 + 0.09 * step.amount
+    scene.say(f"{share:.1%} of all packets are lost")
+    scene.losses.lose(share)
     await asyncio.sleep(step.seconds)
 
 
@@ -324,11 +351,15 @@ FAULTS: dict[str, Fault] = {
     "supervisor-killed": supervisor_killed,
     "hand-over": hand_over,
 }
-"""Drawn for every plan: one more would change what all seeds stand for."""
-EVERY_FAULT: dict[str, Fault] = FAULTS | {"kill-alone": kill_alone}
-ALONE = ("kill-alone",)
+"""Drawn for every plan: one more would change what the seeds below `MORE_FROM` stand for."""
+MORE: dict[str, Fault] = {"slow-link": slow_link, "packets-lost": packets_lost}
+MORE_FROM = 1_000_000
+"""From this seed on these are drawn as well; results were written down of seeds below."""
+ALONE: dict[str, Fault] = {"kill-alone": kill_alone}
 """Only drawn where replication is Async."""
+EVERY_FAULT: dict[str, Fault] = FAULTS | MORE | ALONE
 NEEDS_ROOT = frozenset({"full-disk"})
+NEEDS_OWN_NETWORK = frozenset({"packets-lost"})
 
 
 def draw(rng: random.Random, kind: str) -> Step:

@@ -6,7 +6,7 @@ cut is held and arrives when the cut heals, as TCP would send it again. While no
 to it are refused, as they would be without us.
 
 This needs neither root nor a kernel with netem. Single packets cannot be lost here: TCP turns such a loss into delay,
-and so does `Weather`.
+and so does `Weather`. Where the kernel can be told to lose them, `packets.py` does.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Links:
     def __init__(self, ports: Mapping[int, int], processes: Callable[[], Mapping[int, str]], seed: int) -> None:
         """`ports`: the port that is told, by the port that is really listened on."""
         self.weather = CLEAR
+        self.slow: dict[tuple[str, str], Weather] = {}
+        """Links with a weather of their own, by source and target."""
         self.connections = 0
         self._ports = dict(ports)
         self._processes = processes
@@ -87,6 +89,7 @@ class Links:
     def heal(self) -> None:
         """All cuts end, and what was held goes on."""
         self._cuts.clear()
+        self.slow.clear()
         self.weather = CLEAR
         self._healed.set()
         self._healed = asyncio.Event()
@@ -178,7 +181,7 @@ class Links:
                     data = await reader.read(CHUNK)
                 except OSError:
                     data = b""
-                due = max(due, clock() + self._delay())
+                due = max(due, clock() + self._delay(source, target))
                 await queue.put((due, data))
                 if not data:
                     break
@@ -187,8 +190,8 @@ class Links:
             delivering.cancel()
             await asyncio.gather(delivering, return_exceptions=True)
 
-    def _delay(self) -> float:
-        weather = self.weather
+    def _delay(self, source: str, target: str) -> float:
+        weather = self.slow.get((source, target), self.weather)
         delay = weather.delay_s + weather.jitter_s * self._rng.random()
         again = RETRANSMIT_S
         while weather.loss and self._rng.random() < weather.loss:
