@@ -90,7 +90,7 @@ def _int32(name: str) -> Callable[[_Lazy], Any]:
 
 def _time(ms: Ints) -> Any:
     """Milliseconds as timestamps; what a damaged head says is kept within the years that Spark knows."""
-    return pa.array(np.clip(ms, 0, LATEST_MS) * 1000, type=pa.int64()).cast(_TIME)
+    return pa.array(np.clip(ms, 0, LATEST_MS) * 1000, type=pa.int64()).view(_TIME)
 
 
 def _hosts(buf: Bytes, at: Ints, v6: Bools) -> Any:

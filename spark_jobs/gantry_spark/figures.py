@@ -26,6 +26,7 @@ from gantry_spark.decode import Where, batch_of
 from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
+from gantry_spark.plan import Part
 from gantry_spark.scan import Damage, scan
 from gantry_spark.schema import arrow_schema, spark_schema
 from gantry_spark.source import LogPart, Options, partitions_of
@@ -245,9 +246,11 @@ class FiguresReader(DataSourceReader):
         return partitions_of(self.options, self.where)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if not isinstance(partition, LogPart):
-            return
-        log, part = partition.log, partition.part
+        if isinstance(partition, LogPart):
+            for part in partition.parts:
+                yield from self._count(partition.log, part)
+
+    def _count(self, log: Any, part: Part) -> Iterator[Any]:
         tally = Tally(log.name, log.segments[part.segment].start)
         schema = arrow_schema(spark_schema(_READ))
         try:

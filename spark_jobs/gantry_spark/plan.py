@@ -13,8 +13,9 @@ from gantry_spark.errors import Expired, NoLog
 from gantry_spark.scan import LogBytes, Range, last_border, last_written, next_record, store_time_at
 
 SMALLEST_PART: Final = 16 * 1024 * 1024
-LARGEST_PART: Final = 256 * 1024 * 1024
-PARTS_PER_CORE: Final = 3
+LARGEST_PART: Final = 512 * 1024 * 1024
+PARTS_PER_CORE: Final = 2
+"""Few, since Spark needs 15 to 20 ms for a task, in which 20 MiB could be read."""
 CLOCK_SLACK_MS: Final = 5 * 60_000
 """Store times of a log may step back by this much (masters with different clocks) without a record being missed."""
 
@@ -85,6 +86,23 @@ def plan(
         except Expired:
             continue  # It went between the listing and now: its records are no longer in the log.
     return _wanted(parts, where, slack_ms)
+
+
+def pack(parts: Sequence[Part], target: int) -> list[tuple[Part, ...]]:
+    """The parts of a log, in order, of which one task reads several if together they are hardly more than `target`.
+
+    Else the few records of a segment that is just begun, or a small piece of many segments, would be a task each.
+    """
+    packs: list[list[Part]] = []
+    room = 0
+    for part in parts:
+        size = part.range.stop - part.range.start
+        if not packs or size > room:
+            packs.append([])
+            room = target + target // 8
+        packs[-1].append(part)
+        room -= size
+    return [tuple(pack) for pack in packs]
 
 
 def _parts_of(log: Log, index: int, spans: Sequence[tuple[int, int]], target: int, last: bool) -> list[Part]:

@@ -25,7 +25,7 @@ from gantry_spark.layout import (
     take_slices,
 )
 
-_SMALL_BODY: Final = 1024
+_SMALL_BODY: Final = 512
 """Mean bytes of bodies up to which copying one is cheaper than making a view of it."""
 _AT_ONCE: Final = 512
 """Bodies copied at a time, so that their memory is used again while it is in the processor's cache."""

@@ -1,6 +1,6 @@
 """`spark.read.format("commitlog")`: the data source, for reading once and as a stream.
 
-The driver lists the logs and cuts them into ranges at record borders (`plan`); each task reads one range in blocks,
+The driver lists the logs and cuts them into ranges at record borders (`plan`); each task reads its range in blocks,
 finds its records (`scan`) and hands Arrow batches of the wanted columns to Spark (`decode`). Use `register(spark)` of
 this package: Spark wants `spark.sql.python.filterPushdown.enabled` on before a Python source may take filters.
 
@@ -13,7 +13,8 @@ Options, besides those above:
   `cluster`: NameServer addresses, separated by semicolons. One of the three.
 - `body`: true adds the body. `verify`: false does not check the CRC of bodies.
 - `damaged`: `skip` leaves damaged places out; with `rows` each is a row with `damage` set and no topic.
-- `parallelism`: cores to cut for. `partitionBytes`: size of a partition instead of that.
+- `parallelism`: cores to cut for. `partitionBytes`: size of a partition instead of that. A task reads one range, or
+  several in turn when they are small.
 - `rateLimit`: bytes a second that one task takes from a broker, at most. `tokenFile`: holds the brokers' admin token.
 - `ranges`: JSON {log: [[from, to], ...]} of record borders: only records that start there.
 - `maxBytesPerTrigger`: of a stream. `clockSlackMs`: by how much store times may step back within a log.
@@ -121,16 +122,22 @@ def _number(options: dict[str, str], name: str, default: int, least: int) -> int
 
 
 class LogPart(InputPartition):
-    """One partition: a range of a log, and how to open it."""
+    """One partition: ranges of a log, in order, and how to open it."""
 
-    def __init__(self, log: Any, part: planning.Part) -> None:
-        super().__init__(part)
+    def __init__(self, log: Any, parts: tuple[planning.Part, ...]) -> None:
+        super().__init__(parts)
         self.log = log
-        self.part = part
+        self.parts = parts
 
 
-def read_part(log: Any, part: planning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
+def read_parts(partition: InputPartition, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
     """The batches of one partition."""
+    if isinstance(partition, LogPart):
+        for part in partition.parts:
+            yield from _read(partition.log, part, wanted, where, options)
+
+
+def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
     columns, schema = wanted.fieldNames(), arrow_schema(wanted)
     segment = log.segments[part.segment].start
     try:
@@ -160,7 +167,7 @@ def partitions_of(options: Options, where: Where) -> list[InputPartition]:
     for log in logs:
         within = None if options.ranges is None else options.ranges.get(log.name, [])
         parts = planning.plan(log, target, where, within, options.slack_ms)
-        found += [LogPart(log, part) for part in parts]
+        found += [LogPart(log, pack) for pack in planning.pack(parts, target)]
     return found
 
 
@@ -181,8 +188,7 @@ class CommitLogReader(DataSourceReader):
         return partitions_of(self.options, self.where)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition, LogPart):
-            yield from read_part(partition.log, partition.part, self.schema, self.where, self.options)
+        return read_parts(partition, self.schema, self.where, self.options)
 
 
 class CommitLogStream(DataSourceStreamReader):
@@ -216,12 +222,12 @@ class CommitLogStream(DataSourceStreamReader):
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin
             target = self.options.partition_bytes or planning.part_bytes(size, self.options.parallelism)
-            found += [LogPart(log, p) for p in planning.plan(log, target, Where(), spans, self.options.slack_ms)]
+            parts = planning.plan(log, target, Where(), spans, self.options.slack_ms)
+            found += [LogPart(log, pack) for pack in planning.pack(parts, target)]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition, LogPart):
-            yield from read_part(partition.log, partition.part, self.schema, Where(), self.options)
+        return read_parts(partition, self.schema, Where(), self.options)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held for a stream: brokers expire segments by their own rules."""

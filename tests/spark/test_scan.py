@@ -16,7 +16,7 @@ import pytest
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
-from gantry_spark.plan import plan
+from gantry_spark.plan import pack, plan
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
@@ -139,6 +139,23 @@ def test_reads_what_plain_python_reads(
     root = tmp_path_factory.mktemp("log")
     log_with_wounds(root, written, hurt, torn)
     assert_reads_like_plain(root, target, block)
+
+
+def test_small_parts_are_read_together(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path)
+    writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
+    parts = plan(DirectoryLog(find(str(tmp_path))), 30_000, Where())
+    sizes = [p.range.stop - p.range.start for p in parts]
+    for target in (1, 30_000, 100_000, 1 << 30):
+        packs = pack(parts, target)
+        assert [part for one in packs for part in one] == parts
+        filled = [sum(p.range.stop - p.range.start for p in one) for one in packs]
+        assert all(size <= target + target // 8 for one, size in zip(packs, filled, strict=True) if len(one) > 1)
+        assert all(a + b > target for a, b in pairwise(filled))
+    assert len(pack(parts, 1)) == len(parts) > len(pack(parts, 100_000)) > len(pack(parts, 1 << 30)) == 1
+    # What is just begun goes with what is before it, though that is as big as it should be.
+    assert len(pack([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
+    assert pack([], 1) == []
 
 
 def test_partitions_meet_at_record_borders(tmp_path: Path) -> None:
