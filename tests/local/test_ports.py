@@ -42,6 +42,14 @@ def test_instead_of_a_taken_port_comes_one_that_no_outgoing_connection_can_have(
         assert OTHER_PORTS.stop <= int(ephemeral.read_text().split()[0])
 
 
+def test_where_there_are_no_more_ports_in_a_row_come_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BROKER_PORT", 65_534)
+    ports = Ports.load(tmp_path / "ports.json")
+    ports.choose(CLUSTER, frozenset())
+    assert all(port < 1 << 16 for port in ports.taken.values())
+    assert set(ports.taken.values()) & set(OTHER_PORTS)
+
+
 def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tmp_path: Path) -> None:
     ports = Ports.load(tmp_path / "ports.json")
     ports.choose(CLUSTER, frozenset())

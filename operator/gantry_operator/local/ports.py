@@ -97,7 +97,8 @@ def _owners(plan: Plan, use: str) -> frozenset[str]:
 def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):
+        # Overflow: so many groups that their ports in a row would go beyond the last one.
+        with suppress(OSError, OverflowError):
             probe.bind((HOST, port))
             return True
     return False
