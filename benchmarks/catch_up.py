@@ -116,7 +116,7 @@ def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
 
 def _ask(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
     """What `rig/reader.py` needs to ask in the place of the slave."""
-    epochs = next((cluster.folder).rglob("epochs.json"))
+    epochs = next(cluster.folder.rglob("epochs.json"))
     return {
         "address": _address(cluster, master), "epoch": master["epoch"],
         "history": json.loads(epochs.read_text())["history"],

@@ -7,9 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gantry_chaos.episode import can_fill_disks, make_plan
-from gantry_chaos.faults import ALONE, FAULTS, MORE, MORE_FROM, NEEDS_OWN_NETWORK, NEEDS_ROOT
-from gantry_chaos.packets import is_own
+from gantry_chaos.episode import can_fill_disks, make_plan, not_here
+from gantry_chaos.faults import ALONE, FAULTS, MORE, MORE_FROM
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -20,7 +19,7 @@ def test_a_seed_is_a_plan() -> None:
 
 def test_every_fault_is_drawn() -> None:
     drawn = {step.kind for seed in range(60) for step in make_plan(seed).steps}
-    assert drawn == set(FAULTS) - (frozenset() if can_fill_disks() else NEEDS_ROOT)
+    assert drawn == set(FAULTS) - not_here()
 
 
 def test_async_replication_has_plans_of_its_own() -> None:
@@ -29,15 +28,14 @@ def test_async_replication_has_plans_of_its_own() -> None:
     assert {plan.flush for plan in plans} == {"Async", "Sync"}
     assert {plan.min_in_sync for plan in plans} == {1, 2}
     drawn = {step.kind for plan in plans for step in plan.steps}
-    assert drawn == {*FAULTS, *ALONE} - (frozenset() if can_fill_disks() else NEEDS_ROOT)
+    assert drawn == {*FAULTS, *ALONE} - not_here()
 
 
 def test_later_seeds_draw_more() -> None:
     for replication, kinds in (("Sync", {*FAULTS, *MORE}), ("Async", {*FAULTS, *MORE, *ALONE})):
         plans = [make_plan(MORE_FROM + seed, replication=replication) for seed in range(60)]
         drawn = {step.kind for plan in plans for step in plan.steps}
-        cannot = (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
-        assert drawn == kinds - cannot
+        assert drawn == kinds - not_here()
 
 
 def test_what_the_seeds_of_sync_and_raft_stand_for_stays() -> None:

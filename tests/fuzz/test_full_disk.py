@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,27 +18,14 @@ BODY = 16_000
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("a small disk is a tmpfs of its own: mounting it needs root")
-    folder = tmp_path / "demo-a-0"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "gantry-test", str(folder)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=False)
+def disk(small_disk: Callable[[Path, int], Path], tmp_path: Path) -> Path:
+    return small_disk(tmp_path / "demo-a-0", DISK)
 
 
 @pytest.fixture
-def target(small_disk: Path, tmp_path: Path) -> Iterator[Target]:
+def target(disk: Path, tmp_path: Path) -> Iterator[Target]:
     settings = {"mappedFileSizeCommitLog": 4 * 2**20, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
-    (small_disk / "ballast").write_bytes(bytes(BALLAST))
+    (disk / "ballast").write_bytes(bytes(BALLAST))
     with gantry.single(tmp_path, settings) as running:
         yield running
 
@@ -63,7 +47,7 @@ def _numbers(target: Target) -> list[int]:
 
 
 @pytest.mark.timeout(120)
-def test_full_disk(target: Target, small_disk: Path) -> None:
+def test_full_disk(target: Target, disk: Path) -> None:
     acknowledged: list[int] = []
     number = 0
     with Wire(target.broker_address) as broker:
@@ -85,7 +69,7 @@ def test_full_disk(target: Target, small_disk: Path) -> None:
                 _send(broker, number)
             number += 1
         assert _numbers(target) == acknowledged, "all that was acknowledged, and nothing else, is read"
-        (small_disk / "ballast").unlink()
+        (disk / "ballast").unlink()
         deadline = time.monotonic() + 30
         while True:
             try:

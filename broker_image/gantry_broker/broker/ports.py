@@ -95,12 +95,12 @@ class Ports:
             await asyncio.sleep(QUIET_S if self._group is not None else ROUTE_S)
         await self._end(self._clients())
         broker.letting_go = False
-        rounds = STRAGGLER_ROUNDS
+        rounds = 0
         while planned and broker.replication.handed_to is not None:
             await asyncio.sleep(ROUTE_S)
             await self._end([c for c in self._clients() if c.attrs.get("forwarded")])
-            rounds -= 1
-            broker.has_guests = broker.has_guests and rounds > 0
+            rounds += 1
+            broker.has_guests = rounds < STRAGGLER_ROUNDS
         broker.has_guests = False
 
     async def _end(self, clients: list[Connection]) -> None:

@@ -78,6 +78,11 @@ def can_fill_disks() -> bool:
     return os.geteuid() == 0 and sys.platform == "linux" and shutil.which("mount") is not None
 
 
+def not_here() -> frozenset[str]:
+    """Kinds of faults that cannot be played by this user on this system."""
+    return (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
+
+
 def make_plan(
     seed: int,
     *,
@@ -96,7 +101,7 @@ def make_plan(
     if replication == "Async":
         mode = "MasterSlave"
     more = [*(MORE if seed >= MORE_FROM else ()), *(list(ALONE) * 3 if replication == "Async" else ())]
-    cannot = (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
+    cannot = not_here()
     possible = [k for k in (*FAULTS, *COMMON, *more) if k not in cannot]
     chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
     drawn = tuple(draw(rng, kind) for kind in chosen)
