@@ -16,18 +16,20 @@ from typing import Final
 
 import numpy as np
 
-from gantry_spark.layout import MAGIC_V1, MIN_RECORD, Bytes, Ints
+from gantry_spark.layout import MAGIC_V1, MIN_RECORD, Buffer, Bytes, Ints
 
 FEW: Final = 1024
 """Records up to which a walk record by record is as cheap."""
 _SAMPLE: Final = 16
 """Records that tell how many there are."""
+_LOOK: Final = 2
+"""Mean records that are looked through for the place of a cursor; where there is none, it is left out."""
 _size_at = Struct(">i").unpack_from
 # V1 and V2 differ in the last byte only.
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 
 
-def chain(buf: bytearray, filled: int, stop: int, few: int = FEW) -> tuple[Ints, int]:
+def chain(buf: Buffer, filled: int, stop: int, few: int = FEW) -> tuple[Ints, int]:
     """Positions of whole records in `buf[:filled]` that start before `stop`, and the position after the last of them.
 
     By sizes alone: from 0 on, until a size is too small, or points beyond what is filled. With no more than about `few`
@@ -42,7 +44,7 @@ def chain(buf: bytearray, filled: int, stop: int, few: int = FEW) -> tuple[Ints,
     if expected <= few:
         rest, at, _ = _walk(buf, filled, at, last, filled)
         return np.concatenate([first, np.array(rest, dtype=np.int64)]), at
-    begins = _places(buf, at, last, isqrt(8 * expected))
+    begins = _places(buf, at, last, isqrt(8 * expected), _LOOK * at // len(sample))
     pieces = [first]
     found, ends = _step(np.frombuffer(buf, dtype=np.uint8)[:filled], begins, last, filled)
     after = _join(buf, filled, last, begins, found, ends, pieces)
@@ -50,7 +52,7 @@ def chain(buf: bytearray, filled: int, stop: int, few: int = FEW) -> tuple[Ints,
 
 
 def _walk(
-    buf: bytearray, filled: int, at: int, last: int, most: int, until: frozenset[int] = frozenset()
+    buf: Buffer, filled: int, at: int, last: int, most: int, until: frozenset[int] = frozenset()
 ) -> tuple[list[int], int, bool]:
     """Up to `most` positions record by record, the one after them, and whether the walk ended there for good."""
     starts: list[int] = []
@@ -65,15 +67,14 @@ def _walk(
     return starts, at, at > last
 
 
-def _places(buf: bytearray, at: int, last: int, count: int) -> Ints:
+def _places(buf: Buffer, at: int, last: int, count: int, look: int) -> Ints:
     """Where cursors begin: `at`, and about `count` places where a magic says that a record begins, in order."""
     places = [at]
+    view = memoryview(buf)
     for nominal in range(at, last, max(1, (last - at) // count)):
-        place = buf.find(_MAGIC_START, nominal + 4) - 4
-        if place > last or place < 0:
-            break
-        if place > places[-1]:
-            places.append(place)
+        found = bytes(view[nominal + 4 : nominal + look]).find(_MAGIC_START)
+        if found >= 0 and places[-1] < nominal + found <= last:
+            places.append(nominal + found)
     return np.array(places, dtype=np.int64)
 
 
@@ -103,9 +104,7 @@ def _step(whole: Bytes, begins: Ints, last: int, filled: int) -> tuple[list[Ints
     return found, ends
 
 
-def _join(
-    buf: bytearray, filled: int, last: int, begins: Ints, found: list[Ints], ends: Ints, pieces: list[Ints]
-) -> int:
+def _join(buf: Buffer, filled: int, last: int, begins: Ints, found: list[Ints], ends: Ints, pieces: list[Ints]) -> int:
     """Put the cursors' positions together in the order of a single walk; the position after the last one."""
     # Stable, since that merges the steps, each of which is in order.
     positions = np.sort(np.concatenate(found), kind="stable")

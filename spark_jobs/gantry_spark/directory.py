@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Final
 from gantry_spark.errors import Expired, SourceError
 
 _NAME: Final = re.compile(r"^\d{20}$")
+_FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+"""All pages at once, where the system has that: one fault instead of many."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,10 @@ def _written(path: str, size: int) -> int:
 
 
 class FileBytes:
-    """Bytes of one segment file by log offset. Counts what it reads."""
+    """Bytes of one segment file by log offset."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, settled: bool) -> None:
+        """`settled`: others follow it, so that it may be deleted but neither grows nor is cut off."""
         try:
             self._fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -109,6 +113,21 @@ class FileBytes:
         except OSError as error:
             raise SourceError(f"{segment.path} cannot be read: {error.strerror}") from error
         self._start = segment.start
+        self._settled = settled
+
+    def mapped(self, offset: int, size: int) -> memoryview | None:
+        """See `scan.LogBytes`: of a settled file only, since to touch what is cut off meanwhile ends the process.
+
+        The bytes stay for as long as the result does, also when the file is deleted.
+        """
+        if not self._settled:
+            return None
+        before = (offset - self._start) % mmap.ALLOCATIONGRANULARITY
+        try:
+            there = mmap.mmap(self._fd, before + size, _FLAGS, mmap.PROT_READ, offset=offset - self._start - before)
+        except (OSError, ValueError):  # not with this file system, or beyond the end
+            return None
+        return memoryview(there)[before:]
 
     def read_into(self, offset: int, into: memoryview) -> int:
         done = 0
@@ -139,4 +158,4 @@ class DirectoryLog:
 
     def open(self, index: int) -> FileBytes:
         """Raises SourceError when the file is gone or may not be read."""
-        return FileBytes(self.segments[index])
+        return FileBytes(self.segments[index], index < len(self.segments) - 1)

@@ -15,6 +15,7 @@ from gantry_broker.protocol.message import FIXED_V4, MAGIC_BLANK, MAGIC_V1, MAGI
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
+Buffer = bytearray | memoryview
 
 MIN_RECORD: Final = FIXED_V4 + 4
 """Bytes of the smallest record: no body, a topic of one byte, no properties."""

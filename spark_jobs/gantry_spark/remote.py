@@ -133,6 +133,10 @@ class HttpBytes:
         self._kept_at = 0
         self._kept = b""
 
+    def mapped(self, offset: int, size: int) -> memoryview | None:
+        """See `scan.LogBytes`: what is elsewhere has to be read."""
+        return None
+
     def read_into(self, offset: int, into: memoryview) -> int:
         """See `scan.LogBytes`. Raises Expired, or SourceError when no member answers in time."""
         want = min(len(into), self._limit - offset)

@@ -17,13 +17,13 @@ import numpy as np
 from gantry_broker.protocol.codes import SysFlag
 
 from gantry_spark.chain import chain
-from gantry_spark.layout import BLANK_HEAD, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, MAX_RECORD, MIN_RECORD
+from gantry_spark.layout import BLANK_HEAD, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, MAX_RECORD, MIN_RECORD, Buffer
 from gantry_spark.records import Damage as Damage
 from gantry_spark.records import Records as Records
 from gantry_spark.records import check, first_break
 
-BLOCK: Final = 4 * 1024 * 1024
-"""Bytes read at a time: the memory of a reader is about three times this."""
+BLOCK: Final = 16 * 1024 * 1024
+"""Bytes looked at together: the memory of a reader is about three times this."""
 _WINDOW: Final = 1024 * 1024
 _size_at = Struct(">i").unpack_from
 _size_magic_at = Struct(">iI").unpack_from
@@ -38,6 +38,10 @@ class LogBytes(Protocol):
 
     def read_into(self, offset: int, into: memoryview) -> int:
         """Fill `into` with the bytes from log offset `offset` on; the count, less than asked for only at the end."""
+        ...
+
+    def mapped(self, offset: int, size: int) -> memoryview | None:
+        """Up to `size` bytes from log offset `offset` on where they lie, or None: they have to be read."""
         ...
 
 
@@ -56,21 +60,48 @@ class Range:
     last: bool
 
 
+class _Blocks:
+    """The bytes from a place of the log on, block after block: where they lie if they can be mapped, else read."""
+
+    def __init__(self, source: LogBytes, size: int) -> None:
+        self.size = size
+        self._source = source
+        self._buf = bytearray()
+        self._base = 0
+        self._filled = 0
+
+    def at(self, base: int, reach: int) -> tuple[Buffer, int]:
+        """Bytes from `base` on, up to `reach` or `size`, and how many these are; fewer only where the log ends.
+
+        They are there until the next call. What the last call has read of them is not read again.
+        """
+        want = min(self.size, reach - base)
+        there = self._source.mapped(base, want)
+        if there is not None:
+            return there, len(there)
+        rest = max(0, self._base + self._filled - base) if base >= self._base else 0
+        old = memoryview(self._buf)[self._filled - rest : self._filled]
+        if len(self._buf) < self.size:
+            self._buf = bytearray(self.size)
+        room = memoryview(self._buf)
+        room[:rest] = old
+        got = self._source.read_into(base + rest, room[rest : max(rest, want)])
+        self._base, self._filled = base, rest + got
+        return self._buf, self._filled
+
+
 def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOCK) -> Iterator[Records | Damage]:
     """Blocks of records and damaged places of a range, in the order of the log.
 
-    The buffer behind a block is used again for the next one. `verify`: check the CRC of bodies. Raises OSError when
-    the bytes cannot be read.
+    The bytes behind a block are gone with the next one. `verify`: check the CRC of bodies. Raises OSError when the
+    bytes cannot be read.
     """
-    buf = bytearray(block)
+    blocks = _Blocks(source, block)
     base = wanted.start
-    filled = 0
     reach = wanted.stop
     while base < wanted.stop:
-        view = memoryview(buf)
-        got = source.read_into(base + filled, view[filled : min(len(buf), reach - base)])
-        filled += got
-        short = base + filled < reach and filled < len(buf)
+        buf, filled = blocks.at(base, reach)
+        short = base + filled < reach and filled < blocks.size
         ended = short or base + filled >= wanted.limit
         whole = np.frombuffer(buf, dtype=np.uint8)[:filled]
         starts, after = chain(buf, filled, wanted.stop - base)
@@ -94,7 +125,6 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
             found = next_record(source, place + 1, wanted)
             yield from _lost(source, place, found, wanted)
             base = wanted.limit if found is None else found
-            filled = 0
             if found is None or found >= wanted.segment_end or _is_filler(source, found, wanted):
                 return
             continue
@@ -102,18 +132,9 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
             return
         if base + filled >= reach:
             reach = wanted.limit
-        rest = filled - used
-        need = max(block, 2 * rest) if used == 0 and rest == len(buf) else len(buf)
-        if need > len(buf):
-            size = min(_size_at(buf, 0)[0], MAX_RECORD)
-            bigger = bytearray(max(need, size + MIN_RECORD))
-            bigger[:rest] = buf[:rest]
-            view.release()
-            buf = bigger
-        elif rest:
-            buf[:rest] = buf[used:filled]
+        if used == 0 and filled == blocks.size:
+            blocks.size = max(2 * filled, min(_size_at(buf, 0)[0], MAX_RECORD) + MIN_RECORD)
         base += used
-        filled = rest
 
 
 def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Records | Damage]:
@@ -122,7 +143,7 @@ def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Rec
         yield records
 
 
-def _what_is(buf: bytearray, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
+def _what_is(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
     """What stopped the chain at `at`: "more" (bytes are missing), "filler" (the segment's end) or "damage"."""
     left = filled - at
     if left < BLANK_HEAD:

@@ -68,3 +68,11 @@ def test_a_block_of_many_records(traps: float) -> None:
     starts, after = chain(buf, len(buf), len(buf))
     assert (starts.tolist(), after) == single_walk(buf, len(buf), len(buf))
     assert len(starts) == 6000
+
+
+def test_records_longer_than_the_first_ones() -> None:
+    rng = random.Random(2)
+    buf = block(rng, 100, 20, 0.0, 0.0) + block(rng, 300, 20_000, 0.1, 0.0) + block(rng, 3000, 20, 0.0, 0.0)
+    for view in (buf, memoryview(buf).toreadonly()):
+        starts, after = chain(view, len(buf), len(buf), 100)
+        assert (starts.tolist(), after) == single_walk(buf, len(buf), len(buf))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 
 import numpy as np
+import pytest
 from gantry_broker.protocol.message import parse_properties
+from gantry_spark import props
 from gantry_spark.props import parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,3 +34,14 @@ def test_values_and_maps_are_those_of_the_broker(records: list[bytes], gap: int)
     for name in ("KEYS", "TAGS", "K", "none"):
         assert found.values(name).to_pylist() == [e.get(name) for e in expected]
     assert [dict(m) for m in found.maps().to_pylist()] == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(records=st.lists(pieces | usual, max_size=30), piece=st.integers(1, 12))
+def test_a_name_is_found_wherever_a_search_is_cut(records: list[bytes], piece: int) -> None:
+    buf = np.frombuffer(b"".join(records), dtype=np.uint8)
+    lengths = np.array([len(r) for r in records], dtype=np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(props, "_PIECE", piece)
+        found = parse(buf, np.cumsum(lengths) - lengths, lengths).values("KEYS").to_pylist()
+    assert found == [parse_properties(r).get("KEYS") for r in records]

@@ -227,3 +227,55 @@ def test_the_crcs_of_bodies_of_any_length(longest: int) -> None:
     expected = [zlib.crc32(buf[a : a + n]) for a, n in zip(at.tolist(), length.tolist(), strict=True)]
     for count in (0, 1, 2, 511, 512, 513, 1_500):
         assert body_crcs(buf, at[:count], length[:count]).tolist() == expected[:count]
+
+
+def two_segments(root: Path) -> None:
+    writer = LogWriter(root, segment=1 << 20)
+    writer.extend(Message(topic=f"t{i % 3}", body=bytes([i % 251]) * (i % 1500)) for i in range(2_000))
+
+
+def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Damage]]:
+    """Offsets of the records of a segment that others follow, and its damage."""
+    offsets: list[int] = []
+    damage: list[Damage] = []
+    for found in scan(source, Range(segment.start, segment.limit, segment.limit, segment.end, False), block=block):
+        if isinstance(found, Records):
+            offsets += (found.base + found.at).tolist()
+        else:
+            damage.append(found)
+    return offsets, damage
+
+
+@pytest.mark.parametrize("block", [5_000, 100_000, 1 << 24])
+def test_a_segment_that_others_follow_is_mapped_and_the_last_is_read(tmp_path: Path, block: int) -> None:
+    two_segments(tmp_path)
+    log = DirectoryLog(find(str(tmp_path)))
+    with log.open(0) as first, log.open(1) as last:
+        assert first.mapped(log.segments[0].start, 100) is not None
+        assert last.mapped(log.segments[1].start, 100) is None
+        by_map = scanned(first, log.segments[0], block)
+        first.mapped = lambda offset, size: None  # type: ignore[method-assign]
+        assert scanned(first, log.segments[0], block) == by_map
+    assert len(by_map[0]) > 1_000
+    assert not by_map[1]
+
+
+def test_a_mapped_segment_may_be_deleted_while_it_is_read(tmp_path: Path) -> None:
+    two_segments(tmp_path)
+    log = DirectoryLog(find(str(tmp_path)))
+    with log.open(0) as source:
+        expected = scanned(source, log.segments[0], 100_000)
+        Path(log.segments[0].path).unlink()
+        assert scanned(source, log.segments[0], 100_000) == expected
+
+
+def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    two_segments(tmp_path)
+    log = DirectoryLog(find(str(tmp_path)))
+    with log.open(0) as source:
+        all_of_it, _ = scanned(source, log.segments[0], 100_000)
+        with open(log.segments[0].path, "r+b") as file:
+            file.truncate(all_of_it[500] + 10)
+        offsets, damage = scanned(source, log.segments[0], 100_000)
+    assert offsets == all_of_it[:500]
+    assert [d.start for d in damage] == [all_of_it[500]]
