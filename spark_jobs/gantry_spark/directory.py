@@ -15,6 +15,9 @@ from gantry_spark.errors import Expired, SourceError
 _NAME: Final = re.compile(r"^\d{20}$")
 _FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once, where the system has that: one fault instead of many."""
+UNSETTLED: Final = 64 * 1024 * 1024
+"""Bytes at the end of a log that its broker may still undo, which it does by cutting them off: far more than members
+have under way between them."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ def _written(path: str, size: int) -> int:
 class FileBytes:
     """Bytes of one segment file by log offset."""
 
-    def __init__(self, segment: Segment, settled: bool) -> None:
-        """`settled`: others follow it, so that it may be deleted but neither grows nor is cut off."""
+    def __init__(self, segment: Segment, settled: int) -> None:
+        """`settled`: log offset up to which the file may be deleted as a whole, but is neither written nor cut off."""
         try:
             self._fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -116,11 +119,11 @@ class FileBytes:
         self._settled = settled
 
     def mapped(self, offset: int, size: int) -> memoryview | None:
-        """See `scan.LogBytes`: of a settled file only, since to touch what is cut off meanwhile ends the process.
+        """See `scan.LogBytes`: only what is settled, since to touch what is cut off meanwhile ends the process.
 
         The bytes stay for as long as the result does, also when the file is deleted.
         """
-        if not self._settled:
+        if offset + size > self._settled:
             return None
         before = (offset - self._start) % mmap.ALLOCATIONGRANULARITY
         try:
@@ -158,4 +161,6 @@ class DirectoryLog:
 
     def open(self, index: int) -> FileBytes:
         """Raises SourceError when the file is gone or may not be read."""
-        return FileBytes(self.segments[index], index < len(self.segments) - 1)
+        segment = self.segments[index]
+        last = index == len(self.segments) - 1
+        return FileBytes(segment, segment.limit - UNSETTLED if last else segment.end)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gantry_broker.protocol.message import Record, parse_properties
+from gantry_spark import directory
 from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.plan import pack, plan
@@ -247,12 +248,20 @@ def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Dama
 
 
 @pytest.mark.parametrize("block", [5_000, 100_000, 1 << 24])
-def test_a_segment_that_others_follow_is_mapped_and_the_last_is_read(tmp_path: Path, block: int) -> None:
+def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
     two_segments(tmp_path)
+    monkeypatch.setattr(directory, "UNSETTLED", 50_000)
     log = DirectoryLog(find(str(tmp_path)))
     with log.open(0) as first, log.open(1) as last:
         assert first.mapped(log.segments[0].start, 100) is not None
-        assert last.mapped(log.segments[1].start, 100) is None
+        settled = log.segments[1].limit - 50_000
+        assert last.mapped(settled - 100, 100) is not None
+        assert last.mapped(settled - 100, 101) is None
+        by_both = scanned(last, log.segments[1], block)
+        last.mapped = lambda offset, size: None  # type: ignore[method-assign]
+        assert scanned(last, log.segments[1], block) == by_both
         by_map = scanned(first, log.segments[0], block)
         first.mapped = lambda offset, size: None  # type: ignore[method-assign]
         assert scanned(first, log.segments[0], block) == by_map
