@@ -83,6 +83,14 @@ def bring_go() -> str:
     return apt_install("golang-go", "ca-certificates")
 
 
+def bring_firewall() -> str:
+    """The chaos runs lose packets by it. Empty: it is there; else why not."""
+    if shutil.which("iptables") and shutil.which("ip"):
+        return ""
+    print("installing iptables and iproute2, by which chaos runs lose packets", flush=True)
+    return apt_install("iptables", "iproute2")
+
+
 def main() -> int:
     done: list[tuple[str, str, float]] = []
     failed = False
@@ -97,7 +105,12 @@ def main() -> int:
     for name, commands in LINT.items():
         step(name, commands)
     if "--lint" not in sys.argv:
-        bringers = {"tests with Java": bring_java, "tests with Go": bring_go, "page in a browser": bring_browser}
+        bringers = {
+            "tests with Java": bring_java,
+            "tests with Go": bring_go,
+            "page in a browser": bring_browser,
+            "lost packets": bring_firewall,
+        }
         for what, bring in bringers.items():
             why = bring()
             if why:
