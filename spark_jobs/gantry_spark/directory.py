@@ -161,6 +161,4 @@ class DirectoryLog:
 
     def open(self, index: int) -> FileBytes:
         """Raises SourceError when the file is gone or may not be read."""
-        segment = self.segments[index]
-        last = index == len(self.segments) - 1
-        return FileBytes(segment, segment.limit - UNSETTLED if last else segment.end)
+        return FileBytes(self.segments[index], self.segments[-1].limit - UNSETTLED)

@@ -230,9 +230,13 @@ def test_the_crcs_of_bodies_of_any_length(longest: int) -> None:
         assert body_crcs(buf, at[:count], length[:count]).tolist() == expected[:count]
 
 
-def two_segments(root: Path) -> None:
-    writer = LogWriter(root, segment=1 << 20)
+@pytest.fixture
+def two_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryLog:
+    """A log of which all but the last 50,000 bytes are settled."""
+    monkeypatch.setattr(directory, "UNSETTLED", 50_000)
+    writer = LogWriter(tmp_path, segment=1 << 20)
     writer.extend(Message(topic=f"t{i % 3}", body=bytes([i % 251]) * (i % 1500)) for i in range(2_000))
+    return DirectoryLog(find(str(tmp_path)))
 
 
 def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Damage]]:
@@ -248,12 +252,8 @@ def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Dama
 
 
 @pytest.mark.parametrize("block", [5_000, 100_000, 1 << 24])
-def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    two_segments(tmp_path)
-    monkeypatch.setattr(directory, "UNSETTLED", 50_000)
-    log = DirectoryLog(find(str(tmp_path)))
+def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(two_segments: DirectoryLog, block: int) -> None:
+    log = two_segments
     with log.open(0) as first, log.open(1) as last:
         assert first.mapped(log.segments[0].start, 100) is not None
         settled = log.segments[1].limit - 50_000
@@ -269,18 +269,28 @@ def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(
     assert not by_map[1]
 
 
-def test_a_mapped_segment_may_be_deleted_while_it_is_read(tmp_path: Path) -> None:
-    two_segments(tmp_path)
-    log = DirectoryLog(find(str(tmp_path)))
+def test_what_may_be_cut_off_reaches_into_the_segment_before(
+    two_segments: DirectoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = two_segments
+    first, last = log.segments
+    monkeypatch.setattr(directory, "UNSETTLED", last.limit - last.start + 1_000)
+    with log.open(0) as before, log.open(1) as newest:
+        assert before.mapped(first.end - 1_100, 100) is not None
+        assert before.mapped(first.end - 1_100, 101) is None
+        assert newest.mapped(last.start, 100) is None
+
+
+def test_a_mapped_segment_may_be_deleted_while_it_is_read(two_segments: DirectoryLog) -> None:
+    log = two_segments
     with log.open(0) as source:
         expected = scanned(source, log.segments[0], 100_000)
         Path(log.segments[0].path).unlink()
         assert scanned(source, log.segments[0], 100_000) == expected
 
 
-def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    two_segments(tmp_path)
-    log = DirectoryLog(find(str(tmp_path)))
+def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(two_segments: DirectoryLog) -> None:
+    log = two_segments
     with log.open(0) as source:
         all_of_it, _ = scanned(source, log.segments[0], 100_000)
         with open(log.segments[0].path, "r+b") as file:
