@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for free_ports
 
 # The same cases in every run, so that a red run is a change's doing. HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("same", derandomize=True)

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gantry_chaos.cluster import free_ports
+from free_ports import free_ports
 from gantry_chaos.links import Links, Weather
 
 ECHO = """

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from free_ports import free_port
 from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.client import ReceivedMessage
 from gantry_broker.config import BrokerConfig
@@ -15,12 +15,6 @@ from gantry_broker.namesrv.routes import RouteTable
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.replication.types import Assignment, Cell
 from gantry_broker.settings import BrokerSettings
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:

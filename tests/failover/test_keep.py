@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_operator.failover import FailoverSettings
@@ -21,12 +21,6 @@ from gantry_operator.local.events import EventLog, last_events
 from gantry_operator.registry import FileRegistry
 
 PATIENCE_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 async def until(what: str, condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from gantry_broker.client import ClientError, FromWhere, MessageQueue, NoRoute, Producer, PullConsumer, SendStatus
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
@@ -28,7 +29,7 @@ from gantry_operator.registry import FileRegistry
 sys.path.insert(0, str(Path(__file__).parent))
 
 from service import Service
-from test_keep import free_port, until
+from test_keep import until
 
 pytestmark = pytest.mark.timeout(180)
 

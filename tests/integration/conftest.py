@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from free_ports import free_port
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import (
     AssignmentAnswer,
@@ -27,12 +27,6 @@ from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
 PATIENCE_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = PATIENCE_S) -> Any:

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_ports
 from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api import BrokerCluster
@@ -30,16 +30,6 @@ from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
 
 UP_S = 60
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 class Cluster:

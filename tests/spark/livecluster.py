@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from free_ports import free_port
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import AssignmentModel, MemberStatus
 from gantry_broker.replication.types import Assignment, Cell
 from gantry_broker.settings import BrokerSettings
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:

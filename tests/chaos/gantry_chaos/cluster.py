@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -16,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_ports
 from gantry_broker.http.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
 from gantry_operator.failover.http import httpx, make_client
@@ -34,25 +33,12 @@ from .supervisor import links_file
 GROUP = "a"
 CLIENTS = "clients"
 SUPERVISOR = "supervisor"
-FIRST_PORT, LAST_PORT = 12_000, 31_000
-"""Below the ports that the system gives to those who connect."""
 DISK_MIB = 96
 READY_S = 60.0
 
 
 class NotInTime(Exception):
     """Something that must come about after the faults did not."""
-
-
-def free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        port = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((HOST, port))
-            if port not in found:
-                found.append(port)
-    return found
 
 
 class Cluster:

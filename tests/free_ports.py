@@ -1,0 +1,35 @@
+"""Ports for the servers of a test, on 127.0.0.1.
+
+They are drawn below those that the system gives to whoever connects: one of these could become some client's own
+between the moment in which it was found to be free and that in which a server binds it.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+HOST = "127.0.0.1"
+FIRST, LAST = 12_000, 31_000
+
+_given: set[int] = set()
+_random = random.SystemRandom()
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that are free now and were not given to this process before."""
+    return [free_port() for _ in range(count)]
+
+
+def free_port() -> int:
+    while True:
+        port = _random.randrange(FIRST, LAST)
+        if port in _given:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        _given.add(port)
+        return port
