@@ -8,13 +8,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from gantry_operator.api import load_manifest
 from gantry_operator.local import ports as module
 from gantry_operator.local.ports import HOST, OTHER_PORTS, Ports
+from gantry_operator.local.ports import _free as is_free
 from gantry_operator.plan import plan
 
 MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "quickstart.yaml"
 CLUSTER = plan(load_manifest(MANIFEST))
+
+
+@pytest.fixture
+def preferred(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Preferred ports that are free, whatever else runs on this machine: RocketMQ's own may be somebody's."""
+    first = next(port for port in iter(free_port, None) if all(map(is_free, range(port, port + 40))))
+    chosen = {"NAME_SERVER_PORT": first, "BROKER_PORT": first + 10, "HTTP_ABOVE": 20}
+    for name, value in chosen.items():
+        monkeypatch.setattr(module, name, value)
+    return chosen
 
 
 def test_every_use_has_a_port_of_its_own_and_the_same_at_the_next_start(tmp_path: Path) -> None:
@@ -64,7 +76,7 @@ def test_a_remembered_port_that_somebody_else_has_taken_is_replaced_and_named(tm
 
 
 def test_a_port_of_another_running_cluster_is_taken_though_nobody_listens_just_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     """Between the end of a master and the start of the next the group's port is free."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -81,14 +93,17 @@ def test_a_port_of_another_running_cluster_is_taken_though_nobody_listens_just_n
     assert not set(three.taken.values()) & set(two.taken.values())
 
 
-def test_a_cluster_of_which_nothing_runs_takes_no_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_which_nothing_runs_takes_no_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     ended = tmp_path / "ended"
     ended.mkdir()
     chooser = (
-        "import sys, pathlib; from gantry_operator.local.ports import Ports; from gantry_operator.plan import plan;"
+        "import sys, pathlib; from gantry_operator.local import ports; from gantry_operator.plan import plan;"
         "from gantry_operator.api import load_manifest;"
-        "p = Ports.load(pathlib.Path(sys.argv[1]) / 'ports.json');"
+        f"vars(ports).update({preferred});"
+        "p = ports.Ports.load(pathlib.Path(sys.argv[1]) / 'ports.json');"
         "p.choose(plan(load_manifest(pathlib.Path(sys.argv[2]))), frozenset())"
     )
     subprocess.run([sys.executable, "-c", chooser, str(ended), str(MANIFEST)], check=True)
