@@ -136,9 +136,15 @@ class Holding:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _serve(self) -> None:
+    def _due(self) -> None:
+        """It is the timer's time, though a loop that counts whole milliseconds calls a little before its clock says so:
+        what is due would else be found not to be, and not be looked at again."""
+        self._timer = None
+        self._serve(self._timer_at)
+
+    def _serve(self, at_least: float = 0.0) -> None:
         self._scheduled = False
-        now = self._loop.time()
+        now = max(self._loop.time(), at_least)
         for member, held in list(self._held.items()):
             if held.not_before > now:
                 continue
@@ -179,7 +185,7 @@ class Holding:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self._loop.call_at(at, self._serve)
+        self._timer = self._loop.call_at(at, self._due)
 
     def _answer_anyhow(self, held: Held) -> None:
         answer = self._ask(held.fetch, True, True)
