@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
-from local_cluster import Cluster, Load, check_account, kill, take_down
+from gantry_broker.client import Producer, SendStatus
+from local_cluster import Cluster, Load, check_account, kill, read_all, take_down
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -20,6 +22,17 @@ def raft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
     finally:
         take_down(made)
+
+
+async def test_a_group_with_hardly_anything_to_do_keeps_its_leader(raft: Cluster) -> None:
+    before = raft.until("a leader", raft.master)
+    async with Producer(raft.name_servers) as producer:
+        for number in range(6):
+            began = time.monotonic()
+            assert (await producer.send("Idle", b"%d" % number)).status == SendStatus.SEND_OK
+            assert time.monotonic() - began < 1.0
+            await asyncio.sleep(2.5)
+    assert (raft.master()["name"], raft.master()["epoch"]) == (before["name"], before["epoch"])
 
 
 async def test_a_killed_leader_is_followed_by_an_elected_one(raft: Cluster) -> None:
@@ -54,7 +67,7 @@ async def test_a_switchover_transfers_the_leadership_once(raft: Cluster, named: 
     raft.until("all three answer", lambda: all(m["ready"] for m in raft.members().values()))
     before = raft.master()
     target = next(m["name"] for m in raft.members().values() if m["role"] == "Slave")
-    async with Load.on(raft, "Transfer", f"t{named}") as load:
+    async with Load.on(raft, f"Transfer{named}", "t", senders=16) as load:
         await load.more(100)
         done = await asyncio.to_thread(raft.gantry, "switchover", "a", *(["--to", target] if named else []))
         await load.more(100)
@@ -65,6 +78,8 @@ async def test_a_switchover_transfers_the_leadership_once(raft: Cluster, named: 
     assert not named or after["name"] == target
     assert load.errors == []
     await check_account(raft, load)
+    twice = [body for body, count in (await read_all(raft, load.topic, load.promised)).items() if count > 1]
+    assert not twice, "what was in flight is stored once: answered by the former leader, or forwarded (rule 23)"
     last = raft.resource()["status"]["lastFailover"]
     assert (last["to"], last["planned"]) == (after["name"], True)
 

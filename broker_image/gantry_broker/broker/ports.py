@@ -86,8 +86,11 @@ class Ports:
         """The role is lost: forward what was parked, free the group's port, end the clients' connections."""
         broker = self._broker
         forwarder = self._dispatcher.forwarder
+        # In Raft mode the role is lost before it is known who got it: until then what comes is parked.
+        while broker.replication.parked:  # noqa: ASYNC110 (it ends by the clock as well)
+            await asyncio.sleep(BIND_RETRY_S)
         planned = broker.replication.handed_to is not None
-        broker.letting_go = planned
+        broker.has_guests = broker.letting_go = planned
         await forwarder.drained(FORCE_S)
         if self._group is not None:
             self._group.stop_listening()
