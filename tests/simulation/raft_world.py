@@ -335,6 +335,11 @@ class RaftSchedule:
 
     # ---- after the faults
 
+    def rounds(self, count: int) -> None:
+        """So many in which everybody who lives does what it has to, and every message arrives."""
+        for _ in range(count):
+            self._round()
+
     def _round(self) -> None:
         world = self.world
         for member in world.members:

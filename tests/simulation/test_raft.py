@@ -14,10 +14,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from gantry_broker.replication.members import ids
 from gantry_broker.replication.raft import RaftOptions
 from gantry_broker.replication.rules import Rule, without
 from profiles import RAFT_PROFILES
-from raft_world import RaftMember, RaftWorld, draw_raft, run_raft_seed
+from raft_world import RaftMember, RaftProfile, RaftSchedule, RaftWorld, draw_raft, run_raft_seed
 
 SCHEDULES = int(os.environ.get("GANTRY_RAFT_SCHEDULES", "3600"))
 PARTS = 4
@@ -91,6 +92,31 @@ def elected_after_ms(seed: int) -> int:
         passes(rng.randrange(100, 130), others)
         assert world.now - frozen < 10_000, seed
     return world.now - frozen
+
+
+@pytest.mark.parametrize(("members", "lost", "away"), [(3, 1, 0), (5, 1, 0), (5, 2, 0), (5, 1, 1)])
+def test_members_that_lost_their_disks_vote_again_while_a_majority_is_there(members: int, lost: int, away: int) -> None:
+    """Rule 26. Each waits as a learner until its former life is removed: no other lost disk may hold that up."""
+    schedule = RaftSchedule(7, profile=RaftProfile(members=members))
+    world = schedule.world
+    for member in world.members:
+        member.start()
+    schedule.rounds(20)
+    world.client_send()
+    schedule.rounds(5)
+    others = [m for m in world.members if m.core is not None and m.core.leader is None]
+    for member in others[: lost + away]:
+        member.crash(lose_tail=False)
+    for member in others[:lost]:
+        member.log.reset(0, (), b"")
+        member.disk.saved = None
+        member.log.recover(schedule.rng, lose_tail=False)
+        member.start()
+    schedule.rounds(250)
+    leader = next(m.core for m in world.members if m.core is not None and m.core.leader is not None)
+    present = {m.core.me for m in world.members if m.core is not None}
+    assert len(present) == members - away
+    assert present <= ids(leader.members)
 
 
 def test_a_frozen_leader_is_replaced_in_time() -> None:

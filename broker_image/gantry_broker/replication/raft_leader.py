@@ -118,9 +118,11 @@ class RaftLeader(Leader):
                 continue
             former = [v for v in members if v.id.member == learner.member]
             if former:
-                alive = all(v.id == self.me or self._keeps_up(v.id, now_ms) for v in members if v not in former)
-                if alive and self._silent(self.followers.get(former[0].id), now_ms):
-                    return tuple(v for v in members if v not in former)
+                # A majority of those that are left, not all: another one may have lost its disk as well, or be away.
+                left = tuple(v for v in members if v not in former)
+                alive = [v.id for v in left if v.id == self.me or self._keeps_up(v.id, now_ms)]
+                if is_majority(alive, left) and self._silent(self.followers.get(former[0].id), now_ms):
+                    return left
                 continue
             if view.address:
                 return tuple(sorted((*members, Voter(learner, view.address))))
