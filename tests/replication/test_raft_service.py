@@ -161,6 +161,27 @@ async def test_everybody_restarts(tmp_path: Path) -> None:
         await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
 
 
+async def test_everybody_comes_back_on_other_ports(tmp_path: Path) -> None:
+    """The log names the addresses at which they were added; nobody is there any more."""
+    async with raft_group(tmp_path) as nodes:
+        leader = await elected(nodes)
+        assert await leader.put(b"a") is SendStatus.SEND_OK
+        for node in nodes:
+            await kill(node)
+        held = [await asyncio.start_server(lambda r, w: w.close(), *n.address.split(":")) for n in nodes]
+        for node in nodes:
+            node.server = type(node.server)(node, "127.0.0.1", 0)
+        addresses = {node.member: await node.listen() for node in nodes}
+        for node in nodes:
+            node.options["members"] = addresses
+            await node.start()
+        leader = await elected(nodes)
+        assert await leader.put(b"b") is SendStatus.SEND_OK
+        await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have everything")
+        for server in held:
+            server.close()
+
+
 @pytest.mark.parametrize("differs", [{"cluster": "other"}, {"group_address": "c-g-master.elsewhere.svc:10911"}])
 async def test_a_member_of_another_group_at_a_known_address_gets_no_part(
     tmp_path: Path, differs: dict[str, str]

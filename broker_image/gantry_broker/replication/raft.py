@@ -261,12 +261,14 @@ class RaftReplica:
         for number in sorted(numbers - {self.me.member}):
             self.outbox.append((number, poll))
 
-    def address_of(self, number: int) -> str | None:
-        """Where a member is: as the log says, else as configured."""
-        for voter in self.members:
-            if voter.id.member == number and voter.address:
-                return voter.address
-        return self._addresses.get(number)
+    def addresses_of(self, number: int) -> list[str]:
+        """Where a member may be: as configured, and where the log says, if that is elsewhere.
+
+        A whole group that comes back on other ports finds its old ones in the log; a member that is added while this
+        process runs is only there.
+        """
+        logged = (v.address for v in self.members if v.id.member == number)
+        return list(dict.fromkeys(a for a in (self._addresses.get(number, ""), *logged) if a))
 
     @property
     def _my_address(self) -> str:
@@ -399,7 +401,7 @@ class RaftReplica:
             self._adopt(epoch, f"{leader} leads epoch {epoch}", now_ms)
         if self.leader is not None or leader.member == self.me.member:
             return
-        self._leader_address = address or self.address_of(leader.member) or ""
+        self._leader_address = address or next(iter(self.addresses_of(leader.member)), "")
         if self.follower is not None and self.follower.leader == leader and not self.follower.stopped:
             return
         self._candidate, self._polled = False, None

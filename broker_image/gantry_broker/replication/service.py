@@ -30,7 +30,7 @@ from gantry_broker.replication.mending import Peer
 from gantry_broker.replication.messages import Fetch, FetchAnswer, meant_for
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_leader import RaftLeader
-from gantry_broker.replication.raft_messages import Poll
+from gantry_broker.replication.raft_messages import Poll, PollKind
 from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import Durable
@@ -402,8 +402,9 @@ class ReplicationService:
     def _send_out(self, core: RaftReplica) -> None:
         outbox, core.outbox = core.outbox, []
         for number, poll in outbox:
-            address = core.address_of(number)
-            if address:
+            places = core.addresses_of(number)
+            # Whoever is told to hold an election does so: only the one that is meant.
+            for address in places[:1] if poll.kind is PollKind.TIMEOUT_NOW else places:
                 self._spawn(self._poll(core, address, poll))
 
     def on_connection_lost(self, conn: Connection) -> None:
