@@ -61,6 +61,9 @@ CHANGE_TIMEOUT_MS: Final = 3_000
 ROOM_LOOK_S: Final = 1.0
 ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
+ALONE_S: Final = 10.0
+"""A master that no NameServer answers gives way so long after every other member must have tried once as well: where
+NameServers are gone for all of them nobody is better, and nothing moves."""
 
 
 class Broker:
@@ -100,6 +103,8 @@ class Broker:
         """Waits until the NameServers know this broker's topics as they are now; None: it has no NameServers."""
         self.on_status: list[Callable[[], None]] = []
         self.stopping = False
+        self._alone_since: float | None = None
+        """Since when no NameServer answers, by the loop's clock."""
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
@@ -213,7 +218,19 @@ class Broker:
         """Why another member should lead, if there is one that is fit."""
         if self.stopping:
             return "it stops"
-        return "its disk is full" if self.disk_full else ""
+        if self.disk_full:
+            return "its disk is full"
+        if self._alone_since is not None:
+            patience = self.settings.registerNameServerPeriod / 1000 + ALONE_S if self.leading else 0.0
+            if self._loop.time() - self._alone_since >= patience:
+                return "no NameServer answers it"
+        return ""
+
+    def name_servers_answer(self, any_of_them: bool) -> None:
+        """Said after each attempt to register: without routes no client that starts finds the master."""
+        was, self._alone_since = self._alone_since, None if any_of_them else self._alone_since or self._loop.time()
+        if (was is None) != any_of_them:
+            self._status_changed()
 
     def _look_later(self) -> None:
         """One look at a time, however often the disk is full and has room again meanwhile."""

@@ -163,7 +163,7 @@ class MemberStatus(_Model):
     parked: bool = False
     writable: bool = False
     reason: str = Field("", description="Why it is not writable or not following, in words.")
-    unfit: str = Field("", description="Why it should not lead though it lives: a full disk.")
+    unfit: str = Field("", description="Why it should not lead though it lives: a full disk, no NameServer.")
     disk: DiskStatus | None = None
     connections: int = 0
     address: str = ""

@@ -1,0 +1,66 @@
+"""A member that no NameServer answers says so: a slave at once, a master when the others must have tried as well."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from free_ports import free_port, free_ports
+from gantry_broker.broker import core, registrar
+from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.config import BrokerConfig
+from gantry_broker.namesrv.server import NameServer, NameServerSettings
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+ALONE = "no NameServer answers it"
+PATIENCE_S = 10.0
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+async def name_server(port: int) -> NameServer:
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", port))
+    await server.start()
+    return server
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["master", "slave"])
+async def test_whom_no_name_server_answers_should_not_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    monkeypatch.setattr(registrar, "RETRY_S", 0.05)
+    first, second, port, group_port = free_ports(4)
+    config = BrokerConfig(
+        cluster="test", group="a", member=0, name="a-0", data_dir=tmp_path / "a", listen_host="127.0.0.1", port=port,
+        http_port=free_port(), group_port=group_port, member_address=f"127.0.0.1:{port}",
+        group_address=f"127.0.0.1:{group_port}", name_servers=[f"127.0.0.1:{first}", f"127.0.0.1:{second}"],
+    )  # fmt: skip
+    server = await name_server(first)
+    process = BrokerProcess(config)
+    await process.start()
+    broker = process.broker
+    try:
+        me = broker.replication.me
+        master = me if leads else MemberId(1, "other")
+        cell = Cell().promoted(master, [me, master])
+        assert (await broker.replication.assign(Assignment(cell, f"127.0.0.1:{port}"))).accepted
+        monkeypatch.setattr(core, "ALONE_S", 1.0 - broker.settings.registerNameServerPeriod / 1000)
+        await until(lambda: process.registrar.last_ok_ms, "one of two NameServers answers")
+        assert broker.unfit == "", "one is enough"
+        ended = time.monotonic()
+        await server.close()
+        await until(lambda: broker.unfit == ALONE, "it says that none answers")
+        assert not leads or time.monotonic() - ended > 0.9, "a master waits until the others must have tried"
+        server = await name_server(second)
+        await until(lambda: broker.unfit == "", "one answers again")
+    finally:
+        await process.stop()
+        await server.close()
