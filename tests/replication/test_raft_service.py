@@ -143,7 +143,12 @@ async def test_rule_27_a_member_is_removed_through_the_log(tmp_path: Path) -> No
         core = leader.service.core
         assert isinstance(core, RaftReplica)
         assert {v.id.member for v in core.members} == {n.member for n in nodes if n is not gone}
-        assert "does not vote" in await leader.service.remove_member(gone.member)
+        end = leader.store.end
+        assert await leader.service.remove_member(gone.member) == "", "it has left already"
+        assert leader.store.end == end
+        follower = next(n for n in nodes if n is not leader and n is not gone)
+        for number in (gone.member, leader.member):
+            assert await follower.service.remove_member(number), "it does not lead, so it cannot know"
 
 
 async def test_everybody_restarts(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from gantry_broker.protocol.message import pack_host
+from gantry_broker.replication import raftlog
 from gantry_broker.replication.members import Voter
 from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.storelog import StoreLogHooks
 from gantry_broker.replication.types import MemberId
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -69,4 +74,195 @@ def test_a_change_that_was_appended_but_not_listed_is_found_at_the_next_start(tm
     send(store)
     again.append_members(MEMBERS[2], 1)
     assert [c.members for c in again.member_changes] == MEMBERS
+    store.close()
+
+
+class PowerOff(Exception):
+    """The process ends here."""
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    return fail
+
+
+def members_of(log: RaftStoreLog) -> list[int]:
+    return [len(c.members) for c in log.member_changes]
+
+
+def with_changes(path: Path, *, confirmed: int = 1) -> tuple[MessageStore, RaftStoreLog]:
+    """A log with two changes, to three members and to four, of which so many are confirmed."""
+    store, log = opened(path)
+    log.begin_epoch(1, 1)
+    for members in MEMBERS[:2]:
+        log.append_members(members, 1)
+    store.confirm(log.member_changes[confirmed - 1].end)
+    return store, log
+
+
+def crashed(path: Path, store: MessageStore) -> tuple[MessageStore, RaftStoreLog]:
+    store.close(clean=False)
+    return opened(path)
+
+
+def others_take_the_place(path: Path, store: MessageStore) -> tuple[MessageStore, RaftStoreLog]:
+    """Another leader's records come where the change was, and are confirmed."""
+    send(store)
+    store.confirm(store.end)
+    store.flush()
+    store.close()
+    return opened(path)
+
+
+def test_a_change_that_a_power_failure_took_does_not_come_back(tmp_path: Path) -> None:
+    store, log = with_changes(tmp_path)
+    at = log.member_changes[1].at
+    store.cut(at)  # The unflushed end is lost; the list is not.
+
+    store, log = crashed(tmp_path, store)
+    assert members_of(log) == [3]
+    store, log = others_take_the_place(tmp_path, store)
+    assert members_of(log) == [3]
+    store.close()
+
+
+def test_a_change_that_was_cut_before_the_list_was_written_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = with_changes(tmp_path)
+    at = log.member_changes[1].at
+    with monkeypatch.context() as patched:
+        patched.setattr(raftlog, "atomic_write", raising(PowerOff()))
+        with pytest.raises(PowerOff):
+            log.cut(at)
+
+    store, log = crashed(tmp_path, store)
+    assert members_of(log) == [3]
+    store, log = others_take_the_place(tmp_path, store)
+    assert members_of(log) == [3]
+    store.close()
+
+
+def test_a_full_disk_keeps_nobody_from_a_cut_and_nothing_takes_the_place_before_the_list_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = with_changes(tmp_path)
+    start = log.member_changes[1].at
+    data = log.read_raw(start, 1 << 20)
+    with monkeypatch.context() as full:
+        full.setattr(raftlog, "atomic_write", raising(OSError(errno.ENOSPC, "full")))
+        log.cut(start)
+        assert (log.end, members_of(log)) == (start, [3])
+        for append in (
+            lambda: log.append_raw(start, data),
+            lambda: log.append_members(MEMBERS[1], 1),
+            lambda: log.begin_epoch(2, 1),
+        ):
+            with pytest.raises(StoreFull):
+                append()
+        assert log.end == start
+        store, log = crashed(tmp_path, store)  # It starts on a full disk too.
+        assert members_of(log) == [3]
+        with pytest.raises(StoreFull):
+            log.begin_epoch(2, 1)
+    log.begin_epoch(2, 1)
+    store, log = others_take_the_place(tmp_path, store)
+    assert members_of(log) == [3]
+    store.close()
+
+
+@pytest.mark.parametrize("reset_done", [False, True])
+@pytest.mark.parametrize("confirmed", [1, 2])
+def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reset_done: bool, confirmed: int
+) -> None:
+    leader_store, leader = with_changes(tmp_path / "leader")
+    for _ in range(2):
+        send(leader_store)
+    leader.append_members(MEMBERS[2], 1)
+    for _ in range(2):
+        send(leader_store)
+    to = 2 << 20
+    monkeypatch.setattr(leader_store.log, "start", to)  # As if all before had expired.
+    told = leader.reset_state()
+    last = leader.member_changes[-1]
+    assert last.end < to < leader.end
+
+    store, log = with_changes(tmp_path, confirmed=confirmed)
+    if reset_done:
+        reset = store.reset
+        monkeypatch.setattr(store, "reset", lambda *given: (reset(*given), raising(PowerOff())()))
+    else:
+        monkeypatch.setattr(store, "reset", raising(PowerOff()))
+    with pytest.raises(PowerOff):
+        log.reset(to, leader.history, told)
+    monkeypatch.undo()
+
+    store, log = crashed(tmp_path, store)
+    if reset_done:
+        assert (log.start, log.end) == (to, to)
+        assert log.member_changes[-1] == last
+    else:
+        assert members_of(log) == [3, 4]
+        log.reset(to, leader.history, told)
+        assert log.member_changes == (last,)
+    store.close()
+    leader_store.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_change_that_cannot_be_listed_is_not_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    source, other = with_changes(tmp_path / "leader")
+    data = other.read_raw(0, 1 << 20)
+    store, log = opened(tmp_path)
+    if leads:
+        log.begin_epoch(1, 1)
+
+    def append() -> None:
+        if leads:
+            log.append_members(MEMBERS[0], 1)
+        else:
+            log.append_raw(0, data)
+
+    before = log.end, log.history
+    with monkeypatch.context() as full:
+        full.setattr(raftlog, "atomic_write", raising(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(StoreFull):
+            append()
+        assert (log.end, log.history, log.member_changes) == (*before, ())
+    append()
+    assert members_of(log) == ([3] if leads else [3, 4])
+    store.confirm(store.end)
+    known = log.member_changes
+    store, log = crashed(tmp_path, store)
+    assert log.member_changes == known
+    store.close()
+    source.close()
+
+
+def test_a_list_that_a_failing_disk_may_hold_is_followed_by_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was put in place, and only then did the disk fail: it names a change that was taken back."""
+    store, log = with_changes(tmp_path)
+    write = raftlog.atomic_write
+
+    def fail_late(path: Path, data: bytes) -> None:
+        write(path, data)
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(raftlog, "atomic_write", fail_late)
+        with pytest.raises(OSError, match="broken"):
+            log.append_members(MEMBERS[2], 1)
+    assert members_of(log) == [3, 4]
+    assert store.failed is not None
+    store, log = crashed(tmp_path, store)
+    assert members_of(log) == [3, 4]
+    store, log = others_take_the_place(tmp_path, store)
+    assert members_of(log) == [3, 4]
     store.close()

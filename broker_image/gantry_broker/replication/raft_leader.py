@@ -13,6 +13,7 @@ from gantry_broker.replication.members import Members, Voter, differ_by_one, ids
 from gantry_broker.replication.ports import RaftLog
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.store.errors import StoreFull
 
 
 class RaftLeader(Leader):
@@ -103,7 +104,10 @@ class RaftLeader(Leader):
                 return "one member at a time"
         if self.me not in ids(members):
             return "the leader cannot remove itself: transfer the leadership first"
-        self._raft_log.append_members(members, now_ms)
+        try:
+            self._raft_log.append_members(members, now_ms)
+        except StoreFull as error:
+            return str(error)  # It is wanted again at the next tick.
         return ""
 
     def wanted_change(self, now_ms: int) -> Members | None:

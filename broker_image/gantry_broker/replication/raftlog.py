@@ -1,12 +1,20 @@
 """The log port in Raft mode: the store's log, and the changes of members that it holds (rule 27).
 
 A change is a control record of its own kind. config/members.json lists the changes of the log, so that nobody has to
-read the whole log at a start; the list is written after a record is appended and before the change is acted upon, and
-a start looks through the unconfirmed end of the log for one that was not listed yet.
+read the whole log at a start. What a start does with it:
+
+- The list counts for what is confirmed; what the unconfirmed end of the log holds, the log itself says. So a change
+  that was appended and not listed yet is found, and one that a cut or a power failure took with the end is not.
+- The list is then written anew if it says anything else, and so before each append: other records would take the place
+  of a change that is gone, and the list would bring it back once they are confirmed.
+
+A record whose change cannot be listed is not appended: it would be confirmed, and forgotten at the next start.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +26,14 @@ from gantry_broker.replication import epochs
 from gantry_broker.replication.members import MemberChange, Members, members_from_json, members_to_json
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import History
-from gantry_broker.store.files import atomic_write
+from gantry_broker.store.errors import StoreFull
+from gantry_broker.store.files import NO_ROOM, atomic_write
 from gantry_broker.store.types import Put
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
 
+_log = logging.getLogger(__name__)
 _KIND: Final = "members"
 _MARK: Final = b"GANTRY_MEMBERS"
 """A property of the record, so that a batch without one is told from its bytes alone."""
@@ -35,14 +45,30 @@ class RaftStoreLog(StoreLog):
     def __init__(self, store: MessageStore, path: Path, hooks: StoreLogHooks) -> None:
         super().__init__(store, hooks)
         self._path = path
-        self._changes = tuple(c for c in self._load() if c.end <= store.end)
-        self._learn(max(store.confirmed, store.start))
+        listed = self._load()
+        self._listed: tuple[MemberChange, ...] | None = listed
+        """What members.json says; None: it could not be written, and says the old or the new."""
+        certain = max(store.confirmed, store.start)
+        self._changes = tuple(c for c in listed if c.end <= certain)
+        self._learn(certain)
+        try:
+            self._list()
+        except StoreFull as error:
+            if not set(self._changes) <= set(listed):
+                raise  # It would be confirmed before it is listed.
+            _log.warning("it is tried again before the next append: %s", error)
 
     @property
     def member_changes(self) -> tuple[MemberChange, ...]:
         return self._changes
 
+    def begin_epoch(self, epoch: int, now_ms: int) -> None:
+        self._list()
+        super().begin_epoch(epoch, now_ms)
+
     def append_members(self, members: Members, now_ms: int) -> None:
+        self._list()
+        end = self._store.end
         unix_ms = self._hooks.unix_ms()
         stored = self._store.put(
             [
@@ -60,24 +86,41 @@ class RaftStoreLog(StoreLog):
             unix_ms,
         )
         # Whatever lies before was learned when it was appended: a walk through the whole log would stop the loop.
-        self._learn(stored[0].phys_offset)
+        self._learn_or_undo(stored[0].phys_offset, end)
 
     def append_raw(self, at: int, data: bytes) -> None:
+        self._list()
         super().append_raw(at, data)
         if _MARK in data:
-            self._learn(at)
+            self._learn_or_undo(at, at)
 
     def cut(self, to: int) -> None:
         super().cut(to)
-        self._keep(tuple(c for c in self._changes if c.end <= to))
+        self._changes = tuple(c for c in self._changes if c.end <= to)
+        self._list_later()
 
     def reset_state(self) -> bytes:
         below = [c for c in self._changes if c.end <= self._store.start]
         return orjson.dumps({**self._queue_starts(), "members": [_to_json(c) for c in below[-1:]]})
 
     def reset(self, to: int, history: History, state: bytes) -> None:
+        told = tuple(_from_json(c) for c in orjson.loads(state or b"{}").get("members", []))
+        # Before the log is reset, since nothing in it says this any more. With what is confirmed now: should it end in
+        # between, a start finds the old log, and of this list it believes what that log has confirmed.
+        confirmed = {c for c in self._changes if c.end <= self._store.confirmed}
+        self._write(tuple(sorted({*confirmed, *told})))
         super().reset(to, epochs.cut(history, to), state)
-        self._keep(tuple(_from_json(c) for c in orjson.loads(state or b"{}").get("members", [])))
+        self._changes = told
+        self._list_later()
+
+    def _learn_or_undo(self, start: int, end: int) -> None:
+        """List the changes from `start` on, or end the log at `end` again."""
+        try:
+            self._learn(start)
+            self._list()
+        except BaseException:
+            self.cut(end)
+            raise
 
     def _learn(self, start: int) -> None:
         """Add the changes that lie in [start, end) of the log."""
@@ -87,13 +130,32 @@ class RaftStoreLog(StoreLog):
             if record.topic == CONTROL_TOPIC and record.phys_offset >= known and _MARK in record.properties:
                 members = members_from_json(orjson.loads(record.body)["members"])
                 found.append(MemberChange(record.phys_offset, record.phys_offset + record.size, members))
-        self._keep(tuple(found))
+        self._changes = tuple(found)
 
-    def _keep(self, changes: tuple[MemberChange, ...]) -> None:
-        """On disk before it is acted upon."""
-        if changes != self._changes:
+    def _list(self) -> None:
+        if self._changes != self._listed:
+            self._write(self._changes)
+
+    def _list_later(self) -> None:
+        """A full disk must not keep a follower from being cut: nothing is appended before the list is right."""
+        try:
+            self._list()
+        except StoreFull as error:
+            _log.warning("it is tried again before the next append: %s", error)
+
+    def _write(self, changes: tuple[MemberChange, ...]) -> None:
+        """Durable when it returns. Raises StoreFull; OSError, after which nothing is taken any more unless only
+        descriptors were short."""
+        self._listed = None
+        try:
             atomic_write(self._path, orjson.dumps([_to_json(c) for c in changes]))
-            self._changes = changes
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise StoreFull(f"no room for {self._path}: {error.strerror}") from error
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                self._store.mark_failed(error)
+            raise
+        self._listed = changes
 
     def _load(self) -> tuple[MemberChange, ...]:
         try:

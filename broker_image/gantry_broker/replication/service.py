@@ -504,8 +504,8 @@ class ReplicationService:
         if not isinstance(core, RaftReplica):
             return "mode MasterSlave: the operator keeps the members"
         left = tuple(v for v in core.members if v.id.member != number)
-        if len(left) == len(core.members):
-            return f"member {number} does not vote"
+        if core.leader is not None and len(left) == len(core.members):
+            return ""  # It has left: the question came twice.
         reason = core.change_members(left, self._now())
         self.appended(self._store.end)
         self._changed()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gantry_broker.replication.types import Cell, MemberId
 
-from gantry_operator.failover.base import HANDOVER_AGAIN_S, HANDOVER_MS, GroupWatch, SwitchoverFailed
+from gantry_operator.failover.base import HANDOVER_AGAIN_S, HANDOVER_MS, TELL_WAIT_S, GroupWatch, SwitchoverFailed
 from gantry_operator.failover.model import Report, Switchover, Wait
 from gantry_operator.failover.surroundings import Change, MemberEndpoint
 from gantry_operator.failover.watch import MemberWatch
@@ -29,15 +30,34 @@ def heirs(leader: Report, others: Sequence[Report]) -> list[Report]:
     return sorted(able, key=lambda r: (r.rank, -r.id.member), reverse=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """What a leader was asked for."""
+
+    target: MemberId
+    epoch: int
+    """Which the leader led that was asked."""
+    reason: str
+    since: float
+    """When it was wished for, by the monotonic clock."""
+
+
 class RaftLoop(GroupWatch):
     """One group in mode Raft."""
 
     _cell: Cell | None = None
     _wish: Switchover | None = None
+    _wished_at = 0.0
     _asked = False
+    _transfer_asked: _Transfer | None = None
+    _handed_over = 0
+    """The epoch whose leader said that another one leads now."""
     _not_before = 0.0
     _refused = ""
     _removing = False
+    _removed_in: tuple[int, int] | None = None
+    """What the leader's line said, (epoch, version), on which a member was removed."""
+    _stuck_since: float | None = None
     _former: tuple[int, ...] = ()
 
     @property
@@ -57,7 +77,8 @@ class RaftLoop(GroupWatch):
         if to == before.master.member and self.waits is None:
             return f"{self.watches[to].name} is master already"
         self._wish, self._refused, self._not_before = Switchover(to, reason), "", 0.0
-        deadline = time.monotonic() + timeout_s
+        self._wished_at = time.monotonic()
+        deadline = self._wished_at + timeout_s
         try:
             while time.monotonic() < deadline:
                 await self._next_look()
@@ -78,10 +99,11 @@ class RaftLoop(GroupWatch):
         if leader is None:
             self._note_wait(Wait("election", self._why_no_leader(heard, endpoints), available=False))
             return False
+        noticed_at = self._noticed_at  # Before it is forgotten, since the wait is over.
         self._note_wait(None)
         former, self._cell = self._cell, Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
         if former is None or former.epoch != leader.epoch:
-            self._leads(leader, former)
+            self._leads(leader, former, noticed_at)
         self._announce_if_due(endpoints, leader)
         self._hand_over(heard, leader)
         self._remove_former(endpoints, leader)
@@ -103,21 +125,21 @@ class RaftLoop(GroupWatch):
             return f"no majority: {', '.join(away)} does not answer"
         return "the members elect a leader" + (f"; {', '.join(away)} does not answer" if away else "")
 
-    def _leads(self, leader: Report, former: Cell | None) -> None:
+    def _leads(self, leader: Report, former: Cell | None, noticed_at: float | None) -> None:
         name = self.watches[leader.id.member].name
+        asked, self._transfer_asked = self._transfer_asked, None
         if former is None or former.master is None:
             # What was before this program watched is not known, so it is no change.
             self._event("Normal", "Leader", f"{name} leads epoch {leader.epoch}")
             return
-        wish = self._wish
-        planned = wish is not None and wish.to in (None, leader.id.member)
-        reason = wish.reason if wish is not None and planned else "elected by the group"
-        if planned:
+        if self._wish is not None and self._wish.to in (None, leader.id.member):
             # It was asked for one change: without this the new leader would be asked to hand over in turn.
             self._wish = None
         now = time.monotonic()
-        started = self._noticed_at if self._noticed_at is not None else now
-        self._noticed_at = None
+        started = noticed_at if noticed_at is not None else now
+        planned, reason = False, "elected by the group"
+        if asked is not None and (asked.target, asked.epoch) == (leader.id, former.epoch):
+            planned, reason, started = True, asked.reason, asked.since
         old = self.watches.get(former.master.member)
         self._event("Normal" if planned else "Warning", "HandOver" if planned else "Failover",
                     f"{name} leads epoch {leader.epoch}: {reason}")  # fmt: skip
@@ -145,6 +167,8 @@ class RaftLoop(GroupWatch):
         wish = self._wish or self._sick(leader)
         if wish is None or self._asked or time.monotonic() < self._not_before or wish.to == leader.id.member:
             return
+        if leader.epoch == self._handed_over:
+            return
         able = heirs(leader, [w.report for w in heard if w.report is not None and not self._sick(w.report)])
         if wish.to is not None:
             able = [r for r in able if r.id.member == wish.to]
@@ -152,6 +176,8 @@ class RaftLoop(GroupWatch):
             self._refused = "no member that could lead answers" if wish.to is None else f"member {wish.to} cannot lead"
             return
         self._asked = True
+        since = time.monotonic() if self._wish is None else self._wished_at
+        self._transfer_asked = _Transfer(able[0].id, leader.epoch, wish.reason, since)
         cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
         self._spawn(self._transfer(self.watches[leader.id.member].url, able[0].id, cell))
 
@@ -162,17 +188,25 @@ class RaftLoop(GroupWatch):
         self._former = tuple(sorted(m.member for m in leader.in_sync if m.member not in planned))
         silent_ms = {f.id.member: f.last_fetch_ms for f in leader.followers if f.id in leader.in_sync}
         gone = [n for n in self._former if silent_ms.get(n, 0) >= self._settings().detection_ms]
-        if gone and not self._removing and time.monotonic() >= self._not_before:
+        if not gone:
+            self._stuck_since = None
+        elif not self._removing and time.monotonic() >= self._not_before and leader.order != self._removed_in:
             self._removing = True
-            self._spawn(self._remove(self.watches[leader.id.member].url, gone[-1]))
+            self._spawn(self._remove(self.watches[leader.id.member].url, gone[-1], leader.order))
 
-    async def _remove(self, url: str, member: int) -> None:
+    async def _remove(self, url: str, member: int, order: tuple[int, int]) -> None:
         try:
             reason = await self._teller.remove(url, member)
+            now = time.monotonic()
             if reason:
-                self._report_problem(f"member {member} cannot leave the group: {reason}")
-                self._not_before = time.monotonic() + HANDOVER_AGAIN_S
+                # The change before it may be a moment from being confirmed: that is nothing to tell.
+                self._stuck_since = now if self._stuck_since is None else self._stuck_since
+                if now - self._stuck_since >= TELL_WAIT_S:
+                    self._report_problem(f"member {member} cannot leave the group: {reason}")
+                self._not_before = now + HANDOVER_AGAIN_S
             else:
+                # The next line from the leader is yet to come; the one that is known still has the member.
+                self._removed_in, self._stuck_since = order, None
                 self._event("Normal", "MemberRemoved", f"member {member} has left the group")
         finally:
             self._removing = False
@@ -188,7 +222,10 @@ class RaftLoop(GroupWatch):
     async def _transfer(self, url: str, target: MemberId, cell: Cell) -> None:
         try:
             ready, self._refused = await self._teller.handover(url, target, cell, HANDOVER_MS)
-            if not ready:
+            if ready:
+                self._handed_over = cell.epoch  # Its last line may still say that it leads.
+            else:
+                self._transfer_asked = None  # Whoever leads next was not asked to.
                 self._not_before = time.monotonic() + HANDOVER_AGAIN_S
         finally:
             self._asked = False

@@ -1,0 +1,221 @@
+"""What the loop over a group in mode Raft tells of a change of the leader, and of members that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.failover import raft
+from gantry_operator.failover.http import httpx
+from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
+from gantry_operator.failover.raft import RaftLoop
+from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
+from gantry_operator.failover.teller import Teller
+from gantry_operator.failover.watch import MemberWatch
+
+HTTP = cast(httpx.AsyncClient, None)
+WAIT_S = 0.06
+
+
+class Place:
+    """Members that say what the test lets them say."""
+
+    def __init__(self, count: int) -> None:
+        self.planned = count
+        self.events: list[Event] = []
+        self.changes: list[Change] = []
+        self.known: dict[str, Facts] = {}
+
+    def members(self, group: str) -> list[MemberEndpoint]:
+        return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(self.planned)]
+
+    def facts(self, name: str) -> Facts:
+        return self.known.get(name, Facts())
+
+    def token(self) -> str | None:
+        return None
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """Nobody asks."""
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def changed(self, change: Change) -> None:
+        self.changes.append(change)
+
+
+class Told(Teller):
+    """Answers as the test says."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        self.handovers: list[MemberId] = []
+        self.removals: list[int] = []
+        self.handover_answer: tuple[bool, str] = (True, "")
+        self.removal_answer = ""
+
+    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+        self.handovers.append(target)
+        return self.handover_answer
+
+    async def remove(self, url: str, member: int) -> str:
+        self.removals.append(member)
+        return self.removal_answer
+
+
+class Group(RaftLoop):
+    """The loop without connections; `look` is one pass, and what it began."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.place = Place(count)
+        super().__init__("a", self.place, HTTP, FailoverSettings)
+        self.told = Told(self.wake)
+        self._teller = self.told
+        self.ids = [MemberId(n, "x") for n in range(count)]
+        for member in self.ids:
+            watch = MemberWatch(f"m{member.member}", f"http://m{member.member}", HTTP, self.wake, self._clock.now)
+            watch.reach = "ok"
+            self.watches[member.member] = watch
+        self.led_by(0, epoch=1)
+
+    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
+        """The test speaks for the members."""
+
+    def led_by(self, leader: int, epoch: int, version: int = 1, **says: Any) -> None:
+        for member in self.ids[: self.place.planned]:
+            role: Any = "Master" if member.member == leader else "Slave"
+            watch = self.watches[member.member]
+            watch.report = Report(member, role, epoch, version, in_sync=frozenset(self.ids))
+            if member.member == leader:
+                silent = tuple(FollowerView(m, 1, 10_000) for m in self.ids[self.place.planned :])
+                watch.report = replace(watch.report, followers=silent, **says)
+
+    async def look(self) -> None:
+        for watch in self.watches.values():
+            watch.line_at = self._clock.now()
+        await self._pass()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def told_of(self, reason: str) -> list[str]:
+        return [e.message for e in self.place.events if e.reason == reason]
+
+
+async def kill_and_elect(group: Group) -> Change:
+    group.watches[0].reach = "refused"
+    await group.look()
+    await asyncio.sleep(WAIT_S)
+    group.led_by(1, epoch=2)
+    await group.look()
+    [change] = group.place.changes
+    return change
+
+
+async def test_how_long_a_group_was_without_a_leader() -> None:
+    group = Group()
+    await group.look()
+    change = await kill_and_elect(group)
+    assert change.duration_ms >= WAIT_S * 1000
+    assert (change.old, change.new, change.planned, change.reason) == ("m0", "m1", False, "elected by the group")
+    assert [e.kind for e in group.place.events if e.reason == "Failover"] == ["Warning"]
+    group.led_by(2, epoch=3)  # Nobody was away: nothing was waited for.
+    await group.look()
+    assert group.place.changes[1].duration_ms < WAIT_S * 1000
+
+
+@pytest.mark.parametrize("deleting", [False, True])
+async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: bool) -> None:
+    group = Group()
+    await group.look()
+    if deleting:
+        group.place.known["m0"] = Facts(deleting=True)
+    else:
+        group.led_by(0, epoch=1, unfit="its disk is full")
+    for _ in range(3):
+        await group.look()  # The last line of who has handed over may still say that it leads.
+    [target] = group.told.handovers
+    await asyncio.sleep(WAIT_S)
+    group.led_by(target.member, epoch=2)
+    await group.look()
+    [change] = group.place.changes
+    reason = "m0 is about to be stopped" if deleting else "m0 should not lead: its disk is full"
+    assert (change.planned, change.reason) == (True, reason)
+    assert change.duration_ms >= WAIT_S * 1000
+    assert group.told_of("HandOver") == [f"m{target.member} leads epoch 2: {reason}"]
+    assert group.told_of("Failover") == []
+
+
+async def test_a_leader_that_died_before_it_handed_over_was_not_replaced_as_planned() -> None:
+    group = Group()
+    group.told.handover_answer = (False, "the master did not answer the hand-over")
+    await group.look()
+    group.led_by(0, epoch=1, unfit="its disk is full")
+    await group.look()
+    assert len(group.told.handovers) == 1
+    change = await kill_and_elect(group)
+    assert (change.planned, change.reason) == (False, "elected by the group")
+
+
+async def test_a_switchover_takes_as_long_as_it_took_since_it_was_asked_for() -> None:
+    group = Group()
+    await group.look()
+    asked = asyncio.create_task(group.switchover(2, "asked for"))
+    await asyncio.sleep(WAIT_S)
+    await group.look()
+    assert group.told.handovers == [group.ids[2]]
+    group.led_by(2, epoch=2)
+    await group.look()
+    assert await asyncio.wait_for(asked, 5) == "m2 leads a in epoch 2"
+    [change] = group.place.changes
+    assert (change.planned, change.reason) == (True, "asked for")
+    assert change.duration_ms >= WAIT_S * 1000
+    assert len(group.told.handovers) == 1, "it was asked for one change"
+
+
+def with_two_gone() -> Group:
+    group = Group(5)
+    group.place.planned = 3
+    group.led_by(0, epoch=1, version=1)
+    return group
+
+
+async def test_a_member_is_removed_once_though_the_old_status_line_still_has_it() -> None:
+    group = with_two_gone()
+    for _ in range(3):
+        await group.look()
+    assert group.told.removals == [4]
+    assert group.told_of("MemberRemoved") == ["member 4 has left the group"]
+    group.ids.pop()
+    group.led_by(0, epoch=1, version=2)
+    for _ in range(3):
+        await group.look()
+    assert group.told.removals == [4, 3]
+    assert group.told_of("FailoverLoopFailed") == []
+
+
+async def test_a_removal_that_was_undone_is_asked_for_again() -> None:
+    group = with_two_gone()
+    await group.look()
+    group.led_by(1, epoch=2, version=1)
+    await group.look()
+    assert group.told.removals == [4, 4]
+
+
+async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
+    group = with_two_gone()
+    group.told.removal_answer = "the last change of members is not confirmed yet"
+    for _ in range(3):
+        await group.look()
+    assert group.told.removals == [4] * 3
+    assert group.told_of("FailoverLoopFailed") == []
+    monkeypatch.setattr(raft, "TELL_WAIT_S", 0.0)
+    await group.look()
+    [problem] = group.told_of("FailoverLoopFailed")
+    assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
