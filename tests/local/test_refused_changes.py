@@ -25,8 +25,8 @@ def made(name: str = "t", **spec: Any) -> BrokerCluster:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (made(), made(mode="Raft"), "spec.mode is Raft, was MasterSlave: it is fixed for a group's life"),
-        (made(mode="Raft"), made(), "spec.mode is MasterSlave, was Raft: it is fixed for a group's life"),
+        (made(), made(mode="Raft"), "spec.mode is Raft, was MasterSlave: while members change one by one"),
+        (made(mode="Raft"), made(), "spec.mode is MasterSlave, was Raft: while members change one by one"),
         (made(), made(name="u"), "metadata.name is 'u'"),
         (made(), made(brokerGroups=[{"name": "b", "members": 3}]), "spec.brokerGroups lacks a"),
         (made(), made(broker={"mappedFileSizeCommitLog": 65_536}), "mappedFileSizeCommitLog is fixed"),

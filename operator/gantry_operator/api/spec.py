@@ -32,6 +32,13 @@ def _host_fields_known(host: str | None) -> bool:
     return host is None or set(re.findall(r"\{([^}]*)\}", host)) <= set(HOST_FIELDS)
 
 
+MODE_IS_FIXED = (
+    "while members change one by one, some would count a message as safe by the operator's in-sync set and others by a "
+    "majority of the log's members, and what one promised the other could undo; write the former mode, or make a new "
+    "cluster and let consumers finish this one"
+)
+
+
 class NameServers(Model):
     """The NameServers, where clients learn which broker serves a topic. They share nothing, any may die."""
 
@@ -184,7 +191,7 @@ class BrokerClusterSpec(Model):
         "MasterSlave",
         description="Who decides on the master: the operator (MasterSlave) or the group itself by election (Raft), "
         "which needs three members or more; a majority counts there, not replication, minInSyncReplicas and failover.",
-        json_schema_extra=immutable("mode cannot be changed on a cluster that exists: write the former mode"),
+        json_schema_extra=immutable(f"mode cannot be changed on a cluster that exists: {MODE_IS_FIXED}"),
     )
     replication: Literal["Sync", "Async"] = Field(
         "Sync",

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_duration
+from gantry_operator.api.spec import MODE_IS_FIXED
 from gantry_operator.failover import FailoverSettings
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.base import GroupWatch, SwitchoverFailed
@@ -375,7 +376,7 @@ def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
             f"spec.brokerGroups lacks {', '.join(sorted(gone))}: the group holds messages, which would be lost; keep it"
         )
     if new.spec.mode != old.spec.mode:
-        raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: it is fixed for a group's life")
+        raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: {MODE_IS_FIXED}")
     size = "mappedFileSizeCommitLog"
     if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
         raise control.ControlError(f"spec.broker.{size} is fixed for life: write {getattr(old.spec.broker, size)}")
