@@ -25,10 +25,10 @@ from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.layout import HEAD, MAGIC_BLANK, Ints, buffers_of, take_slices
 from gantry_spark.model import Context, build, kind_of
-from gantry_spark.places import place_of
+from gantry_spark.places import literal, place_of
 from gantry_spark.plan import plan
 from gantry_spark.props import parse
-from gantry_spark.report import Counting, Job, check, clock
+from gantry_spark.report import Counting, Job, check, clock, must_be_whole
 from gantry_spark.scan import Records, scan
 from gantry_spark.source import Options
 from gantry_spark.summary import newest_by_key, summarize, summarize_keys
@@ -49,7 +49,7 @@ def may_compact(job: Job, topic: str, out: Path | None) -> int:
         raise SourceError(f"{topic} is one of the broker's own topics ({kind_of(topic)}); these are not compacted")
     if out is not None:
         _must_be_new(out)
-    return check(job)
+    return check(job, whole=True)
 
 
 def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:
@@ -62,15 +62,16 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         now_ms = clock(job)
         options = job.options(spark.sparkContext.defaultParallelism)
         logs = Options(options).logs()
+        must_be_whole(logs)
         counting = Counting(spark, place_of(spark, folder), options, logs, "compact")
         rows = counting.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
         at = f"{folder}/keys"
         found = summarize(rows)
         newest_by_key(rows, found.spread).write.parquet(f"file://{at}")
-        keys = spark.read.parquet(f"file://{at}")
+        keys = spark.read.parquet(literal(f"file://{at}"))
         gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
         context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
-        summarize_keys(found, rows, keys, gone_before, 1, [])
+        summarize_keys(found, rows, keys, gone_before, 1, [], rows)
         figures = build(found, context)["topics"]
         mine = next((t for t in figures if t["topic"] == topic), None)
         if mine is None:
@@ -112,9 +113,14 @@ def _must_be_new(out: Path) -> None:
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise OutputError(f"{out} is there already: name a directory that does not exist yet, or an empty one")
-        out.mkdir(parents=True, exist_ok=True)
+        # It is made when there is something to write: what is refused leaves nothing behind.
+        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     except OSError as error:
         raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
+    if not there.is_dir():
+        raise OutputError(f"output {out} cannot be written: {there} is no directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"output {out} cannot be written: nothing may be made in {there}")
 
 
 def _kept_places(keys: DataFrame, log: str, gone_before_ms: int) -> Ints:

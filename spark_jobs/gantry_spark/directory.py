@@ -12,7 +12,8 @@ from typing import Final
 
 from gantry_spark.errors import Expired, SourceError
 
-_NAME: Final = re.compile(r"^\d{20}$")
+_NAME: Final = re.compile(r"[0-9]{20}")
+_MOST: Final = 2**63 - 1
 _FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once, where the system has that: one fault instead of many."""
 UNSETTLED: Final = 64 * 1024 * 1024
@@ -52,7 +53,7 @@ def find(path: str) -> LogFiles:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise SourceError(f"{folder} cannot be listed: {error.strerror}") from None
-    files = [n for n in names if _NAME.match(n) and (folder / n).is_file()]
+    files = [n for n in names if _is_segment(folder / n)]
     foreign = [n for n in names if n not in files]
     if not files:
         inside = "is empty" if not names else f"holds {', '.join(names[:3])}" + (" and more" if len(names) > 3 else "")
@@ -61,6 +62,11 @@ def find(path: str) -> LogFiles:
         )
     name = (root if folder != root else root.parent if root.name == "commitlog" else root).resolve().name
     return LogFiles(name, root, _segments(folder, files), foreign)
+
+
+def _is_segment(path: Path) -> bool:
+    """Whether a file is named by an offset, and so small that all its bytes have one."""
+    return _NAME.fullmatch(path.name) is not None and path.is_file() and int(path.name) + path.stat().st_size <= _MOST
 
 
 def _segments(folder: Path, files: list[str]) -> list[Segment]:
@@ -153,6 +159,9 @@ class FileBytes:
 
 class DirectoryLog:
     """The log of a directory, as the planner and the tasks see it."""
+
+    doubts: tuple[str, ...] = ()
+    """See `remote.RemoteLog`: a directory has none."""
 
     def __init__(self, files: LogFiles) -> None:
         self.files = files

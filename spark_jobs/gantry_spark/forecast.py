@@ -15,22 +15,32 @@ LISTED_H: Final = 24 * 31
 
 @dataclass(frozen=True)
 class Disk:
-    """The disk under one log: bytes in all, and bytes that are free."""
+    """The disk under one log: bytes in all, and bytes that are free.
+
+    `place`: the device, or the machine that it is on; empty: not known.
+    """
 
     log: str
     total: int
     free: int
+    place: str = ""
+
+    def same(self, other: Disk) -> bool:
+        """Whether two logs fill one disk. Brokers of one machine are asked in turn, so their answers may differ by what
+        was written in between."""
+        if self.total != other.total:
+            return False
+        near = abs(self.free - other.free) <= self.total // 1000
+        return self.free == other.free or (near and self.place != "" and self.place == other.place)
 
 
-def forecast(
-    hours: Mapping[int, int], newest_ms: int, now_ms: int, disks: Sequence[Disk], reserved_hours: int
-) -> dict[str, Any]:
-    """Growth by hour (`hours`: bytes by hour since 1970) and what it leads to.
+def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reserved_hours: int) -> dict[str, Any]:
+    """Growth by hour (`hours`: bytes by hour since 1970, of all that the logs hold) and what it leads to.
 
     The rate is that of the last full hours, up to `LOOK_BACK_H`, idle ones counted. Retention keeps a log at the rate
     times the reserved hours; only if the disk is smaller than that it fills, and then the broker deletes earlier.
     """
-    newest = newest_ms // HOUR_MS
+    newest = max(hours, default=now_ms // HOUR_MS)
     first = min(hours, default=newest)
     start = max(first, newest - LOOK_BACK_H)
     span_h = newest - start
@@ -55,9 +65,8 @@ def forecast(
         "fillsBeforeRetention": False,
     }
     if disks and rate > 0:
-        tightest = min(disks, key=lambda d: d.free)
-        share = rate / len(disks)
-        hours_to_full = tightest.free / share
+        # Logs are taken to grow alike; a disk takes what comes to those that lie on it.
+        hours_to_full = min(d.free * len(disks) / sum(d.same(other) for other in disks) for d in disks) / rate
         result["hoursToFull"] = round(hours_to_full, 1)
         at = now_ms + int(hours_to_full * HOUR_MS)
         result["fullAt"] = _iso_ms(at) if hours_to_full < 24 * 3650 else None

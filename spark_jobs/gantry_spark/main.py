@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +21,13 @@ from gantry_spark.session import session
 SUMMARY_LIMIT: Final = 4000
 """Bytes of a termination message; Kubernetes cuts at 4096."""
 FAILED: Final = 1
+NOTES: Final = 3
+NOTE_LIMIT: Final = 300
+"""How many of the report's notes go into the summary, and how long each may be."""
 NO_USE: Final = 3
 """Exit code of a run that failed, and would fail again in the same way."""
+LEAST_MEMORY_KB: Final = 512 * 1024
+"""Spark does not start with less than 450 MiB of heap, and of what it is given a part is no heap."""
 _SHUT_DOWN: Final = "cancelled because SparkContext was shut down"
 _JAVA_CAUSE: Final = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
 """In the text of an error of Java, the outermost first."""
@@ -37,26 +42,64 @@ def hours_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def memory_of(text: str) -> str:
+    """`512m`, `2g` for Spark's JVM. Raises ValueError: says what to write."""
+    found = re.fullmatch(r"(\d{1,9})([kmgt])b?", text.strip().lower())
+    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < LEAST_MEMORY_KB:
+        raise ValueError(f"{text!r}: write a whole number and m or g, at least 512m, for example 2g")
+    return f"{found[1]}{found[2]}"
+
+
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gantry_spark.report", description="The compaction report.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--path", action="append", default=[], help="store directory (again for another log)")
-    source.add_argument("--brokers", help="HTTP addresses of the brokers, separated by commas")
+    source.add_argument(
+        "--brokers", help="HTTP addresses of the brokers, separated by commas, with their group before: a=http://..."
+    )
     source.add_argument("--cluster", help="NameServer addresses, separated by semicolons")
     parser.add_argument("--name", default="", help="what to call the cluster in the report")
     parser.add_argument("--out", help="directory for reports and state, or an URL of a Hadoop file system")
     parser.add_argument("--topics", action="append", default=[], help="topic, with * and ? (again for more)")
     parser.add_argument("--since", help="only records of the last 12h, 7d, ...")
     parser.add_argument("--tombstones", default="24h", help="how long compaction keeps tombstones (24h)")
-    parser.add_argument("--reserved-hours", type=int, help="retention; left out: what the broker says, else 72")
-    parser.add_argument("--top", type=int, default=20, help="hot keys by topic (20)")
-    parser.add_argument("--rate", type=int, default=0, help="bytes a second read from brokers, in all; 0: no limit")
+    parser.add_argument(
+        "--reserved-hours", type=_at_least(1), help="retention; left out: what the broker says, else 72"
+    )
+    parser.add_argument("--top", type=_at_least(1), default=20, help="hot keys by topic (20)")
+    parser.add_argument(
+        "--rate", type=_at_least(0), default=0, help="bytes a second read from brokers, in all; 0: no limit"
+    )
     parser.add_argument("--token-file", help="holds the brokers' admin token")
-    parser.add_argument("--history", type=int, default=10, help="reports that are kept (10)")
+    parser.add_argument("--history", type=_at_least(1), default=10, help="reports that are kept (10)")
     parser.add_argument("--master", help="Spark master; left out: SPARK_MASTER, else local[*]")
     parser.add_argument("--conf", action="append", default=[], help="key=value of Spark's configuration (again)")
     parser.add_argument("--termination-log", help="write a short summary there, for the pod's status")
     return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}; write a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def _hours(text: str, option: str) -> float:
+    try:
+        return hours_of(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
+
+
+def conf_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Spark's configuration from `key=value`. Raises ValueError: names the argument."""
+    for pair in pairs:
+        if not re.match(r"[^=\s]+=", pair):
+            raise ValueError(f"--conf: {pair!r}; write key=value, for example spark.driver.memory=2g")
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def job_of(args: argparse.Namespace) -> Job:
@@ -68,8 +111,8 @@ def job_of(args: argparse.Namespace) -> Job:
         name=args.name,
         out=args.out,
         topics=tuple(args.topics),
-        window_hours=hours_of(args.since) if args.since else None,
-        tombstone_hours=hours_of(args.tombstones),
+        window_hours=_hours(args.since, "--since") if args.since else None,
+        tombstone_hours=_hours(args.tombstones, "--tombstones"),
         reserved_hours=args.reserved_hours,
         top=args.top,
         rate=args.rate,
@@ -94,6 +137,7 @@ def summary_of(report: dict[str, Any], out: str | None) -> dict[str, Any]:
         "topSavings": [
             {"topic": t["topic"], "savedBytes": t["savedBytes"], "recommendation": t["recommendation"]} for t in saving
         ],
+        "notes": [note[:NOTE_LIMIT] for note in report["notes"][:NOTES]],
     }
 
 
@@ -133,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         job = job_of(args)
-        conf = dict(pair.split("=", 1) for pair in args.conf)
+        conf = conf_of(args.conf)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")

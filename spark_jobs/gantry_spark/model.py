@@ -40,6 +40,8 @@ class Context:
     segments: int = 0
     notes: Sequence[str] = ()
     topics: Sequence[str] = field(default_factory=tuple)
+    hours: Mapping[int, int] | None = None
+    """Bytes by hour since 1970 of the whole log, where the report is on a part of it: a disk fills with all of it."""
 
 
 def kind_of(topic: str) -> str:
@@ -66,8 +68,8 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
     groups = _groups(summary, context)
     topics = [_topic(name, by_topic, context, newest_ms) for name in sorted(by_topic.queues)]
     topics.sort(key=lambda t: (t["kind"] != "user", -t["savedBytes"], -t["bytes"], t["topic"]))
-    total_hours = _per_hour(summary.hours)
-    growth = forecast(total_hours, newest_ms, context.now_ms, context.disks, context.reserved_hours)
+    hours = _per_hour(summary.hours) if context.hours is None else context.hours
+    growth = forecast(hours, context.now_ms, context.disks, context.reserved_hours)
     for topic in topics:
         hurt = [g for g in groups if g["topic"] == topic["topic"]]
         topic["groups"] = hurt
@@ -253,7 +255,7 @@ def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
 
 def _groups(summary: Summary, context: Context) -> list[dict[str, Any]]:
     """Consumer groups by topic: how far behind, what compaction would take from them, what retention already took."""
-    ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.queues}
+    ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.spans}
     hurt = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
     oldest: dict[tuple[str, str], int] = {}
     for g in summary.groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,11 +46,21 @@ def is_local(root: str) -> bool:
     return "://" not in root or root.startswith("file:")
 
 
+def local_path(root: str) -> Path:
+    """The directory of this machine that an output names, as a path or as an URL."""
+    return Path(root.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
+
+
+def literal(url: str) -> str:
+    """An URL for Spark to read just that: it takes what it reads for a pattern."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", url)
+
+
 class LocalPlace:
     """A directory of this machine; it is made when it is not there."""
 
     def __init__(self, root: str) -> None:
-        self.root = Path(root.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
+        self.root = local_path(root)
         with self._speaking(""):
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".writable-{os.getpid()}"

@@ -154,6 +154,11 @@ def _wanted(parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
     return kept
 
 
+def gaps(log: Log) -> list[tuple[int, int]]:
+    """Bytes [from, to) in the middle of a log that no segment holds. Segments before the first have expired."""
+    return [(a.end, b.start) for a, b in pairwise(log.segments) if a.end < b.start]
+
+
 def must_hold_records(logs: Sequence[Log], source: str) -> None:
     """Files without a single record are no commit log, whatever their names. Raises NoLog.
 

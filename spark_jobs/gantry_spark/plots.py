@@ -64,24 +64,27 @@ def savings(topics: Sequence[Topic]) -> str:
     if not shown:
         return ""
     unit, factor = _unit(max(t["bytes"] for t in shown))
-    names = [_short(t["topic"]) for t in shown]
+    # Names that are cut off may be equal: bars are told apart by number.
+    places = list(range(len(shown)))
     figure = go.Figure()
     for label, color, values in (
         ("stays", KEEP, [t["bytes"] - t["savedBytes"] for t in shown]),
         ("compaction would remove", SAVE, [t["savedBytes"] for t in shown]),
     ):
         figure.add_bar(
-            y=names, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
-            customdata=[size_text(v) for v in values], hovertemplate="%{y}: %{customdata}<extra>" + label + "</extra>",
+            y=places, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
+            customdata=[(t["topic"], size_text(v)) for t, v in zip(shown, values, strict=True)],
+            hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>" + label + "</extra>",
         )  # fmt: skip
-    for name, t in zip(names, shown, strict=True):
+    for place, t in zip(places, shown, strict=True):
         if t["savedBytes"]:
             figure.add_annotation(
-                x=t["bytes"] / factor, y=name, text=f"-{t['savedBytes'] / t['bytes']:.0%}", showarrow=False,
+                x=t["bytes"] / factor, y=place, text=f"-{t['savedBytes'] / t['bytes']:.0%}", showarrow=False,
                 xanchor="left", xshift=6, font={"color": SAVE},
             )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
     figure.update_xaxes(title=unit)
+    figure.update_yaxes(tickmode="array", tickvals=places, ticktext=[_short(t["topic"]) for t in shown])
     return _html(figure, 120 + 34 * len(shown))
 
 
@@ -103,7 +106,8 @@ def growth(growth: Mapping[str, Any]) -> str:
     most = max(growth["steadyBytes"], total)
     future = [total + rate * h for h in range(ahead + 1)]
     capped = [min(v, most) for v in future]
-    free = min((d["freeBytes"] for d in growth["disks"]), default=None)
+    # The size of all logs together at which the first disk is full.
+    full = total + rate * growth["hoursToFull"] if rate and growth["hoursToFull"] is not None else None
     unit, factor = _unit(max(*capped, 1))
     figure = go.Figure()
     figure.add_scatter(
@@ -116,9 +120,9 @@ def growth(growth: Mapping[str, Any]) -> str:
         line={"color": SAVE, "width": 2, "dash": "dot"},
         customdata=[size_text(v) for v in capped], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
     )  # fmt: skip
-    if free is not None and total + free <= 1.5 * max(capped):
+    if full is not None and full <= 1.5 * max(capped):
         figure.add_hline(
-            y=(total + free) / factor, line={"color": ALARM, "dash": "dash"},
+            y=full / factor, line={"color": ALARM, "dash": "dash"},
             annotation={"text": "disk full", "font": {"color": ALARM}},
         )  # fmt: skip
     figure.update_yaxes(title=unit, rangemode="tozero")

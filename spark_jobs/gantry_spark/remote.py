@@ -3,10 +3,14 @@
 A group is one log. Its listing is that of the member that has confirmed most; its bytes come from slaves as long as
 they have them, then from the master. A member that does not answer is left for the next one, with growing pauses, and a
 position that no member holds any more has expired.
+
+Addresses may have their group before them: `a=http://10.0.0.5:10921`. Then it can be told whether one that does not
+answer takes a whole group with it.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,6 +30,7 @@ ATTEMPTS: Final = 6
 _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
 _GONE: Final = 410
+_NAMED: Final = re.compile(r"([^=/]+)=(.+)")
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,12 @@ def base_url(text: str) -> str:
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
+def named(text: str) -> tuple[str | None, str]:
+    """The group that an address has before it (None: it has none), and the base URL."""
+    found = _NAMED.fullmatch(text)
+    return (None, base_url(text)) if found is None else (found[1], base_url(found[2]))
+
+
 def status(url: str, token_file: str | None = None) -> MemberStatus:
     """What a broker says of itself. Raises SourceError."""
     try:
@@ -78,8 +89,13 @@ def status(url: str, token_file: str | None = None) -> MemberStatus:
 class RemoteLog:
     """The log of one group."""
 
-    def __init__(self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int) -> None:
-        """`infos`: base URL and listing of every member that answers; at least one."""
+    def __init__(
+        self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, doubts: Sequence[str] = ()
+    ) -> None:
+        """`infos`: base URL and listing of every member that answers; at least one.
+
+        `doubts`: why addresses do not answer that may be of this group, or of one that is not read.
+        """
         best = max((info for _, info in infos), key=lambda info: info.confirmed)
         self.name = best.group
         self.cluster = best.cluster
@@ -89,6 +105,7 @@ class RemoteLog:
         self.master = next((url for url, info in ordered if info.role == "Master"), ordered[-1][0])
         self.token_file = token_file
         self.rate = rate
+        self.doubts = tuple(doubts)
         size = best.segment_bytes
         self.segments = [
             RemoteSegment(s.start, s.start - s.start % size + size, min(s.end, best.confirmed), s.first_store_ms,
@@ -102,21 +119,29 @@ class RemoteLog:
 
 
 def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
-    """The logs of all groups that these brokers belong to. Raises SourceError when none answers."""
+    """The logs of all groups that these brokers belong to.
+
+    Raises SourceError: nobody of a group answers, or a broker is of another group than is said.
+    """
     groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
-    problems: list[str] = []
-    for url in dict.fromkeys(base_url(u) for u in urls):
+    problems: dict[str | None, list[str]] = defaultdict(list)
+    for group, url in dict.fromkeys(named(u) for u in urls):
         try:
             info = LogInfo.model_validate_json(ask(url, token_file, "/v1/log"))
         except SourceError as error:
-            problems.append(str(error))
+            problems[group].append(str(error))
         except ValueError as error:
-            problems.append(f"{url} gives no listing of a log: {str(error).splitlines()[0]}")
+            problems[group].append(f"{url} gives no listing of a log: {str(error).splitlines()[0]}")
         else:
+            if group not in (None, info.group):
+                raise SourceError(f"broker {url} is of group {info.group}, not of {group}")
             groups[info.group].append((url, info))
+    for group, why in problems.items():
+        if group is not None and group not in groups:
+            raise SourceError(f"nobody of group {group} answers, and without it there is only a part: {'; '.join(why)}")
     if not groups:
-        raise SourceError("; ".join(problems) or "no broker is named")
-    return [RemoteLog(infos, token_file, rate) for _, infos in sorted(groups.items())]
+        raise SourceError("; ".join(problems[None]) or "no broker is named")
+    return [RemoteLog(infos, token_file, rate, problems[None]) for _, infos in sorted(groups.items())]
 
 
 class HttpBytes:

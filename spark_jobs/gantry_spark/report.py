@@ -15,6 +15,7 @@ import logging
 import shutil
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,16 +27,24 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gantry_spark import state as states
-from gantry_spark.errors import Expired, NoSuchTopic
+from gantry_spark.errors import Expired, NoSuchTopic, SourceError
 from gantry_spark.figures import SCHEMA, SUMS
+from gantry_spark.layout import BLANK_HEAD
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
-from gantry_spark.places import LocalPlace, Place, alone_in, is_local, place_of
-from gantry_spark.plan import Log, must_hold_records
+from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
+from gantry_spark.plan import Log, gaps, must_hold_records
 from gantry_spark.scan import Range, store_time_at
 from gantry_spark.session import cores
-from gantry_spark.source import Options
-from gantry_spark.summary import counted_segments, newest_by_key, summarize, summarize_keys
+from gantry_spark.source import Options, doubts_of
+from gantry_spark.summary import (
+    counted_segments,
+    newest_by_key,
+    of_all_queues,
+    queue_spans,
+    summarize,
+    summarize_keys,
+)
 from gantry_spark.surroundings import surroundings
 
 if TYPE_CHECKING:
@@ -45,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 ROWS: Final = "state/rows"
 STATE: Final = "state/state.json"
+MARKED: Final = 60 * 1024
+"""Bytes before the end of a segment's last counted record that are compared: with those after it no more than a broker
+is asked for at once."""
 HOURLY: Final = ("n", "bytes", "keyed", "keyed_bytes")
 
 
@@ -99,10 +111,12 @@ class Done:
     out: str | None
 
 
-def check(job: Job) -> int:
+def check(job: Job, whole: bool = False) -> int:
     """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
-    `run` does."""
+    `run` does; with `whole` also as `must_be_whole` does."""
     logs = Options(job.options(1)).logs()
+    if whole:
+        must_be_whole(logs)
     logger.info("%d logs of %s", len(logs), job.source)
     must_hold_records(logs, job.source)
     if job.out is not None and is_local(job.out):
@@ -129,8 +143,10 @@ def run(spark: SparkSession, job: Job) -> Done:
         rows, topics = _chosen(rows, job.topics)
         keys_at = f"reports/{name}/keys"
         found = summarize(rows)
+        counts = counting.counts()
+        found.spans = queue_spans(counts)
         newest_by_key(rows, found.spread).write.mode("overwrite").parquet(place.url(keys_at))
-        keys = spark.read.parquet(place.url(keys_at))
+        keys = spark.read.parquet(literal(place.url(keys_at)))
         around = surroundings(logs, job.token_file)
         context = Context(
             source=job.source,
@@ -139,14 +155,15 @@ def run(spark: SparkSession, job: Job) -> Done:
             tombstone_ms=int(job.tombstone_hours * 3_600_000),
             reserved_hours=job.reserved_hours or around.reserved_hours,
             disks=around.disks,
-            offsets=[o for o in around.offsets if topics is None or o.topic in topics],
+            offsets=of_all_queues([o for o in around.offsets if topics is None or o.topic in topics], found.spans),
             log_bytes=bytes_of(logs),
             new_bytes=counting.scanned,
             segments=sum(len(log.segments) for log in logs),
-            notes=[*around.notes, *counting.notes],
+            notes=[*_missing(logs), *around.notes, *counting.notes],
+            hours=_bytes_by_hour(counts) if job.topics or since_ms is not None else None,
         )
         logger.info("the newest record of each key is found")
-        summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets)
+        summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
         report = build(found, context)
         if not report["totals"]["records"] and not report["damage"]["places"]:
             report["notes"].append("No record of the log was looked at: it holds none, or none in the window.")
@@ -161,6 +178,22 @@ def run(spark: SparkSession, job: Job) -> Done:
         place.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
         _forget(place, job.history)
         return Done(report, page, None if job.out is None else out)
+
+
+def must_be_whole(logs: Sequence[Any]) -> None:
+    """Raises SourceError: these may not be all logs of the cluster."""
+    doubts = doubts_of(logs)
+    if doubts:
+        raise SourceError("; ".join(doubts))
+
+
+def _missing(logs: Sequence[Any]) -> list[str]:
+    """What is missing of the logs, or may be."""
+    between = [(log.name, start, end) for log in logs for start, end in gaps(log)]
+    return [
+        *doubts_of(logs),
+        *(f"{name}: bytes {start:,} to {end:,} are missing: no segment holds them" for name, start, end in between),
+    ]
 
 
 def bytes_of(logs: Sequence[Log]) -> int:
@@ -209,13 +242,15 @@ class Counting:
         self.run = run
         self.scanned = 0
         self.notes: list[str] = []
+        self._segments: Sequence[states.Known] = ()
 
     def rows(self, since_ms: int | None) -> DataFrame:
         """The rows of the records stored since then, counted now or by an earlier run."""
         before = states.State.from_json(self.place.read(STATE))
         self._clean(before.runs)
+        self._must_have(before)
         now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
-        ahead = states.unread(before, now)
+        ahead = states.unread(before, now, _marks(self.logs, before.segments))
         self.scanned = ahead.bytes
         counted: dict[tuple[str, int], states.Counted] = {}
         if ahead.ranges:
@@ -227,10 +262,12 @@ class Counting:
                 for r in counted_segments(fresh)
             }
         state = states.after(ahead, now, self.run, counted)
+        state = states.marked(state, _marks(self.logs, [k for k in state.segments if k.mark is None]))
         if len(state.runs) > states.MERGE_AT:
             state = self._merge(state)
         self.place.write(STATE, state.to_json())
         self._clean(state.runs)
+        self._segments = state.segments
         chosen = states.window(state, since_ms)
         rows = self._live(chosen.live)
         if chosen.partly and since_ms is not None:
@@ -242,6 +279,21 @@ class Counting:
             self._count(ranges, since_ms, at)
             rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partly").select(rows.columns))
         return rows
+
+    def _must_have(self, before: states.State) -> None:
+        """What was counted of a log is dropped when the log is gone, but not when its brokers may just not answer."""
+        doubts = doubts_of(self.logs)
+        gone = {known.log for known in before.segments} - {log.name for log in self.logs}
+        if doubts and gone:
+            raise SourceError(
+                f"log {min(gone)} was there in the last run, and nobody answers for it: {'; '.join(doubts)}"
+            )
+        self.notes += [f"{log}: it was there in the last run, and is not any more: left out" for log in sorted(gone)]
+
+    def counts(self) -> DataFrame:
+        """The counts of the whole log, once `rows` was called, whatever its window: what there is to read, and how fast
+        it grows, has nothing to do with that."""
+        return self._live(self._segments).filter("kind = 'count'")
 
     def _count(self, ranges: dict[str, list[tuple[int, int]]], since_ms: int | None, at: str) -> None:
         options = self.options | {"ranges": orjson.dumps(ranges).decode()}
@@ -255,7 +307,7 @@ class Counting:
 
         schema = StructType([*SCHEMA.fields, StructField("run", StringType())])
         reader = self.spark.read.schema(schema).option("basePath", self.place.url(base))
-        return reader.parquet(*(self.place.url(name) for name in names))
+        return reader.parquet(*(literal(self.place.url(name)) for name in names))
 
     def _read(self, runs: Sequence[str]) -> DataFrame:
         return self._parquet([f"{ROWS}/run={run}" for run in runs], ROWS)
@@ -330,6 +382,31 @@ def _first_times(log: Any) -> list[int]:
     return times
 
 
+def _marks(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
+    """By log and segment a checksum of the bytes around the last counted record's end; None: they cannot be had.
+
+    A record carries its place, time and CRC, so others there give another one.
+    """
+    places = {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
+    return {
+        (known.log, known.segment): _mark(*places[known.log, known.segment], known)
+        for known in segments
+        if (known.log, known.segment) in places
+    }
+
+
+def _mark(log: Any, index: int, known: states.Known) -> int | None:
+    begin = max(known.segment, known.border - MARKED)
+    # What follows the last record of a whole segment is its filler, which may be undone with the records after it.
+    data = bytearray(min(known.end, known.border + BLANK_HEAD) - begin)
+    if begin + len(data) > log.segments[index].limit:
+        return None
+    with contextlib.suppress(Expired), log.open(index) as source:
+        if source.read_into(begin, memoryview(data)) == len(data):
+            return zlib.crc32(data)
+    return None
+
+
 def _chosen(rows: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
     """The rows of the topics that match, and these topics (None: all). Damage belongs to none and stays."""
     if not patterns:
@@ -343,6 +420,12 @@ def _chosen(rows: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[st
             f"no topic matches {', '.join(patterns)}; there are {', '.join(sorted(names)[:20]) or 'none'}"
         )
     return rows.filter(f.col("topic").isin(sorted(topics)) | (f.col("kind") == "damage")), topics
+
+
+def _bytes_by_hour(counts: DataFrame) -> dict[int, int]:
+    from pyspark.sql import functions as f
+
+    return {r["hour"]: r["sum"] for r in counts.groupBy("hour").agg(f.sum("bytes").alias("sum")).collect()}
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> bytes:

@@ -9,7 +9,8 @@ named: `.option("columns", "topic,size")`, or `.schema("topic string, size int")
 columns but the body and the damage.
 
 Options, besides those above:
-- `path` (or load's argument; several are allowed): store directories. `brokers`: HTTP addresses, separated by commas.
+- `path` (or load's argument; several are allowed): store directories. `brokers`: HTTP addresses, separated by commas,
+  with their group before them (`a=http://10.0.0.5:10921`) if a group that does not answer shall not go unnoticed.
   `cluster`: NameServer addresses, separated by semicolons. One of the three.
 - `body`: true adds the body. `verify`: false does not check the CRC of bodies.
 - `damaged`: `skip` leaves damaged places out; with `rows` each is a row with `damage` set and no topic.
@@ -22,12 +23,16 @@ Options, besides those above:
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from gantry_spark import plan as planning
@@ -37,6 +42,8 @@ from gantry_spark.errors import Expired, SourceError
 from gantry_spark.pushdown import push
 from gantry_spark.scan import Damage, scan
 from gantry_spark.schema import DEFAULT, arrow_schema, check_schema, spark_schema
+
+logger = logging.getLogger(__name__)
 
 _KNOWN: Final = frozenset(
     name.lower()
@@ -59,6 +66,9 @@ class Options:
         if "path" in options:
             self.paths.append(options["path"])
         self.brokers = [b.strip() for b in options.get("brokers", "").split(",") if b.strip()]
+        for broker in self.brokers:
+            if not _is_http(broker):
+                raise SourceError(f"option brokers: {broker!r} is no address; write http://HOST:PORT")
         self.cluster = options.get("cluster", "").strip()
         kinds = sum((bool(self.paths), bool(self.brokers), bool(self.cluster)))
         if kinds != 1:
@@ -105,6 +115,26 @@ class Options:
         return logs
 
 
+def doubts_of(logs: Sequence[Any]) -> list[str]:
+    """For each address that does not answer and may be of a group that is none of these: why, and what to write."""
+    groups = ", ".join(log.name for log in logs)
+    return [
+        f"{why}; if it is of another group than {groups}, the records of that are missing: write the group before "
+        f"each address (GROUP=http://HOST:PORT), then this can be told"
+        for why in dict.fromkeys(doubt for log in logs for doubt in log.doubts)
+    ]
+
+
+def _is_http(address: str) -> bool:
+    """Whether it names a broker's HTTP interface; its group may stand before it."""
+    text = re.sub(r"^[^=/]+=", "", address)
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _flag(options: dict[str, str], name: str, default: bool) -> bool:
     value = options.get(name, str(default)).lower()
     if value not in ("true", "false"):
@@ -130,8 +160,22 @@ class LogPart(InputPartition):
         self.parts = parts
 
 
+class LostPart(InputPartition):
+    """Bytes [start, end) of a log that expired before they could be read."""
+
+    def __init__(self, log: str, start: int, end: int) -> None:
+        super().__init__((start, end))
+        self.log = log
+        self.damage = Damage(start, end, "expired before it was read")
+
+
 def read_parts(partition: InputPartition, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
     """The batches of one partition."""
+    if isinstance(partition, LostPart) and options.damage_rows:
+        lost = partition.damage
+        batch = damage_batch(partition.log, lost.start, lost, wanted.fieldNames(), arrow_schema(wanted), where)
+        if batch is not None:
+            yield batch
     if isinstance(partition, LogPart):
         for part in partition.parts:
             yield from _read(partition.log, part, wanted, where, options)
@@ -161,6 +205,11 @@ def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, optio
 def partitions_of(options: Options, where: Where) -> list[InputPartition]:
     """The partitions of a read. Raises SourceError."""
     logs = options.logs()
+    for doubt in doubts_of(logs):
+        logger.warning("%s", doubt)
+    gone = {name for name, spans in (options.ranges or {}).items() if spans} - {log.name for log in logs}
+    if gone:
+        raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
     found: list[InputPartition] = []
     total = sum(s.limit - s.start for log in logs for s in log.segments)
     target = options.partition_bytes or planning.part_bytes(total, options.parallelism)
@@ -191,34 +240,59 @@ class CommitLogReader(DataSourceReader):
         return read_parts(partition, self.schema, self.where, self.options)
 
 
-class CommitLogStream(DataSourceStreamReader):
+class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads logs as they grow; the offset of a stream is {log: position}, always record borders."""
 
     def __init__(self, schema: StructType, options: Options) -> None:
         check_schema(schema, options.damage_rows)
         self.schema = schema
         self.options = options
+        self.target: dict[str, int] | None = None
+        """How far a query with the trigger availableNow reads; None: there is no end."""
 
     def initialOffset(self) -> dict[str, int]:
         return {log.name: log.segments[0].start for log in self.options.logs() if log.segments}
 
-    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        begin = dict(start or {})
-        result = dict(begin)
-        for log in self.options.logs():
-            if not log.segments:
-                continue
-            at = begin.get(log.name, log.segments[0].start)
-            result[log.name] = planning.end_from(log, at, self.options.per_trigger)
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxBytes(self.options.per_trigger) if self.options.per_trigger else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        logs = [log for log in self.options.logs() if log.segments]
+        self.target = {log.name: planning.end_from(log, log.segments[0].start, 0) for log in logs}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        result = dict(start)
+        logs = [log for log in self.options.logs() if log.segments]
+        if self.target is not None:
+            logs = [log for log in logs if log.name in self.target]
+        left = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        for index, log in enumerate(logs):
+            at = start.get(log.name, log.segments[0].start)
+            # What a log leaves of its share goes to those after it; each gets on, if only by a record.
+            share = 0 if left is None else max(1, left // (len(logs) - index))
+            end = planning.end_from(log, at, share)
+            if self.target is not None:
+                end = max(at, min(end, self.target[log.name]))
+            result[log.name] = end
+            if left is not None:
+                left -= end - at
         return result
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         found: list[InputPartition] = []
-        for log in self.options.logs():
+        logs = self.options.logs()
+        gone = {name for name in end if end[name] != start.get(name)} - {log.name for log in logs}
+        if gone:
+            raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
+        for log in logs:
             if log.name not in end or not log.segments:
                 continue
             first = log.segments[0].start
             begin = max(start.get(log.name, first), first)
+            lost = (start.get(log.name, first), min(first, end[log.name]))
+            if lost[0] < lost[1]:
+                logger.warning("%s: bytes %d to %d expired before the stream had read them", log.name, *lost)
+                found.append(LostPart(log.name, *lost))
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin
             target = self.options.partition_bytes or planning.part_bytes(size, self.options.parallelism)

@@ -7,13 +7,13 @@ end of a run, so a run that fails leaves nothing behind that counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import orjson
 
-VERSION: Final = 1
+VERSION: Final = 2
 MERGE_AT: Final = 12
 """Runs whose rows lie apart, beyond which they are merged into one."""
 
@@ -22,7 +22,8 @@ MERGE_AT: Final = 12
 class Known:
     """A segment as far as it is counted: by which runs, each with the end that it came to.
 
-    Times are the store times of its counted records in Unix milliseconds, -1: it has none.
+    Times are the store times of its counted records in Unix milliseconds, -1: it has none. `border` is the end of its
+    last counted record, and `mark` what stands for the bytes around that (None: not known).
     """
 
     log: str
@@ -32,6 +33,8 @@ class Known:
     min_ms: int
     max_ms: int
     runs: tuple[tuple[str, int], ...]
+    border: int
+    mark: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class State:
     def to_json(self) -> bytes:
         rows = [
             {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
-             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs]}
+             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "border": k.border, "mark": k.mark}
             for k in self.segments
         ]  # fmt: skip
         return orjson.dumps({"version": VERSION, "segments": rows}, option=orjson.OPT_INDENT_2)
@@ -71,6 +74,8 @@ class State:
                         r["minMs"],
                         r["maxMs"],
                         tuple((str(run), int(end)) for run, end in r["runs"]),
+                        r["border"],
+                        r["mark"],
                     )
                     for r in value["segments"]
                 )
@@ -109,11 +114,12 @@ class Unread:
         return sum(b - a for spans in self.ranges.values() for a, b in spans)
 
 
-def unread(state: State, logs: Iterable[Now]) -> Unread:
-    """Compare what is counted with the logs as they are now.
+def unread(state: State, logs: Iterable[Now], marks: Mapping[tuple[str, int], int | None]) -> Unread:
+    """Compare what is counted with the logs as they are now; `marks`: those of now, by log and start of the segment.
 
-    A segment that is gone is dropped. One that is shorter than what was read of it, or begins with another record, is
-    not the one that was counted: it is read again from its start.
+    A segment that is gone is dropped. One that is shorter than what was read of it, begins with another record, or has
+    others where it was read to (the end of the log was undone, and others were written), is not the one that was
+    counted: it is read again from its start.
     """
     known = {(k.log, k.segment): k for k in state.segments}
     kept: list[Known] = []
@@ -122,7 +128,12 @@ def unread(state: State, logs: Iterable[Now]) -> Unread:
         spans: list[tuple[int, int]] = []
         for segment, first_ms in zip(log.segments, log.first_ms, strict=True):
             have = known.get((log.log, segment.start))
-            if have is not None and (have.end > segment.limit or have.first_ms != first_ms):
+            if have is not None and (
+                have.end > segment.limit
+                or have.first_ms != first_ms
+                or have.mark is None
+                or have.mark != marks.get((log.log, segment.start))
+            ):
                 have = None
             begin = segment.start if have is None else have.end
             if have is not None:
@@ -143,7 +154,7 @@ class Counted:
 
 
 def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str, int], Counted]) -> State:
-    """The state after a run has counted all of `ahead`.
+    """The state after a run has counted all of `ahead`; what it has read has no mark yet.
 
     Everything of a segment that has a successor is read; the last segment goes on growing after its last record.
     """
@@ -155,15 +166,20 @@ def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str,
             new = counted.get((log.log, segment.start))
             last = index == len(log.segments) - 1
             end = segment.limit if not last else max(new.end if new else 0, old.end if old else segment.start)
-            known = old or Known(log.log, segment.start, end, first_ms, -1, -1, ())
+            known = old or Known(log.log, segment.start, end, first_ms, -1, -1, (), segment.start)
             if new is not None:
                 low = new.min_ms if known.min_ms < 0 else min(known.min_ms, new.min_ms)
-                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms))
+                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), border=new.end)
             begin = segment.start if old is None else old.end
             if begin < segment.limit:
-                known = replace(known, runs=(*known.runs, (run, end)))
+                known = replace(known, runs=(*known.runs, (run, end)), mark=None)
             result.append(replace(known, end=end))
     return State(tuple(result))
+
+
+def marked(state: State, marks: Mapping[tuple[str, int], int | None]) -> State:
+    """The state with these marks (by log and start of the segment) where it has none."""
+    return State(tuple(replace(k, mark=marks.get((k.log, k.segment))) if k.mark is None else k for k in state.segments))
 
 
 def merged(state: State, run: str) -> State:

@@ -52,6 +52,8 @@ class Summary:
     versions: list[Row] = field(default_factory=list)
     hot: list[Row] = field(default_factory=list)
     groups: list[Row] = field(default_factory=list)
+    spans: list[Row] = field(default_factory=list)
+    """By log, topic and queue the first and last queue offset of the whole log, whatever the window of the rest."""
     damage: list[Row] = field(default_factory=list)
 
     @property
@@ -70,6 +72,29 @@ def counted_segments(rows: DataFrame) -> list[Row]:
     return _rows(
         counts.agg(f.max("end").alias("end"), f.min("min_ms").alias("min_ms"), f.max("max_ms").alias("max_ms"))
     )
+
+
+def queue_spans(counts: DataFrame) -> list[Row]:
+    """By log, topic and queue: the first and the last queue offset of these counts."""
+    spans = counts.groupBy("log", "topic", "queue_id")
+    return _rows(spans.agg(f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo")))
+
+
+def of_all_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
+    """The offsets, and for each queue of a group's topics that it has not begun to read, that of its first record."""
+    known = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
+    queues: dict[str, list[Row]] = {}
+    for span in spans:
+        queues.setdefault(span["topic"], []).append(span)
+    return [
+        *offsets,
+        *(
+            GroupOffset(group, q["log"], topic, q["queue_id"], q["min_qo"])
+            for group, topic in sorted({(o.group, o.topic) for o in offsets})
+            for q in queues.get(topic, ())
+            if (group, q["log"], topic, q["queue_id"]) not in known
+        ),
+    ]
 
 
 def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
@@ -150,14 +175,16 @@ def summarize_keys(
     gone_before_ms: int,
     top: int,
     offsets: Sequence[GroupOffset],
+    counts: DataFrame,
 ) -> None:
-    """Everything that has a key, and the groups. `keys` is `newest_by_key(rows)`, as stored.
+    """Everything that has a key, and the groups. `keys` is `newest_by_key(rows)`, as stored; `counts` are the counts of
+    the whole log, though `rows` be of a window.
 
     `gone_before_ms`: a key whose newest version is a tombstone stored before this is dropped as a whole.
     """
     _summarize_keys(result, keys, gone_before_ms, top)
     if offsets:
-        _summarize_groups(result, rows, keys, gone_before_ms, offsets)
+        _summarize_groups(result, rows, keys, gone_before_ms, offsets, counts)
 
 
 def _kept(gone_before_ms: int) -> Any:
@@ -220,6 +247,7 @@ def _summarize_groups(
     keys: DataFrame,
     gone_before_ms: int,
     offsets: Sequence[GroupOffset],
+    counts: DataFrame,
 ) -> None:
     """What each group has not read yet and compaction would remove: its keyed records ahead, less those that stay."""
     table = f.broadcast(
@@ -239,7 +267,7 @@ def _summarize_groups(
     )
     newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
     stays = newest.select("group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest"))
-    spans = rows.filter(f.col("kind") == "count").select(*on, "max_qo", "min_ms").join(table, on)
+    spans = counts.select(*on, "max_qo", "min_ms").join(table, on)
     unread = spans.filter(f.col("max_qo") >= f.col("offset")).select(
         "group", *on, none.alias("keyed"), none.alias("kept"), f.col("min_ms").alias("oldest")
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gantry_broker.settings import BrokerSettings
 
@@ -14,7 +15,7 @@ from gantry_spark import wire
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
 from gantry_spark.forecast import Disk
-from gantry_spark.remote import RemoteLog, status
+from gantry_spark.remote import RemoteLog, base_url, status
 from gantry_spark.summary import GroupOffset
 
 
@@ -49,7 +50,7 @@ def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
         listed = ", ".join(log.files.foreign[:5]) + (" and more" if len(log.files.foreign) > 5 else "")
         found.notes.append(f"{log.name}: not part of the log, left out: {listed}")
     usage = shutil.disk_usage(root)
-    found.disks.append(Disk(log.name, usage.total, usage.free))
+    found.disks.append(Disk(log.name, usage.total, usage.free, f"device {root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
     if not path.exists():
         found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")
@@ -64,7 +65,8 @@ def _of_cluster(found: Surroundings, log: RemoteLog, token_file: str | None) -> 
     try:
         master = status(log.master, token_file)
         if master.disk is not None:
-            found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes))
+            machine = urlsplit(base_url(log.master)).hostname or ""
+            found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
         if master.address:
             _add(found, log.name, wire.consumer_offsets(master.address))
             found.reserved_hours = wire.reserved_hours(master.address) or found.reserved_hours

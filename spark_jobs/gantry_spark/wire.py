@@ -44,7 +44,10 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
 
 
 def members(name_servers: str) -> list[str]:
-    """HTTP base URLs of all brokers that the first answering NameServer knows. Raises SourceError."""
+    """Group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers that the first answering NameServer knows.
+
+    Raises SourceError, also when nobody of a group says where its HTTP interface is.
+    """
     problems: list[str] = []
     for server in (s.strip() for s in name_servers.replace(",", ";").split(";")):
         if not server:
@@ -55,8 +58,19 @@ def members(name_servers: str) -> list[str]:
         except (SourceError, ValueError) as error:
             problems.append(f"NameServer {error}")
             continue
-        addresses = [a for broker in info.brokers.values() for a in broker.addresses.values()]
-        found = [url for url in map(_http_of, dict.fromkeys(addresses)) if url is not None]
+        found: list[str] = []
+        silent: list[str] = []
+        for group, broker in info.brokers.items():
+            addresses = dict.fromkeys(broker.addresses.values())
+            urls = [f"{group}={url}" for url in map(_http_of, addresses) if url is not None]
+            found += urls
+            if not urls:
+                silent.append(f"group {group} ({', '.join(addresses) or 'no address'})")
+        if found and silent:
+            raise SourceError(
+                f"nobody names an HTTP interface of {'; '.join(silent)}, which NameServer {server} knows, and without "
+                f"it there is only a part: wait until it answers, or give option brokers"
+            )
         if found:
             return found
         problems.append(f"NameServer {server} knows no broker that names its HTTP interface; give option brokers")

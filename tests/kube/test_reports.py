@@ -126,3 +126,14 @@ def test_a_patch_of_the_status_names_what_is_gone_at_every_depth() -> None:
     assert patch["analytics"] == {"nextRun": None, "message": "good", "topSavings": []}
     assert patch["members"] == new["members"]
     assert merge_patch({}, new) == new
+
+
+async def test_the_driver_is_told_the_group_of_each_broker(rig: Rig) -> None:
+    """So that it can tell whether a broker that does not answer takes a whole group with it."""
+    rig.cluster.spec.brokerGroups.append(rig.cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))
+    await rig.keep()
+    made = rig.fake.get("CronJob", NAME) or {}
+    (driver,) = made["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    told = driver["args"][driver["args"].index("--brokers") + 1].split(",")
+    assert {url.split("=http://demo-")[0] for url in told} == {"a", "b"}
+    assert all(url.split("=")[1].startswith(f"http://demo-{url[0]}-") for url in told)

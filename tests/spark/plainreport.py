@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gantry_broker.protocol.message import Record
@@ -12,7 +12,9 @@ from gantry_broker.protocol.message import Record
 HOUR = 3_600_000
 SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
 Offsets = Mapping[tuple[str, str, str, int], int]
-"""(group, log, topic, queue): offset."""
+"""(group, log, topic, queue): offset. Of a queue that a group has not begun there is none: all of it is unread."""
+Spans = dict[tuple[str, int], tuple[int, int]]
+"""(log, queue): first and last queue offset."""
 
 
 def figures(
@@ -20,12 +22,37 @@ def figures(
 ) -> dict[str, dict[str, Any]]:
     """By topic what the report says of it, of the figures that are compared."""
     by_topic: dict[str, list[tuple[str, Record]]] = defaultdict(list)
+    spans = _spans(logs)
     for log, records in logs.items():
         for record in records:
             if since_ms is None or record.store_ms >= since_ms:
                 by_topic[record.topic].append((log, record))
     newest_ms = max((r.store_ms for rows in by_topic.values() for _, r in rows), default=now_ms)
-    return {t: _topic(t, rows, now_ms, tombstone_ms, offsets, newest_ms) for t, rows in by_topic.items()}
+    return {
+        t: _topic(t, rows, now_ms, tombstone_ms, offsets, newest_ms, spans.get(t, {})) for t, rows in by_topic.items()
+    }
+
+
+def growth(
+    logs: Mapping[str, list[Record]], now_ms: int, disks: Sequence[tuple[int, int]], reserved_hours: int
+) -> dict[str, Any]:
+    """What the report says of growth: of the logs as a whole, whatever it is on. `disks`: for each disk (not for each
+    log) its free bytes and how many logs lie on it."""
+    stored = [(r.store_ms // HOUR, r.size) for records in logs.values() for r in records]
+    last = max((hour for hour, _ in stored), default=now_ms // HOUR)
+    begin = max(min((hour for hour, _ in stored), default=last), last - 72)
+    if last - begin >= 2:
+        rate = sum(size for hour, size in stored if begin < hour < last) / (last - begin - 1)
+    else:
+        rate = sum(size for hour, size in stored if hour >= begin) / (last - begin + 1)
+    full = [free / (rate * count / len(logs)) for free, count in disks] if rate else []
+    kept = sum(size for _, size in stored)
+    return {
+        "bytesPerHour": round(rate),
+        "steadyBytes": round(rate * reserved_hours),
+        "hoursToFull": round(min(full), 1) if full else None,
+        "fillsBeforeRetention": bool(full) and min(full) < reserved_hours - kept / rate,
+    }
 
 
 def _key(record: Record) -> str:
@@ -46,8 +73,24 @@ def _survivors(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Recor
     return best
 
 
+def _spans(logs: Mapping[str, list[Record]]) -> dict[str, Spans]:
+    """By topic, log and queue the first and last offset, whatever the window."""
+    found: dict[str, Spans] = defaultdict(dict)
+    for log, records in logs.items():
+        for r in records:
+            low, high = found[r.topic].get((log, r.queue_id), (r.queue_offset, r.queue_offset))
+            found[r.topic][log, r.queue_id] = (min(low, r.queue_offset), max(high, r.queue_offset))
+    return found
+
+
 def _topic(
-    name: str, rows: list[tuple[str, Record]], now_ms: int, tombstone_ms: int, offsets: Offsets, newest_ms: int
+    name: str,
+    rows: list[tuple[str, Record]],
+    now_ms: int,
+    tombstone_ms: int,
+    offsets: Offsets,
+    newest_ms: int,
+    spans: Spans,
 ) -> dict[str, Any]:
     keyed = [(log, r) for log, r in rows if _key(r)]
     newest = _survivors(rows)
@@ -93,7 +136,7 @@ def _topic(
         "hours": sorted(hours.items()),
         "windows": _windows(rows, {id(r) for _, r in gone}, newest_ms) if compactable else [],
         "queues": _queues(rows, ids, kept, compactable),
-        "groups": _groups(name, rows, gone if compactable else [], offsets),
+        "groups": _groups(name, spans, gone if compactable else [], offsets),
     }
 
 
@@ -138,22 +181,19 @@ def _queues(
 
 
 def _groups(
-    topic: str, rows: list[tuple[str, Record]], gone: list[tuple[str, Record]], offsets: Offsets
+    topic: str, spans: Spans, gone: list[tuple[str, Record]], offsets: Offsets
 ) -> dict[str, tuple[int, int, int]]:
     """By group: records behind, records that compaction would take, records that expired unread."""
     found: dict[str, tuple[int, int, int]] = {}
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
-    for log, r in rows:
-        low, high = spans.get((log, r.queue_id), (r.queue_offset, r.queue_offset))
-        spans[log, r.queue_id] = (min(low, r.queue_offset), max(high, r.queue_offset))
-    for (group, log, name, queue), offset in offsets.items():
-        if name != topic or (log, queue) not in spans or topic in SYSTEM:
-            continue
-        low, high = spans[log, queue]
-        behind, hurt, lost = found.get(group, (0, 0, 0))
-        behind += max(0, high + 1 - max(offset, low))
-        hurt += sum(1 for at, r in gone if at == log and r.queue_id == queue and r.queue_offset >= offset)
-        found[group] = (behind, hurt, lost + max(0, low - offset))
+    if topic in SYSTEM:
+        return found
+    for group in {group for group, _, name, _ in offsets if name == topic}:
+        for (log, queue), (low, high) in spans.items():
+            offset = offsets.get((group, log, topic, queue), low)
+            behind, hurt, lost = found.get(group, (0, 0, 0))
+            behind += max(0, high + 1 - max(offset, low))
+            hurt += sum(1 for at, r in gone if at == log and r.queue_id == queue and r.queue_offset >= offset)
+            found[group] = (behind, hurt, lost + max(0, low - offset))
     return found
 
 

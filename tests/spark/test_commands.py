@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gantry_spark.main import main, memory_of
 from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
 from plainlog import LogWriter, Message
 
@@ -57,6 +58,14 @@ def test_analyze_and_report(tmp_path: Path) -> None:
         (("analyze", "nobody"), 3, "no local cluster is called 'nobody'"),
         (("report", "."), 1, "run gantry analyze"),
         (("compact", "Table", "."), 2, "--dry-run, or --out DIR"),
+        (("report", "--out", "s3a://reports/demo"), 2, "--out: s3a://reports/demo is not on this machine"),
+        (("analyze", ".", "--memory", "abc"), 2, "--memory: 'abc': write a whole number and m or g, at least 512m"),
+        (("compact", "Table", ".", "--dry-run", "--memory", "511m"), 2, "--memory: '511m': write a whole number"),
+        (
+            ("analyze", "http://127.0.0.1:1,http://127.0.0.1:abc"),
+            1,
+            "option brokers: 'http://127.0.0.1:abc' is no address; write http://HOST:PORT",
+        ),
         (("analyze", ".", "--since", "soon"), 2, "--since: 'soon' is no length of time"),
         (("compact", "Table", ".", "--dry-run", "--as-of", "noon"), 2, "write a time such as"),
     ],
@@ -66,6 +75,46 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, args: tuple[str, ...]
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--conf", "spark.driver.memory"), "--conf: 'spark.driver.memory'; write key=value"),
+        (("--since", "soon"), "--since: 'soon' is no length of time"),
+        (("--tombstones", "1y"), "--tombstones: '1y' is no length of time"),
+        (("--history", "0"), "--history: '0'; write a whole number of at least 1"),
+        (("--rate", "-1"), "--rate: '-1'; write a whole number of at least 0"),
+    ],
+)
+def test_the_job_names_its_wrong_arguments(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], says: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--path", ".", *args])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_memory_is_what_java_takes() -> None:
+    assert [memory_of(text) for text in ("1g", "512M", "2GB", "600000k", " 1t ")] == [
+        "1g",
+        "512m",
+        "2g",
+        "600000k",
+        "1t",
+    ]
+    for text in ("", "1", "1.5g", "450m", "1000k", "g", "-1g", "1g 2g"):
+        with pytest.raises(ValueError, match="write a whole number"):
+            memory_of(text)
+
+
+def test_report_takes_the_urls_that_analyze_takes(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("page")
+    for out in (f"file://{tmp_path}", f"file:{tmp_path}", str(tmp_path)):
+        done = gantry("report", "--out", out, "--save", str(tmp_path / "copy.html"))
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "copy.html").read_text() == "page"
 
 
 def test_what_is_no_log_is_said_before_spark_starts(tmp_path: Path) -> None:

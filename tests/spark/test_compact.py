@@ -10,7 +10,7 @@ import pytest
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
-from gantry_spark.compact import compact
+from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
 from plainlog import LogWriter, Message, read_plain
@@ -96,6 +96,11 @@ def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tm
     (tmp_path / "full" / "file").write_text("")
     with pytest.raises(OutputError, match="is there already"):
         compact(spark, job, "Table", tmp_path / "full")
+    with pytest.raises(OutputError, match="file is no directory"):
+        may_compact(job, "Table", tmp_path / "full" / "file" / "out")
+    with pytest.raises(SourceError, match="no record of topic Nothing"):
+        compact(spark, job, "Nothing", tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
     keyless = LogWriter(tmp_path / "keyless")
     keyless.append(Message("Plain"))
     with pytest.raises(SourceError, match="none of its 1 records has a key"):

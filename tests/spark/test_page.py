@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_spark.forecast import Disk
+from gantry_spark.forecast import Disk, forecast
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
+from gantry_spark.plots import savings
 from gantry_spark.summary import GroupOffset, Summary
 
 HOUR = 3_600_000
@@ -46,6 +47,7 @@ def report() -> dict[str, Any]:
             found.hot += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
     found.groups = [{"group": "late", "log": "a", "topic": "Prices", "queue_id": 0, "keyed": 900, "kept": 40,
                      "oldest": NOW - 9 * HOUR}]  # fmt: skip
+    found.spans = found.queues
     found.damage = [{"log": "a", "segment": 0, "phys": 77, "bytes": 9, "reason": "no records"}]
     context = Context(
         "demo", NOW, disks=[Disk("a", 10**9, 1_500_000)], offsets=[GroupOffset("late", "a", "Prices", 0, 2000)],
@@ -68,6 +70,29 @@ def test_the_figures_of_the_made_up_report() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("disks", "hours"),
+    [
+        ([Disk("a", 10**9, 60_000)], 60),
+        # Two logs on one disk: known by its device, by the machine, or by its bytes.
+        ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 5")], 60),
+        ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 60),
+        ([Disk("a", 10**9, 60_000, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 60),
+        # Two disks: each takes half.
+        ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 120),
+        ([Disk("a", 10**9, 9 * 10**8, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 120),
+        ([Disk("a", 10**9, 60_500), Disk("b", 10**9, 60_000)], 120),
+        # Two of three logs on one disk.
+        ([Disk("a", 10**9, 60_000, "x"), Disk("b", 10**9, 60_000, "x"), Disk("c", 10**8, 60_000, "x")], 90),
+    ],
+)
+def test_a_disk_counts_once_however_many_logs_lie_on_it(disks: list[Disk], hours: float) -> None:
+    at = NOW // HOUR
+    found = forecast(dict.fromkeys(range(at - 10, at + 1), 1000), NOW, disks, 72)
+    assert found["bytesPerHour"] == 1000
+    assert found["hoursToFull"] == hours
+
+
 def test_the_page_is_whole_and_escapes_names() -> None:
     page = render(report())
     assert "Clicks &lt;b&gt;" in page
@@ -76,6 +101,14 @@ def test_the_page_is_whole_and_escapes_names() -> None:
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", own)
     for title in ("What to do", "Savings by topic", "Growth and forecast", "Hot keys", "Ages", "Damage", "Notes"):
         assert f"<h2>{title}</h2>" in page
+
+
+def test_topics_that_begin_alike_are_bars_of_their_own() -> None:
+    names = [f"{'a' * 40}{end}" for end in "xyz"]
+    topics = [{"topic": name, "kind": "user", "bytes": 9, "savedBytes": 3} for name in names]
+    page = savings(topics)
+    assert '"y":[0,1,2]' in page
+    assert all(name in page for name in names)
 
 
 def test_a_report_of_nothing_is_a_page_too() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +15,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
-from gantry_spark import remote
+from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
+from gantry_broker.protocol.frame import Frame
+from gantry_operator.analytics.cli import resolve
+from gantry_operator.analytics.status import summary_text
+from gantry_spark import remote, wire
+from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import SourceError
+from gantry_spark.main import summary_of
 from gantry_spark.report import Job, run
 from gantry_spark.schema import spark_schema
-from gantry_spark.source import CommitLogReader, Options
+from gantry_spark.source import CommitLogReader, CommitLogStream, Options
 from livecluster import LiveCluster
 from plainlog import LogWriter, Message, read_plain
 
@@ -82,8 +91,9 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
 class Answers:
     """A broker's HTTP interface over the bytes of a store directory, which can be told to fail."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, group: str = "a") -> None:
         self.root = root
+        self.group = group
         self.segments = sorted((root / "commitlog").iterdir())
         self.size = self.segments[0].stat().st_size
         self.end = max(r.phys_offset + r.size for r in read_plain(root)[0])
@@ -94,8 +104,8 @@ class Answers:
         starts = [int(p.name) for p in self.segments]
         segments = [SegmentInfo(start=s, end=min(s + self.size, self.end)) for s in starts]
         return LogInfo(
-            cluster="demo", group="a", member=MemberRef(member=0, incarnation="x"), role="Master", start=starts[0],
-            confirmed=self.end, segment_bytes=self.size, segments=segments,
+            cluster="demo", group=self.group, member=MemberRef(member=0, incarnation="x"), role="Master",
+            start=starts[0], confirmed=self.end, segment_bytes=self.size, segments=segments,
         )  # fmt: skip
 
     def get(self, path: str) -> tuple[int, bytes]:
@@ -113,12 +123,8 @@ class Answers:
         return 200, data[start - base : min(stop - base, self.size, start - base + 10_000)]
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Answers, str]]:
-    writer = LogWriter(tmp_path / "store")
-    writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
-    answers = Answers(tmp_path / "store")
-
+@contextmanager
+def serving(answers: Answers) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -136,11 +142,20 @@ def served(tmp_path: Path) -> Iterator[tuple[Answers, str]]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield answers, f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Answers, str]]:
+    writer = LogWriter(tmp_path / "store")
+    writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
+    answers = Answers(tmp_path / "store")
+    with serving(answers) as url:
+        yield answers, url
 
 
 def test_failed_answers_are_asked_for_again(served: tuple[Answers, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +212,95 @@ def test_what_is_no_broker_is_said(served: tuple[Answers, str]) -> None:
     answers.get = lambda path: (404, b"not here")  # type: ignore[method-assign]
     with pytest.raises(SourceError, match=r"answers 404: not here"):
         rows_of({"brokers": url})
+
+
+DEAD = "http://127.0.0.1:1"
+
+
+def test_a_group_of_which_nobody_answers_fails_the_run(
+    spark: SparkSession, served: tuple[Answers, str], tmp_path: Path
+) -> None:
+    _, url = served
+    says = rf"nobody of group b answers, .*: broker {DEAD} does not answer: .*; broker {DEAD}0 does not answer"
+    dead = f"b={DEAD}", f"b={DEAD}0"
+    with pytest.raises(SourceError, match=says):
+        rows_of({"brokers": ",".join((f"a={url}", *dead))})
+    job = Job(brokers=(f"a={url}", *dead), out=str(tmp_path / "out"))
+    with pytest.raises(SourceError, match=says):
+        run(spark, job)
+    assert not (tmp_path / "out" / "report.json").exists()
+    for work in (lambda out: may_compact(job, "Orders", out), lambda out: compact(spark, job, "Orders", out)):
+        with pytest.raises(SourceError, match=says):
+            work(tmp_path / "compacted")
+    with pytest.raises(SourceError, match=rf"broker {url} is of group a, not of b"):
+        rows_of({"brokers": f"b={url}"})
+
+    # One that answers is enough.
+    half = Job(brokers=(f"a={DEAD}", f"a={url}"))
+    assert len(rows_of({"brokers": ",".join(half.brokers)})) == 400
+    report = run(spark, half).report
+    assert report["totals"]["records"] == 400
+    assert not [n for n in report["notes"] if DEAD in n]
+    assert compact(spark, half, "Orders", tmp_path / "compacted")["keptRecords"] == 400
+
+
+def test_an_address_that_may_be_of_another_group_is_said(
+    spark: SparkSession, served: tuple[Answers, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, url = served
+    says = rf"broker {DEAD} does not answer: .*; if it is of another group than a, the records of that are missing"
+    assert len(rows_of({"brokers": f"{url},{DEAD}"})) == 400
+    assert re.search(says, caplog.text)
+    out = str(tmp_path / "out")
+    report = run(spark, Job(brokers=(url, DEAD), out=out)).report
+    assert len([n for n in report["notes"] if re.match(says, n)]) == 1
+    assert summary_of(report, None)["notes"][0].startswith(f"broker {DEAD} does not answer")
+    assert f"Note: broker {DEAD} does not answer" in summary_text(summary_of(report, None))
+    for work in (may_compact, lambda *args: compact(spark, *args)):
+        with pytest.raises(SourceError, match=says):
+            work(Job(brokers=(url, DEAD)), "Orders", tmp_path / "compacted")
+
+    # What an earlier run has counted of another group is not thrown away.
+    LogWriter(tmp_path / "other").append(Message(key="other"))
+    with serving(Answers(tmp_path / "other", "b")) as other:
+        assert run(spark, Job(brokers=(url, other), out=out)).report["totals"]["records"] == 401
+    good = (tmp_path / "out" / "state" / "state.json").read_bytes()
+    with pytest.raises(SourceError, match=r"log b was there in the last run, and nobody answers for it: broker"):
+        run(spark, Job(brokers=(url, other), out=out))
+    assert (tmp_path / "out" / "state" / "state.json").read_bytes() == good
+    # Without its addresses it is gone on purpose.
+    alone = run(spark, Job(brokers=(url,), out=out)).report
+    assert alone["totals"]["records"] == 400
+    assert "b: it was there in the last run, and is not any more: left out" in alone["notes"]
+
+
+def test_a_log_that_cannot_be_reached_any_more_is_not_read_as_empty(served: tuple[Answers, str]) -> None:
+    _, url = served
+    brokers = f"{url},{DEAD}"
+    with pytest.raises(SourceError, match="log b was there, and cannot be reached any more"):
+        rows_of({"brokers": brokers, "ranges": '{"a": [[0, 1000]], "b": [[0, 1000]]}'})
+    stream = CommitLogStream(spark_schema(("keys",)), Options({"brokers": brokers}))
+    assert stream.partitions({"a": 0, "b": 7}, {"a": 1000, "b": 7})
+    with pytest.raises(SourceError, match="log b was there, and cannot be reached any more"):
+        stream.partitions({"a": 0, "b": 7}, {"a": 1000, "b": 900})
+
+
+def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    http = {"10.0.0.1:1": "http://10.0.0.1:2", "10.0.0.2:1": None, "10.0.0.3:1": None}
+    groups = {"a": BrokerData("demo", "a", {0: "10.0.0.1:1", 1: "10.0.0.2:1"})}
+    monkeypatch.setattr(wire, "_http_of", http.get)
+    monkeypatch.setattr(
+        wire, "call", lambda *_: Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
+    )
+    assert wire.members("ns:9876") == ["a=http://10.0.0.1:2"]
+    groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
+    with pytest.raises(SourceError, match=r"nobody names an HTTP interface of group b \(10.0.0.3:1\), which"):
+        wire.members("ns:9876")
+
+
+def test_addresses_with_their_group_on_the_command_line() -> None:
+    text = "a=http://10.0.0.1:2,b=https://10.0.0.2:2"
+    assert resolve(text).brokers == tuple(text.split(","))
+    assert resolve("http://10.0.0.1:2").brokers == ("http://10.0.0.1:2",)
+    assert remote.named("a=10.0.0.1:2") == ("a", "http://10.0.0.1:2")
+    assert remote.named("http://10.0.0.1:2/?a=b") == (None, "http://10.0.0.1:2/?a=b")

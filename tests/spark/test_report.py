@@ -7,13 +7,18 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from gantry_operator.analytics.status import summary_text
 from gantry_spark.errors import OutputError, SourceError
+from gantry_spark.main import summary_of
+from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
+from gantry_spark.surroundings import surroundings
 from plainlog import LogWriter, Message, read_plain
-from plainreport import comparable, figures
+from plainreport import comparable, figures, growth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,9 +80,18 @@ def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, sinc
         values["hotKeys"] = values["hotKeys"][:20]
         for name, value in values.items():
             assert found[topic][name] == value, f"{topic}: {name}"
+    assert_growth(report, logs)
     lost = [d for root in roots for d in read_plain(root)[1]] if since_ms is None else []
     assert report["damage"]["places"] == len(lost)
     assert report["damage"]["bytes"] == sum(d.end - d.start for d in lost)
+
+
+def assert_growth(report: dict[str, Any], logs: dict[str, Any]) -> None:
+    """All logs of a test lie on one disk; what is free there changes from one look to the next."""
+    found = report["growth"]
+    free = min(d["freeBytes"] for d in found["disks"])
+    expected = growth(logs, NOW, [(free, len(logs))], found["reservedHours"])
+    assert {name: found[name] for name in expected} == expected
 
 
 def without_run(report: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +127,29 @@ def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Pat
     clicks = next(t for t in done.report["topics"] if t["topic"] == "Clicks")
     assert clicks["recommendation"] == "lengthen retention"
     assert not clicks["compactable"]
+
+
+def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Queues that a group has not begun to read count from their first record, and a window loses nobody's records."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    make_log(root, 3)
+    table = {("slow", "Prices", 0): 0, ("done", "Prices", 1): 10**6}
+    write_offsets(root, table)
+    offsets = {(group, root.name, topic, queue): at for (group, topic, queue), at in table.items()}
+    since_ms = NOW - 5 * HOUR
+    report = run(spark, Job(paths=(str(root),), out=str(out), since_ms=since_ms, now_ms=NOW)).report
+    assert_matches(report, [root], offsets, since_ms)
+    prices = [r for r in read_plain(root)[0] if r.topic == "Prices"]
+    assert len({r.queue_id for r in prices}) > 1
+    groups = {g["group"]: g for g in report["groups"]}
+    assert groups["slow"]["behindRecords"] == len(prices)
+    assert groups["done"]["behindRecords"] == sum(1 for r in prices if r.queue_id != 1)
+    assert groups["slow"]["alreadyLostRecords"] == groups["done"]["alreadyLostRecords"] == 0
+    assert groups["slow"]["behindHours"] >= (NOW - min(r.store_ms for r in prices)) / HOUR - 0.01
+    again = run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW)).report
+    assert_matches(again, [root], offsets)
 
 
 def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkSession, tmp_path: Path) -> None:
@@ -167,6 +204,58 @@ def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> No
         run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
 
 
+def test_the_disk_fills_with_the_whole_log(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever topics and hours the report is on."""
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    for hour in range(40):
+        for topic, size in (("Big", 3000), ("Small", 20)):
+            writer.append(Message(topic, 0, b"x" * size, f"k{hour}", store_ms=START + hour * HOUR))
+    logs = {root.name: read_plain(root)[0]}
+    rate = growth(logs, NOW, [], 72)["bytesPerHour"]
+    # Another 32 hours of it come until retention begins; a log of the last 12 hours alone would need 60.
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=50 * rate))
+    out = str(tmp_path / "out")
+    for chosen in (
+        Job(paths=(str(root),), out=out, now_ms=NOW, topics=("Small",)),
+        Job(paths=(str(root),), out=out, now_ms=NOW, since_ms=START + 28 * HOUR),
+        Job(paths=(str(root),), now_ms=NOW, topics=("Small",), since_ms=START + 28 * HOUR),
+    ):
+        report = run(spark, chosen).report
+        assert report["growth"]["hoursToFull"] == pytest.approx(50, abs=0.2)
+        assert not report["growth"]["fillsBeforeRetention"]
+        assert_growth(report, logs)
+
+
+def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free there may change between the answers of two."""
+    free = iter((5_000_000, 4_999_000, 4_998_000))
+    monkeypatch.setattr(
+        "gantry_spark.surroundings.status",
+        lambda *_: SimpleNamespace(address="", disk=SimpleNamespace(total_bytes=10**9, free_bytes=next(free))),
+    )
+    logs = []
+    for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
+        log = object.__new__(RemoteLog)
+        log.name, log.master, log.doubts = name, url, ()
+        logs.append(log)
+    a, b, c = surroundings(logs, None).disks
+    assert a.same(b)
+    assert not a.same(c)
+
+
+def test_names_that_spark_takes_for_patterns(spark: SparkSession, tmp_path: Path) -> None:
+    """The second run reads what the first has counted."""
+    root, out = tmp_path / "st{o}re[1]*", tmp_path / "o?ut [1] {a,b}\\*"
+    make_log(root, 5, 60)
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    run(spark, job)
+    assert_matches(run(spark, job).report, [root], {})
+    assert spark.read.format("commitlog").load(str(root)).count() == 60
+
+
 def test_queues_beyond_the_first_64(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
@@ -191,3 +280,69 @@ def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSessio
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         run(spark, Job(paths=(str(root),), out=str(tmp_path / "file" / "out"), now_ms=NOW))
+
+
+def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A failover cuts off what was not confirmed, and others are written there."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
+    confirmed, offsets = writer.end, dict(writer.offsets)
+    writer.extend(Message("Table", 0, b"undone", f"old-{i}") for i in range(5))
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    assert run(spark, job).report["totals"]["records"] == 155
+
+    writer.write(confirmed, bytes(writer.end - confirmed))
+    writer.end, writer.offsets = confirmed, offsets
+    writer.extend(Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20))
+    report = run(spark, job).report
+    assert (report["totals"]["records"], report["damage"]["places"]) == (170, 0)
+    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+    # Of a log that has only grown nothing is read again.
+    writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
+    grown = run(spark, job).report
+    assert grown["totals"]["records"] == 180
+    assert grown["scan"]["scannedBytes"] < 8 * 1024
+    # The state of an earlier version does not say what stood there.
+    at = out / "state" / "state.json"
+    state = json.loads(at.read_bytes())
+    for segment in state["segments"]:
+        del segment["border"], segment["mark"]
+    at.write_text(json.dumps(state | {"version": 1}))
+    again = run(spark, job).report
+    assert again["totals"]["records"] == 180
+    assert again["scan"]["scannedBytes"] == again["scan"]["logBytes"]
+
+
+def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
+    confirmed, offsets = writer.end, dict(writer.offsets)
+    # It does not fit, so a filler goes before it.
+    writer.append(Message("Table", 0, b"undone" * 10_000, "old"))
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    assert run(spark, job).report["totals"]["records"] == 101
+    writer.path(writer.segment).unlink()
+    writer.end, writer.offsets = confirmed, offsets
+    writer.extend(Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100))
+    report = run(spark, job).report
+    assert report["totals"]["records"] == 200
+    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+def test_foreign_and_missing_files_are_said(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = make_log(root, 5)
+    foreign = root / "commitlog" / "99999999999999999999"
+    foreign.write_bytes(b"foreign")
+    size = writer.segment
+    writer.path(2 * size).unlink()
+    report = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
+    foreign.unlink()
+    assert_matches(report, [root], {})
+    missing = f"store: bytes {2 * size:,} to {3 * size:,} are missing: no segment holds them"
+    assert report["notes"][0] == missing
+    assert "store: not part of the log, left out: 99999999999999999999" in report["notes"]
+    assert f"Note: {missing}." in summary_text(summary_of(report, None))

@@ -17,7 +17,7 @@ from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark import directory
 from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
-from gantry_spark.plan import pack, plan
+from gantry_spark.plan import gaps, pack, plan
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
@@ -298,3 +298,29 @@ def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(two_segments: D
         offsets, damage = scanned(source, log.segments[0], 100_000)
     assert offsets == all_of_it[:500]
     assert [d.start for d in damage] == [all_of_it[500]]
+
+
+def test_what_is_named_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    writer.append(Message())
+    for name in ("99999999999999999999", str(2**63).zfill(20), str(2**63 - 1).zfill(20), "\u0661" * 20):
+        (tmp_path / "store" / "commitlog" / name).write_bytes(b"foreign")
+    log = find(str(tmp_path / "store"))
+    assert [s.start for s in log.segments] == [0]
+    assert len(log.foreign) == 4
+
+
+def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "store")
+    writer.extend(Message(body=b"x" * 5000) for _ in range(100))
+    size = writer.segment
+
+    def found() -> list[tuple[int, int]]:
+        return gaps(DirectoryLog(find(str(tmp_path / "store"))))
+
+    assert not found()
+    writer.path(0).unlink()
+    assert not found(), "the first ones expire"
+    for gone in (2, 3, 5):
+        writer.path(gone * size).unlink()
+    assert found() == [(2 * size, 4 * size), (5 * size, 6 * size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from gantry_spark.plan import Part
 from gantry_spark.pushdown import push
 from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
 from gantry_spark.session import ARROW
-from gantry_spark.source import CommitLogReader, CommitLogStream, LogPart, Options
+from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPart, Options
 from plainlog import LogWriter, Message, read_plain
 from pyspark.sql.datasource import (
     EqualTo,
@@ -31,10 +32,11 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(600)
 START = 1_700_000_000_000
@@ -136,7 +138,7 @@ def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) ->
     columns, options = spark_schema(("keys", "damage"), True), Options({"path": str(tmp_path), "damaged": "rows"})
     once, stream = CommitLogReader(columns, options), CommitLogStream(columns, options)
     begin = stream.initialOffset()
-    end = stream.latestOffset(begin)
+    end = stream.latestOffset(begin, ReadAllAvailable())
     planned = [(once, once.partitions()), (stream, stream.partitions(begin, end))]
     writer.path(0).unlink()
     for read, parts in planned:
@@ -145,8 +147,9 @@ def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) ->
         (gone,) = (r["damage"] for r in rows if r["damage"] is not None)
         assert gone.startswith("expired while it was read: ")
     # A stream that goes on from there takes what is left.
-    again = [row["keys"] for p in stream.partitions(begin, end) for b in stream.read(p) for row in b.to_pylist()]
-    assert again == kept
+    again = [row for p in stream.partitions(begin, end) for b in stream.read(p) for row in b.to_pylist()]
+    assert [r["keys"] for r in again if r["damage"] is None] == kept
+    assert [r["damage"] for r in again if r["damage"] is not None] == ["expired before it was read"]
 
 
 def test_filters_are_pushed_exactly(root: Path) -> None:
@@ -229,6 +232,63 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
     assert drain() == sorted([*map(str, range(300)), *(f"new-{i}" for i in range(50))])
 
 
+def test_a_stream_of_what_there_is_reads_all_of_it_in_batches(spark: SparkSession, tmp_path: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for root, count in zip(roots, (500, 100), strict=True):
+        LogWriter(root).extend(Message(body=b"x" * 300, key=f"{root.name}{i}") for i in range(count))
+    total = sum(r.size for root in roots for r in read_plain(root)[0])
+    sizes: list[int] = []
+    seen: list[str] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        rows = batch.collect()
+        sizes.append(sum(r["size"] for r in rows))
+        seen.extend(r["keys"] for r in rows)
+
+    frame = spark.readStream.format("commitlog").option("columns", "keys,size").option("maxBytesPerTrigger", "60000")
+    query = (
+        frame.option("paths", json.dumps([str(root) for root in roots])).load()
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )  # fmt: skip
+    try:
+        assert query.awaitTermination(200)
+    finally:
+        query.stop()
+    assert sorted(seen) == sorted([*(f"a{i}" for i in range(500)), *(f"b{i}" for i in range(100))])
+    assert len(sizes) >= total // 60_000
+    assert max(sizes) < 60_000 + 2 * 500
+
+
+def test_a_stream_keeps_to_what_spark_asks_for(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(300))
+    stream = stream_of(root, maxBytesPerTrigger="40000")
+    begin = stream.initialOffset()
+    assert stream.getDefaultReadLimit() == ReadMaxBytes(40_000)
+    assert stream_of(root).getDefaultReadLimit() == ReadAllAvailable()
+    assert 40_000 <= stream.latestOffset(begin, ReadMaxBytes(40_000))["store"] < 41_000
+    assert 5_000 <= stream.latestOffset(begin, ReadMaxBytes(5_000))["store"] < 6_000
+    assert stream.latestOffset(begin, ReadAllAvailable()) == {"store": writer.end}
+    end = {"store": writer.end}
+    stream.prepareForTriggerAvailableNow()
+    writer.extend(Message(key=f"new-{i}") for i in range(50))
+    assert stream.latestOffset(begin, ReadAllAvailable()) == end
+    at, steps = begin, 0
+    while (following := stream.latestOffset(at, ReadMaxBytes(40_000))) != at:
+        at, steps = following, steps + 1
+    assert at == end
+    assert steps > 3
+
+
+def stream_of(root: Path, **options: str) -> CommitLogStream:
+    source = CommitLogSource({"path": str(root), **options})
+    return source.streamReader(source.schema())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -239,6 +299,8 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
         ({"partitionBytes": "many"}, "write a whole number"),
         ({"ranges": "0-5"}, "write JSON"),
         ({"brokers": "http://127.0.0.1:1"}, "give one of"),
+        ({"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"}, "option brokers: 'b=127.0.0.1:x' is no address; write"),
+        ({"brokers": "ftp://127.0.0.1:1"}, "is no address"),
     ],
 )
 def test_wrong_options_are_named(root: Path, options: dict[str, str], says: str) -> None:
@@ -287,3 +349,33 @@ def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_p
     (batch,) = frames.read(part)
     assert batch.to_pylist() == [{"topic": None, "damage": "a torn tail", "size": 2100}]
     assert "body" in COLUMNS
+
+
+def test_what_expired_before_a_stream_had_read_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = LogWriter(tmp_path / "store")
+    places = writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(600))
+    columns = ("log", "keys", "physical_offset", "size", "damage")
+
+    def read(start: int, end: int, damaged: str) -> list[dict[str, Any]]:
+        options = Options({"path": str(tmp_path / "store"), "damaged": damaged})
+        stream = CommitLogStream(spark_schema(columns, damaged == "rows"), options)
+        parts = stream.partitions({"store": start}, {"store": end})
+        return [row for part in parts for batch in stream.read(part) for row in batch.to_pylist()]
+
+    assert len(read(places[10], places[20], "rows")) == 10
+    assert not caplog.text
+    writer.path(0).unlink()
+    first = writer.segment
+    left = [str(i) for i, place in enumerate(places) if place >= first]
+    found = read(places[10], writer.end, "rows")
+    assert found[0] == {
+        "log": "store", "keys": None, "physical_offset": places[10], "size": first - places[10],
+        "damage": "expired before it was read",
+    }  # fmt: skip
+    assert [r["keys"] for r in found[1:]] == left
+    assert f"store: bytes {places[10]} to {first} expired before the stream had read them" in caplog.text
+    assert [r["keys"] for r in read(places[10], writer.end, "skip")] == left
+    # Nothing is left of this batch, and of the next one nothing is lost.
+    (only,) = read(places[10], places[20], "rows")
+    assert (only["physical_offset"], only["size"]) == (places[10], places[20] - places[10])
+    assert [r["damage"] for r in read(first, writer.end, "rows")] == [None] * len(left)

@@ -27,7 +27,7 @@ SourceArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[CLUSTER|DIR]",
-        help="A local cluster's name, a store directory, brokers' HTTP addresses (http://...), or a NameServer "
+        help="A local cluster's name, a store directory, brokers' HTTP addresses (GROUP=http://...), or a NameServer "
         "(host:port). Left out: the cluster that you started.",
         show_default=False,
     ),
@@ -60,7 +60,7 @@ class Source:
 def resolve(text: str | None, directory: Path | None = None) -> Source:
     """Raises CliError: there is no such cluster or directory."""
     if text is not None and directory is None:
-        if text.startswith(("http://", "https://")):
+        if re.match(r"([^=/]+=)?https?://", text):
             return Source(text, brokers=tuple(text.split(",")))
         if Path(text).exists():
             path = str(Path(text).absolute())
@@ -131,6 +131,15 @@ def _hours(text: str, option: str) -> float:
         raise CliError(f"{option}: {error}", Exit.USAGE) from None
 
 
+def _memory(text: str) -> str:
+    from gantry_spark.main import memory_of
+
+    try:
+        return memory_of(text)
+    except ValueError as error:
+        raise CliError(f"--memory: {error}", Exit.USAGE) from None
+
+
 def analyze(
     source: SourceArgument = None,
     topics: Annotated[
@@ -177,7 +186,7 @@ def analyze(
     )
     from gantry_spark.report import check, run
 
-    done = _with_spark(memory, lambda: check(job), lambda spark: run(spark, job))
+    done = _with_spark(_memory(memory), lambda: check(job), lambda spark: run(spark, job))
     if as_json:
         print_json(done.report)
     else:
@@ -265,7 +274,9 @@ def compact(
     from gantry_spark.compact import compact as run_compact
     from gantry_spark.compact import may_compact
 
-    done = _with_spark(memory, lambda: may_compact(job, topic, out), lambda spark: run_compact(spark, job, topic, out))
+    done = _with_spark(
+        _memory(memory), lambda: may_compact(job, topic, out), lambda spark: run_compact(spark, job, topic, out)
+    )
     if as_json:
         print_json(done)
         return
@@ -301,7 +312,7 @@ def report(
     if on_kubernetes(context, namespace):
         page = _fetched(source, context, namespace, copy)
     else:
-        folder = Path(out or resolve(source, directory).out)
+        folder = _folder(out or resolve(source, directory).out)
         page = folder / "report.html"
         if not page.exists():
             raise CliError(f"there is no report in {folder} yet: run gantry analyze {source or ''}".rstrip())
@@ -310,6 +321,16 @@ def report(
     typer.echo(str(page))
     if browser and copy is None and os.isatty(1):
         webbrowser.open(page.absolute().as_uri())
+
+
+def _folder(out: str) -> Path:
+    from gantry_spark.places import is_local, local_path
+
+    if not is_local(out):
+        raise CliError(
+            f"--out: {out} is not on this machine: fetch {out.rstrip('/')}/report.html from there", Exit.USAGE
+        )
+    return local_path(out)
 
 
 def _save(page: bytes, path: Path) -> Path:

@@ -54,9 +54,9 @@ def render(
 ) -> list[dict[str, Any]]:
     """All objects, in the order of their application; empty without `spec.analytics`.
 
-    `broker_urls`: HTTP base URLs of all members. `token`: whether the cluster's admin Secret guards them. `hold`: a
-    run that the schedule knows nothing of is at work, so nothing may start. Raises cron.ScheduleError when the
-    schedule cannot be read, ValueError when no image is known.
+    `broker_urls`: HTTP base URLs of all members, each with its group before it (`a=http://...`). `token`: whether the
+    cluster's admin Secret guards them. `hold`: a run that the schedule knows nothing of is at work, so nothing may
+    start. Raises cron.ScheduleError when the schedule cannot be read, ValueError when no image is known.
     """
     spec = cluster.spec.analytics
     if spec is None:

@@ -134,7 +134,8 @@ def summary_text(said: Mapping[str, Any]) -> str:
     text = f"{said.get('records', 0):,} records; compaction would save {_bytes(said.get('savedBytes', 0))}"
     if top:
         text += f", most of it in {top[0]['topic']} ({_bytes(top[0]['savedBytes'])})"
-    return text + "."
+    notes = "".join(f" Note: {str(note).rstrip('.')}." for note in said.get("notes") or [])
+    return f"{text}.{notes}"
 
 
 def _bytes(count: float) -> str:

@@ -51,10 +51,14 @@ class Analytics(Model):
     suspend: bool = Field(False, description="Keep the schedule but start nothing.")
     topics: list[Annotated[str, Field(max_length=127)]] = Field(
         default_factory=list,
-        description="Topics to look at, * and ? allowed; empty: all but system topics.",
+        description="Topics to look at, * and ? allowed; empty: all, also the broker's own.",
         max_length=256,
     )
-    window: Window = Field("7d", description="How far back hot keys, growth and ages are looked at.")
+    window: Window = Field(
+        "7d",
+        description="How far back records are looked at, for all figures, savedBytes too. Growth, when the disk "
+        "fills, and how far groups are behind are of the whole log.",
+    )
     executors: int = Field(2, ge=0, le=256, description="Executor pods; 0: the driver does all the work.")
     resources: SparkResources = Field(
         default_factory=lambda: SparkResources(), description="CPU and memory of driver and executors."

@@ -56,7 +56,7 @@ class ReportKeeper:
         if cluster.spec.analytics is None:
             await self._drop()
             return True
-        urls = [f"http://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
+        urls = [f"{m.group}=http://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
         try:
             hold = self._by_hand_at_work(cluster)
             objects = manifests.render(cluster, urls, self._settings.spark_image, token=True, hold=hold)

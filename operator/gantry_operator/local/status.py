@@ -200,10 +200,10 @@ def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
 
 
 def http_urls(folder: ClusterFolder) -> list[str]:
-    """The members' HTTP addresses. Raises OSError, pydantic.ValidationError."""
+    """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError."""
     ports = Ports.load(folder.ports)
     planned: Plan = plan(load_saved(folder))
-    return [f"http://127.0.0.1:{ports.taken[f'{m.name}/http']}" for m in planned.members]
+    return [f"{m.group}=http://127.0.0.1:{ports.taken[f'{m.name}/http']}" for m in planned.members]
 
 
 def name_server_addresses(folder: ClusterFolder) -> str:
