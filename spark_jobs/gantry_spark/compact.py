@@ -69,6 +69,9 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         found = summarize(rows)
         newest_by_key(rows, found.spread).write.parquet(f"file://{at}")
         keys = spark.read.parquet(literal(f"file://{at}"))
+        # Bytes that are no UTF-8 have become this character: different keys may be one here, and a newest one go.
+        if not keys.filter(keys.key.contains("\ufffd")).isEmpty():
+            raise SourceError(f"{topic} cannot be compacted: it has keys that are not UTF-8, which are not told apart")
         gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
         context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
         summarize_keys(found, rows, keys, gone_before, 1, [], rows)

@@ -86,6 +86,15 @@ def _records(data: bytes) -> list[object]:
     return list(decode_records(data))
 
 
+def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    LogWriter(root).extend(Message("Table", 0, b"x", key, store_ms=START) for key in ("@1", "@2", "plain"))
+    path = root / "commitlog" / f"{0:020d}"
+    path.write_bytes(path.read_bytes().replace(b"@1", b"\xff1").replace(b"@2", b"\xfe1"))
+    with pytest.raises(SourceError, match="not UTF-8"):
+        compact(spark, Job(paths=(str(root),), now_ms=NOW), "Table", None)
+
+
 def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:
     job = Job(paths=(str(root),), now_ms=NOW)
     with pytest.raises(SourceError, match="no record of topic Nothing"):
