@@ -152,6 +152,15 @@ def test_the_table_reads_the_resource_of_either_kind(capsys: pytest.CaptureFixtu
     assert "10.0.0.1:10911" in out
     assert "NODE" in out
     assert "[disk] full" in out, "square brackets of messages are no markup"
+    assert "Sync, minInSyncReplicas 2, flush Async, mode MasterSlave" in out
+
+
+def test_a_raft_groups_promise_is_its_majority(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"replication": "Async", "minInSyncReplicas": 1, "flush": "Async", "mode": "Raft"}
+    show_resource({"metadata": {"name": "demo"}, "spec": settings, "status": {}})
+    out = capsys.readouterr().out
+    assert "a majority of the members has it on disk" in out
+    assert "Async" not in out, "these settings do not count in this mode"
 
 
 def test_sizes_for_people() -> None:

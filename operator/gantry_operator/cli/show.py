@@ -29,6 +29,16 @@ def show_done(done: str, as_json: bool) -> None:
         print(done)
 
 
+def _promise(spec: dict[str, Any]) -> str:
+    """When a send is acknowledged: the settings that count in this mode."""
+    if spec.get("mode") == "Raft":
+        return "a majority of the members has it on disk, mode Raft"
+    return (
+        f"{spec.get('replication')}, minInSyncReplicas {spec.get('minInSyncReplicas')}, flush {spec.get('flush')}, "
+        f"mode {spec.get('mode')}"
+    )
+
+
 def show_resource(resource: dict[str, Any]) -> None:
     """In the order of `kubectl describe`: what it is, what holds, who runs, what happened."""
     out = console()
@@ -38,8 +48,7 @@ def show_resource(resource: dict[str, Any]) -> None:
     facts = [
         ("Name servers", status.get("addresses", {}).get("nameServers", "")),
         ("Outside", status.get("addresses", {}).get("external", "")),
-        ("Replication", f"{spec.get('replication')}, minInSyncReplicas {spec.get('minInSyncReplicas')}, "
-                        f"flush {spec.get('flush')}, mode {spec.get('mode')}"),
+        ("Replication", _promise(spec)),
     ]  # fmt: skip
     last = status.get("lastFailover")
     if last:
