@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gantry_broker.broker.clients import EXPIRE_MS, Client, ClientTable, Subscription
 from gantry_broker.broker.locks import LOCK_MS, QueueLocks
@@ -15,6 +15,9 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
 from hypothesis import given
 from hypothesis import strategies as st
+
+if TYPE_CHECKING:
+    from conftest import Bench
 
 
 class Link:
@@ -220,3 +223,10 @@ class TestStats:
 def test_topic_names_are_rocketmqs(name: str) -> None:
     good = 0 < len(name) <= 127 and all(c.isascii() and (c.isalnum() or c in "%|_-") for c in name)
     assert (topic_fault(name) is None) is good
+
+
+async def test_a_member_whose_disk_failed_should_not_lead(bench: Bench) -> None:
+    await bench.lead()
+    assert bench.broker.unfit == ""
+    bench.store.mark_failed(OSError(5, "Input/output error"))
+    assert bench.broker.unfit == "its disk failed: [Errno 5] Input/output error"

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import orjson
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -16,7 +17,7 @@ from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.retention import remove_before
-from group import Group, until
+from group import Group, Node, until
 
 
 async def test_a_send_is_ok_when_every_member_of_the_set_has_it(tmp_path: Path) -> None:
@@ -256,3 +257,14 @@ async def test_status_tells_what_an_operator_decides_by(tmp_path: Path) -> None:
         assert slave["master_link"].state == "connected"
         await group.nodes[0].server.close(0)
         await until(lambda: group.nodes[1].service.status_fields()["master_link"].state == "refused", "refused")
+
+
+async def test_rule_16_a_disk_that_failed_is_not_marked_clean(tmp_path: Path) -> None:
+    """What was appended since may not be there: at the next boot of the machine this would be a proof of nothing."""
+    node = await Node(tmp_path, 0).start()
+    node.store.mark_failed(OSError(5, "Input/output error"))
+    await node.stop()
+    assert orjson.loads((node.root / "config" / "replica.json").read_bytes())["clean"] is False
+    sound = await Node(tmp_path, 1).start()
+    await sound.stop()
+    assert orjson.loads((sound.root / "config" / "replica.json").read_bytes())["clean"] is True

@@ -62,8 +62,9 @@ ROOM_LOOK_S: Final = 1.0
 ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
 ALONE_S: Final = 10.0
-"""A master that no NameServer answers gives way so long after every other member must have tried once as well: where
-NameServers are gone for all of them nobody is better, and nothing moves."""
+"""A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
+slave that none had answered for so long counts as answered only so long after one does again: where NameServers were
+gone for all of them nobody is better, and nothing moves."""
 
 
 class Broker:
@@ -105,6 +106,7 @@ class Broker:
         self.stopping = False
         self._alone_since: float | None = None
         """Since when no NameServer answers, by the loop's clock."""
+        self._alone_until = 0.0
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
@@ -220,16 +222,24 @@ class Broker:
             return "it stops"
         if self.disk_full:
             return "its disk is full"
-        if self._alone_since is not None:
-            patience = self.settings.registerNameServerPeriod / 1000 + ALONE_S if self.leading else 0.0
-            if self._loop.time() - self._alone_since >= patience:
-                return "no NameServer answers it"
-        return ""
+        if self.store.failed is not None:
+            return f"its disk failed: {self.store.failed}"
+        return "no NameServer answers it" if self._is_alone() else ""
+
+    def _is_alone(self) -> bool:
+        now, since = self._loop.time(), self._alone_since
+        if not self.leading:
+            return since is not None or now < self._alone_until
+        patience = self.settings.registerNameServerPeriod / 1000 + ALONE_S
+        return since is not None and now - since >= patience
 
     def name_servers_answer(self, any_of_them: bool) -> None:
         """Said after each attempt to register: without routes no client that starts finds the master."""
-        was, self._alone_since = self._alone_since, None if any_of_them else self._alone_since or self._loop.time()
-        if (was is None) != any_of_them:
+        now, since = self._loop.time(), self._alone_since
+        if any_of_them and since is not None and now - since >= ALONE_S:
+            self._alone_until = now + ALONE_S
+        self._alone_since = None if any_of_them else since or now
+        if (since is None) != any_of_them:
             self._status_changed()
 
     def _look_later(self) -> None:
@@ -507,11 +517,7 @@ class Broker:
 
     def expire_log(self) -> None:
         """Retention: what is not confirmed stays, and what a follower that fetches has not acknowledged."""
-        keep = self.store.confirmed
-        leader = self.replication.core.leader
-        if leader is not None:
-            keep = min([keep, *(view.acked for view in leader.followers.values() if view.acked >= 0)])
-        self.store.expire(self.unix_ms(), keep)
+        self.store.expire(self.unix_ms(), min(self.store.confirmed, self.replication.needed_from()))
 
     # ---- reading from slaves
 

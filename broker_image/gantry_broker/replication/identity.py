@@ -41,13 +41,15 @@ class ReplicaFile:
         self._boot = boot_id()
         self._state: Durable | None = None
         self._held = False
+        self._sync = False
+        """Acknowledgements of this life count bytes on disk."""
 
     def start(self, member: int, *, sync_flush: bool, log_is_empty: bool, damaged: bool = False) -> Started:
         """Read the file, decide on the incarnation, and write it down. Raises StateError, OSError.
 
         `damaged`: the log had to be cut below what had been flushed or confirmed.
         """
-        self._held = not log_is_empty
+        self._held, self._sync = not log_is_empty, sync_flush
         data = self._read()
         if data is None:
             return self._begin(Durable(MemberId(member, _new_incarnation())), proven=True)
@@ -60,7 +62,9 @@ class ReplicaFile:
         self._refuse_other_mode(data, state, log_is_empty=log_is_empty)
         # A log that was there once and is empty now was taken away: not the disk that it was.
         lost = log_is_empty and bool(data.get("held"))
-        if not lost and not damaged and (sync_flush or clean or (boot == self._boot and boot != "")):
+        # By the flush of the life that ended: the configuration may have changed since.
+        was_sync = data.get("sync") is True
+        if not lost and not damaged and (was_sync or clean or (boot == self._boot and boot != "")):
             return self._begin(state, proven=True)
         return self._begin(replace(state, me=MemberId(member, _new_incarnation())), proven=False)
 
@@ -106,7 +110,14 @@ class ReplicaFile:
 
     def _write(self, state: Durable, *, clean: bool) -> None:
         data = orjson.dumps(
-            {**state.to_json(), "mode": self._mode, "boot": self._boot, "clean": clean, "held": self._held},
+            {
+                **state.to_json(),
+                "mode": self._mode,
+                "boot": self._boot,
+                "clean": clean,
+                "held": self._held,
+                "sync": self._sync,
+            },
             option=orjson.OPT_INDENT_2,
         )
         atomic_write(self.path, data)

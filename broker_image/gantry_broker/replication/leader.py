@@ -46,6 +46,8 @@ class Options:
     """A follower this close to the end is waited for, so that it can catch up with a log that grows."""
     join_ms: int = 1_000
     """For so long; then it must come closer by itself."""
+    keep_for_ms: int = 600_000
+    """Retention leaves what a follower lacks that asked within this time; a later one begins where the log does."""
 
 
 @dataclass(slots=True)
@@ -186,6 +188,20 @@ class Leader:
         if Rule.RECORD_BORDERS not in self._rules:
             data = data[: len(data) * 2 // 3]
         return self.records(fetch, data, now_ms)
+
+    def needed_from(self, now_ms: int) -> int:
+        """The lowest acknowledgement of those that still come for the log: who is waited for, or asked not long ago.
+
+        One that has gone for good would else keep the whole log for as long as this leadership lasts.
+        """
+        waited = self.waited_for()
+        needed = [
+            view.acked
+            for member, view in self.followers.items()
+            if view.acked >= 0
+            and (member in waited or view.waiting or now_ms - view.seen_ms <= self._options.keep_for_ms)
+        ]
+        return min(needed, default=self._log.end)
 
     def has_news(self, fetch: Fetch) -> bool:
         """Whether more is confirmed than the asker knows: worth an answer without records, if none come soon."""

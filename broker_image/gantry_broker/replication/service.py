@@ -190,7 +190,12 @@ class ReplicationService:
             await self._commit.close()
 
     def mark_clean(self) -> None:
-        """The store was closed and is on disk: the next start is proven (rule 16). Call it last."""
+        """The store was closed and is on disk: the next start is proven (rule 16). Call it last.
+
+        After a write or flush that failed nothing is said: what was appended since may not be there.
+        """
+        if self._store.failed is not None:
+            return
         if self._store.end > 0:
             self._file.holds_records()
         self._file.mark_clean()
@@ -308,6 +313,11 @@ class ReplicationService:
     def follows(self) -> bool:
         """It is a slave whose master answers it."""
         return self.core.follower is not None and self._fetching.state == "connected"
+
+    def needed_from(self) -> int:
+        """The offset from which on somebody still fetches the log from this member; the end: nobody does."""
+        leader = self.core.leader
+        return self._store.end if leader is None else leader.needed_from(self._now())
 
     # ---- what it is told
 
@@ -607,6 +617,8 @@ class ReplicationService:
         if isinstance(core, RaftReplica):
             if core.outbox:
                 self._send_out(core)
+            if self._monotonic() >= self._moving_until:
+                self._moving_until = 0.0  # Whoever leads later was not handed the role by this member.
             if self._moving_until and core.follower is not None:
                 self._handed_to, self._moving_until = core.state.master_address, 0.0
             elif core.leader is not None:
