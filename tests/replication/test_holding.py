@@ -50,13 +50,38 @@ async def unanswered(news: bool) -> int:
             async with asyncio.timeout(LATE_S):
                 await follower.answered.wait()
         except TimeoutError:
-            return False
+            return follower.answered.is_set()  # Both in one pass, when this process stood still.
         holding.close()
         return True
 
     # At times of their own: whether a timer fires before its time is a matter of parts of a millisecond.
     done = await asyncio.gather(*(one(chance.random() * 2) for _ in range(ROUNDS)))
     return done.count(False)
+
+
+async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it() -> None:
+    class Other(Follower):
+        def close(self) -> None:
+            self.closed = True
+
+    def ask(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+        if fetch.end == 50 and empty:
+            raise ValueError("50 is not the border of a record")
+        return FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if empty else None
+
+    lost, found = Other(), Other()
+    waits: list[tuple[MemberId, bool]] = []
+    holding = Holding(
+        ask, lambda m, w: waits.append((m, w)), lambda _: False, lambda: 100, lambda _: False, lambda *_: None, HOLD_S
+    )
+    for number, end, conn in ((1, 50, lost), (2, 100, found)):
+        sent: Any = conn
+        holding.take(sent, Frame(0), Fetch(1, MemberId(number, "x"), end, end, (), 50), None)
+    async with asyncio.timeout(LATE_S):
+        await found.answered.wait()
+    assert (lost.closed, lost.answered.is_set()) == (True, False)
+    assert (MemberId(1, "x"), False) in waits
+    holding.close()
 
 
 @pytest.mark.parametrize("news", [True, False], ids=["with news", "at the end of the hold"])

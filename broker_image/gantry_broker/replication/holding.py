@@ -156,7 +156,15 @@ class Holding:
             if throttled and fetch.max_bytes > PIECE_BYTES:
                 fetch = replace(fetch, max_bytes=PIECE_BYTES)
             started = time.perf_counter()
-            answer = self._ask(fetch, held.news_at <= now, held.empty_at <= now or self._closed)
+            try:
+                answer = self._ask(fetch, held.news_at <= now, held.empty_at <= now or self._closed)
+            except (ValueError, OSError) as error:
+                # One that asks for what cannot be read must not take the others' answers with it.
+                log.error("the log cannot be read from %d on, for which %s asks: %s", fetch.end, member, error)
+                del self._held[member]
+                self._held_changed(member, False)
+                held.conn.close()
+                continue
             if answer is None:
                 continue
             del self._held[member]
