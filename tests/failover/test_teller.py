@@ -47,6 +47,28 @@ async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs
     server.close()
 
 
+async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 19\r\n\r\nread-only disk here")
+    await writer.drain()
+    writer.close()
+
+
+async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it() -> None:
+    """Its disk is read-only, for example: another one must be asked."""
+    woken = asyncio.Event()
+    server = await asyncio.start_server(fail, "127.0.0.1", 0)
+    url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
+    async with make_client() as client:
+        teller = Teller(client, lambda: None, woken.set, lambda: 100.0)
+        teller.tell(0, url, Assignment(CELL, "h:1", False))
+        await asyncio.wait_for(woken.wait(), 5)
+        assert "500" in teller.refusal(0, CELL)
+        assert "read-only disk here" in teller.refusal(0, CELL)
+        await teller.close()
+    server.close()
+
+
 async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:
     """The next line may come a second later: nobody would be taken out of the set until then."""
     woken = asyncio.Event()

@@ -105,6 +105,7 @@ class GroupLoop(GroupWatch):
         self._follow(endpoints)
         self.entry = await self._registry.read(self.group)
         obs = self.observe(endpoints)
+        self._look_for_role(obs)
         decisions = decide(obs)
         # What is told may fail: it is told again soon, not at the next occasion.
         self._unfinished = bool(decisions)
@@ -212,6 +213,14 @@ class GroupLoop(GroupWatch):
         is_master = assignment.cell.master is not None and assignment.cell.master.member == member
         then: Callable[[], None] | None = self._master_took_role if is_master else None
         self._teller.tell(member, watch.url, assignment, then)
+
+    def _look_for_role(self, obs: Observation) -> None:
+        """The answer to its assignment may have been lost: then the new master's own status line says that it leads."""
+        if self._pending_change is not None:
+            promoted = self._pending_change[0]
+            said = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)
+            if any(r.role == "Master" and r.epoch == promoted.cell.epoch for r in said):
+                self._master_took_role()
 
     def _master_took_role(self) -> None:
         change = self._pending_change

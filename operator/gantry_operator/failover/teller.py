@@ -141,6 +141,10 @@ class Teller:
             )
             if answer.status_code != 200:
                 log.warning("%s answered %s to an assignment: %s", url, answer.status_code, answer.text[:200])
+                if answer.status_code >= 500:
+                    # It could not write it down, for example: another one may.
+                    why = f"it answered {answer.status_code}: {answer.text[:200]}"
+                    self._refusals[member] = (cell, why, self._now())
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
             self._told_at[member] = self._now()
