@@ -119,8 +119,15 @@ class Forwarder:
         return taken
 
     def _append_all(self) -> None:
-        """This member is master (still or again): in their order, neighbours of one connection together."""
-        for conn, run in groupby(self._drain(), key=lambda parked: parked.conn):
+        """This member is master (still or again): in their order, neighbours of one connection together.
+
+        Who has gone, or waited longer than clients do, has sent again or been told otherwise by now.
+        """
+        now = asyncio.get_running_loop().time()
+        parked = self._drain()
+        _answer_all([p for p in parked if p.due <= now], "it waited too long for a master, send again")
+        wanted = [p for p in parked if p.frame.is_oneway or (p.due > now and not p.conn.closed)]
+        for conn, run in groupby(wanted, key=lambda p: p.conn):
             self._process(conn, [parked.frame for parked in run])
 
     # ---- forwarding

@@ -89,6 +89,7 @@ class Ports:
         # In Raft mode the role is lost before it is known who got it: until then what comes is parked.
         while broker.replication.parked:  # noqa: ASYNC110 (it ends by the clock as well)
             await asyncio.sleep(BIND_RETRY_S)
+        forwarder.role_changed()
         planned = broker.replication.handed_to is not None
         broker.has_guests = broker.letting_go = planned
         await forwarder.drained(FORCE_S)

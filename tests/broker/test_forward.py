@@ -1,0 +1,43 @@
+"""Writes that were parked, and what is stored of them when this member is master again."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gantry_broker.broker import forward
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+
+async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have sent again, or were told that it failed: it would be there twice."""
+    replication = SimpleNamespace(parked=True, handed_to=None)
+    broker: Any = SimpleNamespace(replication=replication, may_append=False)
+    stored: list[bytes] = []
+    made = forward.Forwarder(broker, lambda conn, frames: stored.extend(f.body for f in frames))
+    patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
+
+    def park(conn: Any, body: bytes, *, oneway: bool = False) -> None:
+        made.take(conn, [Frame(RequestCode.SEND_MESSAGE, flag=2 if oneway else 0, body=body)])
+
+    monkeypatch.setattr(forward, "FORWARD_S", 0.05)
+    park(late, b"late")
+    await asyncio.sleep(0.1)
+    monkeypatch.setattr(forward, "FORWARD_S", 60.0)
+    park(patient, b"patient")
+    park(gone, b"gone")
+    park(gone, b"told and gone", oneway=True)
+    gone.close()
+    replication.parked, broker.may_append = False, True
+    made.role_changed()
+    assert stored == [b"patient", b"told and gone"]
+    assert [f.code for f in late.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    assert not gone.frames
