@@ -11,6 +11,8 @@ HOUR_MS: Final = 3_600_000
 LOOK_BACK_H: Final = 72
 """Hours of growth that the forecast is made from, at most."""
 LISTED_H: Final = 24 * 31
+DEVICE: Final = "device "
+"""Before the number of a disk of this machine, as a `Disk.place`."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Disk:
         was written in between."""
         if self.total != other.total:
             return False
+        if self.place.startswith(DEVICE) and other.place.startswith(DEVICE):
+            return self.place == other.place
         near = abs(self.free - other.free) <= self.total // 1000
         return self.free == other.free or (near and self.place != "" and self.place == other.place)
 

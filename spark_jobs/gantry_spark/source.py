@@ -275,7 +275,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = max(at, min(end, self.target[log.name]))
             result[log.name] = end
             if left is not None:
-                left -= end - at
+                left -= max(0, end - max(at, log.segments[0].start))
         return result
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:

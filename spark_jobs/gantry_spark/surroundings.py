@@ -14,7 +14,7 @@ from gantry_broker.settings import BrokerSettings
 from gantry_spark import wire
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
-from gantry_spark.forecast import Disk
+from gantry_spark.forecast import DEVICE, Disk
 from gantry_spark.remote import RemoteLog, base_url, status
 from gantry_spark.summary import GroupOffset
 
@@ -50,7 +50,7 @@ def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
         listed = ", ".join(log.files.foreign[:5]) + (" and more" if len(log.files.foreign) > 5 else "")
         found.notes.append(f"{log.name}: not part of the log, left out: {listed}")
     usage = shutil.disk_usage(root)
-    found.disks.append(Disk(log.name, usage.total, usage.free, f"device {root.stat().st_dev}"))
+    found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE}{root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
     if not path.exists():
         found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")

@@ -6,7 +6,7 @@ One connection a question; the reports that ask run for seconds to hours.
 from __future__ import annotations
 
 import socket
-from typing import Final
+from typing import Any, Final
 
 from gantry_broker.protocol.bodies import ClusterInfo
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -64,7 +64,7 @@ def members(name_servers: str) -> list[str]:
             addresses = dict.fromkeys(broker.addresses.values())
             urls = [f"{group}={url}" for url in map(_http_of, addresses) if url is not None]
             found += urls
-            if not urls:
+            if not urls and not any(map(_has_none, addresses)):
                 silent.append(f"group {group} ({', '.join(addresses) or 'no address'})")
         if found and silent:
             raise SourceError(
@@ -78,12 +78,24 @@ def members(name_servers: str) -> list[str]:
 
 
 def _http_of(address: str) -> str | None:
+    """None: it does not answer, or has none."""
+    table = _runtime_info(address)
+    http = None if table is None else table.get("gantryHttp")
+    return f"http://{http}" if http else None
+
+
+def _has_none(address: str) -> bool:
+    """Whether a broker answers that has no HTTP interface: one of Apache RocketMQ, which is not read this way."""
+    table = _runtime_info(address)
+    return table is not None and not table.get("gantryHttp")
+
+
+def _runtime_info(address: str) -> dict[str, Any] | None:
     try:
         table = loads(call(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).get("table", {})
     except (SourceError, JsonError, AttributeError):
         return None
-    http = table.get("gantryHttp")
-    return f"http://{http}" if http else None
+    return table if isinstance(table, dict) else None
 
 
 def consumer_offsets(address: str) -> dict[tuple[str, str, int], int]:

@@ -76,6 +76,7 @@ def test_the_figures_of_the_made_up_report() -> None:
         ([Disk("a", 10**9, 60_000)], 60),
         # Two logs on one disk: known by its device, by the machine, or by its bytes.
         ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 5")], 60),
+        ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 6")], 120),
         ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 60),
         ([Disk("a", 10**9, 60_000, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 60),
         # Two disks: each takes half.

@@ -286,12 +286,15 @@ def test_a_log_that_cannot_be_reached_any_more_is_not_read_as_empty(served: tupl
 
 
 def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    http = {"10.0.0.1:1": "http://10.0.0.1:2", "10.0.0.2:1": None, "10.0.0.3:1": None}
+    """One of whose brokers none answers is missed; one of Apache RocketMQ's has nothing to read there."""
+    info = {"10.0.0.1:1": {"gantryHttp": "10.0.0.1:2"}, "10.0.0.4:1": {"brokerVersion": "1"}}
     groups = {"a": BrokerData("demo", "a", {0: "10.0.0.1:1", 1: "10.0.0.2:1"})}
-    monkeypatch.setattr(wire, "_http_of", http.get)
+    monkeypatch.setattr(wire, "_runtime_info", info.get)
     monkeypatch.setattr(
         wire, "call", lambda *_: Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
     )
+    assert wire.members("ns:9876") == ["a=http://10.0.0.1:2"]
+    groups["apache"] = BrokerData("other", "apache", {0: "10.0.0.4:1"})
     assert wire.members("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
     with pytest.raises(SourceError, match=r"nobody names an HTTP interface of group b \(10.0.0.3:1\), which"):

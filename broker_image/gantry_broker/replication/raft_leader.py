@@ -106,7 +106,7 @@ class RaftLeader(Leader):
             return "the leader cannot remove itself: transfer the leadership first"
         try:
             self._raft_log.append_members(members, now_ms)
-        except StoreFull as error:
+        except (StoreFull, OSError) as error:
             return str(error)  # It is wanted again at the next tick.
         return ""
 
