@@ -84,6 +84,15 @@ def test_the_newest_tail_may_go_with_a_failover() -> None:
     assert told.went() == {b"m5", b"m6", b"m7"}
 
 
+def test_a_former_master_forwards_over_the_connection_on_which_it_is_master_again() -> None:
+    """Offsets that its successor had given are given anew, and all answers came over one connection."""
+    told = story()
+    for sent in told.history.sent.values():
+        told.history.sent[sent.body] = replace(sent, via=1)
+    assert told.findings == []
+    assert told.went() == {b"m5", b"m6", b"m7"}
+
+
 def test_nothing_need_go() -> None:
     told = story()
     for number in (5, 6, 7):

@@ -8,7 +8,7 @@ from itertools import chain
 
 from .history import History, Log, Sent
 from .lineage import Lineage
-from .tail import confirmed_undone, judge, stayed
+from .tail import Leaderships, confirmed_undone, judge, stayed
 
 SHOWN = 5
 """Findings of one kind that are written out."""
@@ -34,13 +34,16 @@ def _promised(history: History, final: Log) -> tuple[Iterator[str], ...]:
 
 
 def _promised_by_async(history: History, final: Log, lineage: Lineage) -> tuple[Iterator[str], ...]:
-    """What went may have, and offsets are given anew behind it: order is that of what stayed, and that of what one
-    master acknowledged."""
+    """What went may have, and offsets are given anew behind it: order is that of what stayed, and that of what came
+    over one connection under one leadership. (A connection alone is not enough: a former master forwards what comes
+    over it, and may be master again.)"""
     kept = [s for s in history.promised() if stayed(s, final)]
-    masters: dict[int, list[Sent]] = {}
+    leaderships = Leaderships(history, final, lineage)
+    masters: dict[tuple[int, int], list[Sent]] = {}
     for sent in history.promised():
-        masters.setdefault(sent.via, []).append(sent)
-    masters.pop(0, None)
+        epoch = lineage.at(sent.phys) if stayed(sent, final) else leaderships.of(sent)
+        if sent.via and epoch is not None:
+            masters.setdefault((sent.via, epoch), []).append(sent)
     went = judge(history, final, lineage).wrong
     lost = (f"LOST: {sent.body!r} was SEND_OK at {sent.place}, offset {sent.phys}, {why}" for sent, why in went)
     moved = _moved(history, final, tries=2)  # Of several copies the one that was acknowledged may have gone.
