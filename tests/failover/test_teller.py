@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from gantry_broker.http.models import AssignmentAnswer
 from gantry_broker.replication.types import Assignment, Cell, MemberId
@@ -30,21 +32,32 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mod
     writer.close()
 
 
-async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs() -> None:
-    """A group of one: nobody else can be promoted, so its last refusal would hold it back for ever."""
-    now, woken = 100.0, asyncio.Event()
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def telling(answering: Answering, now: Callable[[], float]) -> AsyncIterator[tuple[Teller, asyncio.Event]]:
+    """A teller that is telling `CELL` to a member, and what is set once it has answered."""
+    woken = asyncio.Event()
+    server = await asyncio.start_server(answering, "127.0.0.1", 0)
     url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
     async with make_client() as client:
-        teller = Teller(client, lambda: None, woken.set, lambda: now)
+        teller = Teller(client, lambda: None, woken.set, now)
         teller.tell(0, url, Assignment(CELL, "h:1", False))
+        yield teller, woken
+        await teller.close()
+    server.close()
+
+
+async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs() -> None:
+    """A group of one: nobody else can be promoted, so its last refusal would hold it back for ever."""
+    now = 100.0
+    async with telling(refuse, lambda: now) as (teller, woken):
         await asyncio.wait_for(woken.wait(), 5)
         assert teller.refusal(0, CELL) == "it stops"
         assert teller.refusal(0, CELL.touched()) == "", "another cell was not refused"
         now += REFUSED_FOR_S
         assert teller.refusal(0, CELL) == ""
-        await teller.close()
-    server.close()
 
 
 async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,32 +69,18 @@ async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it() -> None:
     """Its disk is read-only, for example: another one must be asked."""
-    woken = asyncio.Event()
-    server = await asyncio.start_server(fail, "127.0.0.1", 0)
-    url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
-    async with make_client() as client:
-        teller = Teller(client, lambda: None, woken.set, lambda: 100.0)
-        teller.tell(0, url, Assignment(CELL, "h:1", False))
+    async with telling(fail, lambda: 100.0) as (teller, woken):
         await asyncio.wait_for(woken.wait(), 5)
         assert "500" in teller.refusal(0, CELL)
         assert "read-only disk here" in teller.refusal(0, CELL)
-        await teller.close()
-    server.close()
 
 
 async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:
     """The next line may come a second later: nobody would be taken out of the set until then."""
-    woken = asyncio.Event()
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
-    async with make_client() as client:
-        teller = Teller(client, lambda: None, woken.set, lambda: 100.0)
-        teller.tell(0, url, Assignment(CELL, "h:1", False))
+    async with telling(accept, lambda: 100.0) as (teller, woken):
         assert teller.pending(0, 99.0, (2, 1))
         assert not teller.pending(0, 99.0, CELL.order), "the line came while the question was under way"
         await asyncio.wait_for(woken.wait(), 5)
         assert teller.pending(0, 99.0, (2, 1))
         assert not teller.pending(0, 99.0, CELL.order)
         assert not teller.pending(0, 101.0, (2, 1)), "a newer line counts whatever it says"
-        await teller.close()
-    server.close()
