@@ -143,8 +143,10 @@ def run(spark: SparkSession, job: Job) -> Done:
         rows, topics = _chosen(rows, job.topics)
         keys_at = f"reports/{name}/keys"
         found = summarize(rows)
-        counts = counting.counts()
-        found.spans = queue_spans(counts)
+        # Of the whole log there are the same figures already, unless a part was chosen.
+        part = bool(job.topics) or since_ms is not None
+        counts = counting.counts() if part else rows.filter("kind = 'count'")
+        found.spans = queue_spans(counts) if part else found.queues
         newest_by_key(rows, found.spread).write.mode("overwrite").parquet(place.url(keys_at))
         keys = spark.read.parquet(literal(place.url(keys_at)))
         around = surroundings(logs, job.token_file)
@@ -160,7 +162,7 @@ def run(spark: SparkSession, job: Job) -> Done:
             new_bytes=counting.scanned,
             segments=sum(len(log.segments) for log in logs),
             notes=[*_missing(logs), *around.notes, *counting.notes],
-            hours=_bytes_by_hour(counts) if job.topics or since_ms is not None else None,
+            hours=_bytes_by_hour(counts) if part else None,
         )
         logger.info("the newest record of each key is found")
         summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
