@@ -107,6 +107,7 @@ class Broker:
         self._alone_since: float | None = None
         """Since when no NameServer answers, by the loop's clock."""
         self._alone_until = 0.0
+        """One answers again, but until then that does not make a slave better than its master."""
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
