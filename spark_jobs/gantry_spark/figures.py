@@ -253,9 +253,11 @@ class FiguresReader(DataSourceReader):
     def _count(self, log: Any, part: Part) -> Iterator[Any]:
         tally = Tally(log.name, log.segments[part.segment].start)
         schema = arrow_schema(spark_schema(_READ))
+        at = part.range.start
         try:
             with log.open(part.segment) as source:
                 for found in scan(source, part.range, self.options.verify):
+                    at = max(at, found.end)
                     if isinstance(found, Damage):
                         if self.where.everything:
                             yield tally.damage(found)
@@ -268,7 +270,7 @@ class FiguresReader(DataSourceReader):
                     if tally.due:
                         yield from tally.rows()
         except Expired as gone:
-            yield tally.damage(Damage(part.range.start, part.range.stop, f"expired while it was read: {gone}"))
+            yield tally.damage(Damage(at, part.range.stop, f"expired while it was read: {gone}"))
         yield from tally.rows()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
@@ -84,7 +84,8 @@ def plan(
         try:
             parts += _parts_of(log, index, spans, target, last)
         except Expired:
-            continue  # It went between the listing and now: its records are no longer in the log.
+            # It went between the listing and now. Who reads it says so, as of one that goes a little later.
+            parts += [Part(index, Range(a, b, segment.limit, segment.end, last), None, None) for a, b in spans]
     return _wanted(parts, where, slack_ms)
 
 
@@ -188,22 +189,20 @@ def must_hold_records(logs: Sequence[Log], source: str) -> None:
 def end_from(log: Log, at: int, most: int) -> int:
     """A record border up to which a stream may read from `at`: at most about `most` bytes further (0: to the end).
 
-    A log that is being written may end in the middle of a record: its last whole record is found by its sizes.
+    A log that is being written may end in the middle of a record: its last whole record is found by its sizes. What
+    has expired since it was listed is passed over.
     """
     segments = log.segments
     for index, segment in enumerate(segments):
-        if segment.limit <= at and index + 1 < len(segments):
+        last = index == len(segments) - 1
+        if not last and (segment.limit <= at or not most):
             continue
         start = max(at, segment.start)
-        whole = Range(start, segment.limit, segment.limit, segment.end, index == len(segments) - 1)
-        with log.open(index) as source:
+        whole = Range(start, segment.limit, segment.limit, segment.end, last)
+        with suppress(Expired), log.open(index) as source:
             if most and start + most < segment.limit:
                 border = next_record(source, start + most, whole)
                 if border is not None:
                     return border
-            if index + 1 < len(segments):
-                if not most:
-                    continue
-                return segment.limit
-            return last_border(source, whole)
+            return last_border(source, whole) if last else segment.limit
     return at

@@ -60,6 +60,11 @@ class Records:
     def __len__(self) -> int:
         return len(self.at)
 
+    @property
+    def end(self) -> int:
+        """The offset after the last one; there is at least one."""
+        return self.base + int(self.at[-1]) + int(self.head["size"][-1])
+
     def field(self, name: str) -> Ints:
         """A field of the head by its name in `layout.HEAD`, right also for IPv6 hosts."""
         if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):

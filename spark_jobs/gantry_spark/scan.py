@@ -270,5 +270,5 @@ def last_border(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
     end = wanted.start
     for found in scan(source, wanted, verify=False, block=block):
         if isinstance(found, Records) and len(found):
-            end = found.base + int(found.at[-1]) + int(found.head["size"][-1])
+            end = found.end
     return end

@@ -184,9 +184,11 @@ def read_parts(partition: InputPartition, wanted: StructType, where: Where, opti
 def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
     columns, schema = wanted.fieldNames(), arrow_schema(wanted)
     segment = log.segments[part.segment].start
+    at = part.range.start
     try:
         with log.open(part.segment) as source:
             for found in scan(source, part.range, options.verify):
+                at = max(at, found.end)
                 if isinstance(found, Damage):
                     if not options.damage_rows:
                         continue
@@ -196,7 +198,8 @@ def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, optio
                 if batch is not None:
                     yield batch
     except Expired as gone:
-        lost = Damage(part.range.start, part.range.stop, f"expired while it was read: {gone}")
+        logger.warning("%s: bytes %d to %d expired while they were read", log.name, at, part.range.stop)
+        lost = Damage(at, part.range.stop, f"expired while it was read: {gone}")
         batch = damage_batch(log.name, segment, lost, columns, schema, where) if options.damage_rows else None
         if batch is not None:
             yield batch

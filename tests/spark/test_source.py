@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from gantry_spark.daemon import without_delay
 from gantry_spark.decode import Where
-from gantry_spark.errors import SourceError
+from gantry_spark.errors import Expired, SourceError
 from gantry_spark.plan import Part
 from gantry_spark.pushdown import push
+from gantry_spark.scan import scan
 from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
 from gantry_spark.session import ARROW
 from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPart, Options
@@ -150,6 +151,69 @@ def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) ->
     again = [row for p in stream.partitions(begin, end) for b in stream.read(p) for row in b.to_pylist()]
     assert [r["keys"] for r in again if r["damage"] is None] == kept
     assert [r["damage"] for r in again if r["damage"] is not None] == ["expired before it was read"]
+
+
+class ExpiresLater(Options):
+    """Lists a log whose first segment goes before it is opened."""
+
+    def __init__(self, given: dict[str, str], gone: Path) -> None:
+        super().__init__(given)
+        self.gone = gone
+
+    def logs(self) -> list[Any]:
+        found = super().logs()
+        self.gone.unlink(missing_ok=True)
+        return found
+
+
+def test_a_segment_that_expires_before_it_is_planned_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = spark_schema(("keys", "physical_offset", "size", "damage"), True)
+    for kind in ("once", "stream"):
+        writer = LogWriter(tmp_path / kind)
+        writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
+        kept = [r.props["KEYS"] for r in read_plain(tmp_path / kind)[0] if r.phys_offset >= writer.segment]
+        options = ExpiresLater({"path": str(tmp_path / kind), "damaged": "rows"}, writer.path(0))
+        once, stream = CommitLogReader(columns, options), CommitLogStream(columns, options)
+        parts = once.partitions() if kind == "once" else stream.partitions({kind: 0}, {kind: writer.end})
+        rows = [row for part in parts for batch in once.read(part) for row in batch.to_pylist()]
+        assert [r["keys"] for r in rows if r["damage"] is None] == kept
+        (gone,) = (r for r in rows if r["damage"] is not None)
+        assert (gone["physical_offset"], gone["size"]) == (0, writer.segment)
+        assert gone["damage"].startswith("expired while it was read: ")
+        assert f"{kind}: bytes 0 to {writer.segment} expired while they were read" in caplog.text
+
+
+def test_a_stream_passes_over_a_segment_that_expires_when_it_looks_for_its_end(tmp_path: Path) -> None:
+    ends = []
+    for name in ("whole", "part"):
+        writer = LogWriter(tmp_path / name)
+        writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
+        options = ExpiresLater({"path": str(tmp_path / name)}, writer.path(0))
+        stream = CommitLogStream(spark_schema(("keys",)), options)
+        limit = ReadAllAvailable() if name == "whole" else ReadMaxBytes(5_000)
+        ends.append(stream.latestOffset({name: 0}, limit)[name])
+    assert ends[0] == writer.end
+    assert writer.segment + 5_000 <= ends[1] < writer.segment + 6_000
+
+
+def test_what_was_read_before_the_rest_expired_is_not_said_to_have_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = LogWriter(tmp_path).extend(Message(body=b"x" * 500, key=str(i)) for i in range(50))
+    columns, options = spark_schema(("physical_offset", "damage"), True), Options({"path": str(tmp_path)})
+    options.damage_rows = True
+
+    def expires(*args: Any) -> Any:
+        yield from scan(*args)
+        raise Expired("gone")
+
+    monkeypatch.setattr("gantry_spark.source.scan", expires)
+    reader = CommitLogReader(columns, options)
+    (part,) = reader.partitions()
+    rows = [row for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [r["physical_offset"] for r in rows if r["damage"] is None] == places
+    (gone,) = (r for r in rows if r["damage"] is not None)
+    assert gone["physical_offset"] > places[-1]
 
 
 def test_filters_are_pushed_exactly(root: Path) -> None:
