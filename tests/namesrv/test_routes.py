@@ -136,17 +136,38 @@ def test_nothing_stays_when_the_whole_group_has_gone() -> None:
 
 def test_a_farewell_of_the_master_keeps_the_address_too() -> None:
     table = group_of_three()
-    assert table.unregister("a", 0, GROUP_ADDRESS, 1000)
+    assert table.unregister("a", 0, GROUP_ADDRESS, 0, 1000)
     assert seen(table) == {0: GROUP_ADDRESS, 2: "demo-a-1:10911", 3: "demo-a-2:10911"}
-    assert table.unregister("a", 2, "demo-a-1:10911", 1001)
-    assert table.unregister("a", 3, "demo-a-2:10911", 1002)
+    assert table.unregister("a", 2, "demo-a-1:10911", 1, 1001)
+    assert table.unregister("a", 3, "demo-a-2:10911", 2, 1002)
     assert table.groups == {}
 
 
 def test_a_farewell_of_somebody_else_is_not_heard() -> None:
     table = group_of_three()
-    assert not table.unregister("a", 2, "demo-a-2:10911", 5)
-    assert not table.unregister("b", 0, "x:1", 5)
+    assert not table.unregister("a", 2, "demo-a-2:10911", 2, 5)
+    assert not table.unregister("b", 0, "x:1", 1, 5)
+
+
+def test_the_farewell_of_a_former_master_does_not_end_its_successors_registration() -> None:
+    """Both had the group's address as broker id 0; in a group of two nobody else would keep the route."""
+    table = RouteTable()
+    table.register(ours(0, 0, 1), configs("T"), 0)
+    table.register(ours(1, 2, 1), configs("T"), 0)
+    table.register(ours(1, 0, 2), configs("T"), 1000)
+    assert not table.unregister("a", 0, GROUP_ADDRESS, 0, 1001)
+    assert seen(table) == {0: GROUP_ADDRESS}
+    assert table.groups["a"].entries[0].left_ms is None
+    assert table.unregister("a", 0, GROUP_ADDRESS, 1, 1002)
+    assert table.groups == {}
+
+
+def test_a_foreign_broker_may_say_farewell_over_another_connection() -> None:
+    """RocketMQ knows its brokers by their addresses alone."""
+    table = RouteTable()
+    table.register(apache(), configs("T"), 0)
+    assert table.unregister("a", 0, "b:1", 99, 5)
+    assert table.groups == {}
 
 
 def test_a_demoted_master_leaves_its_address_to_its_successor() -> None:

@@ -395,3 +395,28 @@ def test_questions_wait_while_a_name_server_is_young_and_knows_no_master() -> No
     assert early.keep("late", YOUNG_MS - 1, anybody=False)
     assert early.due(YOUNG_MS, anybody=False) == ["late"], "not for its whole patience"
     assert not early.keep("too late", YOUNG_MS, anybody=False)
+
+
+async def test_a_former_master_that_stops_leaves_its_successors_route(ask: Asker) -> None:
+    """At its end a master that was replaced still calls itself broker 0 at the group's address."""
+    former, successor = RemotingClient(), ask.client
+    try:
+        body = fastjson.dumps(RegisterBody(TopicConfigs({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 1))).to_json())
+        who = {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": "0"}
+        for client, epoch, member in ((former, 1, 0), (successor, 2, 1)):
+            told = {**who, "gantryEpoch": str(epoch), "gantryMember": str(member)}
+            assert (await client.request(ask.address, Frame(103, ext=told, body=body), 5)).code == 0
+        assert (await former.request(ask.address, Frame(104, ext=who), 5)).code == 0
+        assert (await ask(105, topic="T")).code == ResponseCode.SUCCESS
+        assert (await successor.request(ask.address, Frame(104, ext=who), 5)).code == 0
+        assert (await ask(105, topic="T")).code == ResponseCode.TOPIC_NOT_EXIST
+    finally:
+        await former.close()
+
+
+async def test_a_wall_clock_set_forward_makes_no_broker_silent(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    await ask.register()
+    tomorrow = time.time_ns() + 86_400 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: tomorrow)
+    ask.server.service.expire()
+    assert (await ask(105, topic="T")).code == ResponseCode.SUCCESS

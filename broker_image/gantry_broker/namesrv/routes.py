@@ -4,6 +4,8 @@ As in RocketMQ: broker id 0 is a group's master, others are slaves; a broker tha
 forgotten, and one whose connection breaks is forgotten at once. What is ours, for brokers that say `gantryMember`:
 - A lower `gantryEpoch` than the group's highest is refused for broker id 0: an old master cannot take the route back.
 - A member has one entry: the slave entry of a member that becomes master goes, and so on.
+- A farewell counts only over the connection of the registration that it ends: a group has one address, under which the
+  old master's successor may have registered already.
 - A master that leaves stays in the route for `GRACE_MS` while other members of its group live: its successor serves
   the same address, and a client that lost the route meanwhile would wait for its next poll, up to 30 s.
 """
@@ -144,11 +146,16 @@ class RouteTable:
         else:
             group.topics.update(fresh)
 
-    def unregister(self, group_name: str, broker_id: int, address: str, now_ms: int) -> bool:
-        """Forgets a broker that says farewell; False: that id is not (or no more) at this address."""
+    def unregister(self, group_name: str, broker_id: int, address: str, source: int, now_ms: int) -> bool:
+        """Forgets a broker that says farewell; False: that id is not (or no more) its own.
+
+        RocketMQ's brokers have an address each, so theirs is enough; of ours several serve one after the other.
+        """
         group = self.groups.get(group_name)
         entry = group.entries.get(broker_id) if group is not None else None
         if group is None or entry is None or entry.told.address != address:
+            return False
+        if entry.told.member is not None and entry.told.source != source:
             return False
         self._leave(group_name, group, broker_id, now_ms)
         return True

@@ -41,10 +41,6 @@ UNSUPPORTED = -1
 Answer = Callable[["NameService", Connection, Frame], Frame]
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
@@ -52,8 +48,8 @@ def steady_ms() -> int:
 class NameService:
     """The Handler of all listeners of one NameServer."""
 
-    def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = wall_ms) -> None:
-        """`clock` gives milliseconds; it may be the wall's: registrations only compare differences."""
+    def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = steady_ms) -> None:
+        """`clock` gives milliseconds. Not the wall's: set forward, it would make every broker look silent."""
         self.name = name
         self.routes = RouteTable()
         self.kv = kv
@@ -167,7 +163,8 @@ class NameService:
 
     def _unregister(self, conn: Connection, frame: Frame) -> Frame:
         header = UnregisterBrokerHeader.parse(frame)
-        self.routes.unregister(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
+        source = conn.attrs["source"]
+        self.routes.unregister(header.brokerName, header.brokerId, header.brokerAddr, source, self._clock())
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
     def _query_data_version(self, conn: Connection, frame: Frame) -> Frame:
