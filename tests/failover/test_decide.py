@@ -197,6 +197,32 @@ def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
     assert "gives up at least 300 bytes" in p.reason
 
 
+def test_a_changed_unclean_is_told_to_followers_that_hold_the_cell_already() -> None:
+    """Rule 3: one that stopped at its confirmed offset waits for just this, and no cell is written by itself."""
+    cell = replace(CELL, in_sync=frozenset({A, B}))
+    allowed = {"cell": cell, "settings": {"unclean": True}}
+    [told] = decide(group(**allowed))
+    assert isinstance(told, Tell), told
+    assert (told.member, told.assignment.unclean, told.assignment.cell) == (2, True, cell)
+    knows = replace(member(2), told_unclean=True)
+    assert decide(group(c=knows, **allowed)) == []
+    [told] = decide(group(c=knows, cell=cell))
+    assert isinstance(told, Tell), told
+    assert (told.member, told.assignment.unclean) == (2, False), "what is allowed no more is told as well"
+
+
+def test_what_the_last_operator_told_of_unclean_is_not_known_and_told_again() -> None:
+    [told] = decide(group(c=replace(member(2), told_unclean=None)))
+    assert isinstance(told, Tell), told
+    assert (told.member, told.assignment.unclean) == (2, False)
+    assert decide(group(c=replace(member(2), told_unclean=None, pending=True))) == []
+
+
+def test_a_hand_over_does_not_wait_for_a_follower_that_is_to_be_told_of_unclean() -> None:
+    [asked] = decide(group(c=replace(member(2), told_unclean=None), switchover=Switchover(1)))
+    assert isinstance(asked, AskHandover), asked
+
+
 def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
     obs = group(a=unheard(0, gone=True), settings={"automatic": False})
     assert wait(obs).code == "manual"

@@ -84,3 +84,11 @@ async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_an
         assert teller.pending(0, 99.0, (2, 1))
         assert not teller.pending(0, 99.0, CELL.order)
         assert not teller.pending(0, 101.0, (2, 1)), "a newer line counts whatever it says"
+
+
+async def test_what_a_member_accepted_of_unclean_is_remembered() -> None:
+    async with telling(accept, lambda: 100.0) as (teller, woken):
+        assert teller.told_unclean(0) is None, "it has not answered"
+        await asyncio.wait_for(woken.wait(), 5)
+        assert teller.told_unclean(0) is False
+        assert teller.accepted_order(0) == CELL.order

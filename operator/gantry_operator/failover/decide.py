@@ -71,6 +71,7 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
             wanted = Switchover(reason=f"{view.name} should not lead: {leader.unfit}")
         if wanted is not None:
             return [_start_handover(obs, cell, view, wanted)]
+        return _tells_of_unclean(obs, cell)
     return decisions
 
 
@@ -185,6 +186,21 @@ def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
                 found.append(Fence(m.number, to, f"{m.name} is not master any more"))
         elif told and (r.order < cell.order or r.role == "Waiting"):
             found.append(Tell(m.number, to, f"{m.name} follows {master.name} in epoch {cell.epoch}"))
+    return found
+
+
+def _tells_of_unclean(obs: Observation, cell: Cell) -> list[Decision]:
+    """A changed `failover.unclean` changes no cell, so whoever holds this one is told it again. What the last operator
+    told is not known, and a member keeps it."""
+    found: list[Decision] = []
+    for m in obs.members:
+        follows = m.heard and not m.pending and m.report is not None and m.report.order == cell.order
+        if not follows or cell.master is None or m.number == cell.master.member:
+            continue
+        to = _assignment(obs, cell, m)
+        if m.told_unclean is not to.unclean:
+            may = "may" if to.unclean else "must not"
+            found.append(Tell(m.number, to, f"{m.name} {may} give confirmed records up"))
     return found
 
 

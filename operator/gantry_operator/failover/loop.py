@@ -151,6 +151,7 @@ class GroupLoop(GroupWatch):
                     pending=self._teller.pending(e.member, watch.line_at, said),
                     told_order=self._teller.told_order(e.member),
                     accepted_order=self._teller.accepted_order(e.member),
+                    told_unclean=self._teller.told_unclean(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),
                     refused=refused,
                 )

@@ -106,6 +106,8 @@ class MemberView:
     """(epoch, version) of the assignment that is pending."""
     accepted_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that it accepted last; its next status line says the same a moment later."""
+    told_unclean: bool | None = False
+    """Whether the assignment that it accepted last lets it give confirmed records up; None: not known."""
     stalled_ms: int = 0
     """For how long its acknowledged offset has been behind its master's end without moving."""
     refused: str = ""

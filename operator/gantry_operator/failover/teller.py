@@ -40,7 +40,7 @@ class Teller:
         self._now = now
         self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
         self._orders: dict[int, tuple[int, int]] = {}
-        self._accepted: dict[int, tuple[int, int]] = {}
+        self._accepted: dict[int, Assignment] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
         self._refusals: dict[int, tuple[Cell, str, float]] = {}
@@ -75,7 +75,13 @@ class Teller:
 
     def accepted_order(self, member: int) -> tuple[int, int]:
         """(epoch, version) of what it accepted last."""
-        return self._accepted.get(member, (0, 0))
+        accepted = self._accepted.get(member)
+        return (0, 0) if accepted is None else accepted.cell.order
+
+    def told_unclean(self, member: int) -> bool | None:
+        """Whether what it accepted last let it give confirmed records up; None: it was told nothing from here."""
+        accepted = self._accepted.get(member)
+        return None if accepted is None else accepted.unclean
 
     def refusal(self, member: int, cell: Cell) -> str:
         """Why it refused this very cell a moment ago; empty: it did not."""
@@ -150,7 +156,7 @@ class Teller:
             self._told_at[member] = self._now()
             if said.accepted:
                 again = AGAIN_AFTER_SUCCESS_S
-                self._accepted[member] = cell.order
+                self._accepted[member] = assignment
                 self._refusals.pop(member, None)
                 if then is not None:
                     then()
