@@ -98,11 +98,15 @@ def read_all(fd: int, count: int, at: int) -> bytes:
 
 def fsync_dir(path: str | Path) -> None:
     """Make names within a directory durable. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _open_dir(path)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _open_dir(path: str | Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def sync_file(path: str) -> None:
@@ -118,9 +122,13 @@ def sync_file(path: str) -> None:
 
 
 def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file: a reader, and a crash, sees the old content or the new one. Raises OSError."""
+    """Replace a file: a reader, and a crash, sees the old content or the new one. Raises OSError.
+
+    What can be short (room, descriptors) is taken before the old content goes: then it is still there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
+    directory = _open_dir(path.parent)
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -130,11 +138,13 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
         finally:
             os.close(fd)
         os.replace(temporary, path)
+        if durable:
+            os.fsync(directory)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    if durable:
-        fsync_dir(path.parent)
+    finally:
+        os.close(directory)
 
 
 def data_extents(fd: int, at: int, size: int) -> list[tuple[int, int]]:
