@@ -41,3 +41,22 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     assert stored == [b"patient", b"told and gone"]
     assert [f.code for f in late.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
     assert not gone.frames
+
+
+async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "FORWARD_S", 0.05)
+    monkeypatch.setattr(forward, "LATE_S", 0.02)
+    broker: Any = SimpleNamespace(replication=SimpleNamespace(parked=True, handed_to=None), may_append=False)
+    stored: list[bytes] = []
+    made = forward.Forwarder(broker, lambda conn, frames: stored.extend(f.body for f in frames))
+    made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a"), Frame(RequestCode.SEND_MESSAGE, body=b"b")])  # type: ignore[arg-type]
+    made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, body=b"nobody waits")])  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        await bench.wire.arrived.wait()
+    assert [f.code for f in bench.wire.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
+    broker.replication.parked, broker.may_append = False, True
+    made.role_changed()
+    assert stored == [b"nobody waits"]
+    await made.close()

@@ -39,6 +39,9 @@ FORWARD_S: Final = 5.0
 """How long a forwarded bundle may wait for the new master to take its role and for the promise."""
 RETRY_S: Final = 0.005
 LOOK_S: Final = 0.05
+LATE_S: Final = 0.5
+"""How often those whose time is over are looked for."""
+TOO_LATE: Final = "it waited too long for a master, send again"
 GIVE_UP_S: Final = 0.25
 """How long one that is master again waits for the last answer of the one that it forwarded to."""
 
@@ -64,6 +67,7 @@ class Forwarder:
         self._queue: deque[Parked] = deque()
         self._bytes = 0
         self._worker: asyncio.Task[None] | None = None
+        self._look: asyncio.TimerHandle | None = None
         self.in_flight = 0
 
     @property
@@ -87,6 +91,21 @@ class Forwarder:
             self._queue.append(Parked(conn, frame, due))
             self._bytes += _size(frame)
         self._go_on()
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if self._look is None and self._queue:
+            self._look = asyncio.get_running_loop().call_later(LATE_S, self._refuse_late)
+
+    def _refuse_late(self) -> None:
+        """It may take long until somebody decides who leads: clients are told when their time is over."""
+        self._look = None
+        now = asyncio.get_running_loop().time()
+        parked = self._drain()
+        late = [p for p in parked if p.due <= now and not p.frame.is_oneway]
+        self._put_at_head([p for p in parked if p.due > now or p.frame.is_oneway])
+        _answer_all(late, TOO_LATE)
+        self._look_later()
 
     async def drained(self, timeout_s: float) -> None:
         """Until nothing parked is left, or the time is over."""
@@ -125,7 +144,7 @@ class Forwarder:
         """
         now = asyncio.get_running_loop().time()
         parked = self._drain()
-        _answer_all([p for p in parked if p.due <= now], "it waited too long for a master, send again")
+        _answer_all([p for p in parked if p.due <= now], TOO_LATE)
         wanted = [p for p in parked if p.frame.is_oneway or (p.due > now and not p.conn.closed)]
         for conn, run in groupby(wanted, key=lambda p: p.conn):
             self._process(conn, [parked.frame for parked in run])
@@ -167,9 +186,11 @@ class Forwarder:
         """Nothing of it was stored: it is tried again, by whatever way is right then, while its time lasts."""
         now = asyncio.get_running_loop().time()
         _answer_all([parked for parked in bundle if parked.due <= now], why_not)
-        again = [parked for parked in bundle if parked.due > now]
-        self._queue.extendleft(reversed(again))
-        self._bytes += sum(_size(parked.frame) for parked in again)
+        self._put_at_head([parked for parked in bundle if parked.due > now])
+
+    def _put_at_head(self, taken: list[Parked]) -> None:
+        self._queue.extendleft(reversed(taken))
+        self._bytes += sum(_size(parked.frame) for parked in taken)
 
     async def _forward(self, target: str, bundle: list[Parked]) -> str:
         """Empty: every write of the bundle was answered. Otherwise nothing of it was stored: why."""
@@ -214,6 +235,8 @@ class Forwarder:
             asked.cancel()
 
     async def close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
         for conn, frame, _ in self._drain():
             if not frame.is_oneway and not conn.closed:
                 conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops, send again"))
