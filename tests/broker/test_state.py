@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from gantry_broker.broker.clients import EXPIRE_MS, Client, ClientTable, Subscription
 from gantry_broker.broker.locks import LOCK_MS, QueueLocks
 from gantry_broker.broker.longpoll import HeldPulls
@@ -13,6 +15,7 @@ from gantry_broker.broker.topics import topic_fault
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.replication.types import Assignment, Cell, MemberId
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -230,3 +233,45 @@ async def test_a_member_whose_disk_failed_should_not_lead(bench: Bench) -> None:
     assert bench.broker.unfit == ""
     bench.store.mark_failed(OSError(5, "Input/output error"))
     assert bench.broker.unfit == "its disk failed: [Errno 5] Input/output error"
+
+
+async def test_who_was_not_told_of_a_role_is_told_with_the_next_tick(bench: Bench) -> None:
+    told: list[bool] = []
+    knows = asyncio.Event()
+
+    def fails_once(master: bool) -> None:
+        told.append(master)
+        if len(told) == 1:
+            raise OSError(24, "Too many open files")
+
+    await bench.lead()
+    bench.broker.on_role += [fails_once, lambda master: knows.set()]
+    with pytest.raises(OSError, match="Too many open files"):
+        bench.broker.replication.saw_epoch(bench.broker.replication.epoch + 1)
+    assert not knows.is_set()
+    async with asyncio.timeout(5):
+        await knows.wait()
+    assert told == [False, False]
+    assert not bench.broker.leading
+
+
+async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Bench) -> None:
+    """Whether it is still in memory or must be read from the log."""
+    await bench.lead()
+    broker, store = bench.broker, bench.store
+    me, epoch = broker.replication.me, broker.replication.epoch
+    away = MemberId(1, "away")
+    both = Assignment(Cell(epoch, epoch + 1, me, frozenset({me, away})), "127.0.0.1:10911")
+    await broker.replication.assign(both)
+    confirmed = store.confirmed
+    for name in ("First", "Second", "Third"):
+        broker.change({"topics": [topic(name)]})
+    assert store.confirmed == confirmed
+    known = store.unconfirmed_control()
+    assert len(known) == 3
+    forgotten = store.tail.batches[1]
+    store.tail.batches.remove(forgotten)
+    assert store.tail.gaps(store.confirmed, store.end) == [(forgotten.start, forgotten.end)]
+    assert store.unconfirmed_control() == known
+    store.tail.clear()
+    assert store.unconfirmed_control() == known

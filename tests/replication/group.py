@@ -75,6 +75,7 @@ class Node:
         )
         self.mender = Mender(self.store, self.service.peers)
         self.service.on_damaged_answer = self.mender.given_damaged
+        self.service.on_unreadable = self.mender.suspect
         self.store.on_damage = self.mender.suspect
         self.client.register(GantryCode.READ_LOG, answering(self.mender))
         await self.service.start()

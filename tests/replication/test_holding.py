@@ -44,7 +44,9 @@ async def unanswered(news: bool) -> int:
     async def one(after_s: float) -> bool:
         await asyncio.sleep(after_s)
         follower: Any = Follower()
-        holding = Holding(ask, lambda *_: None, lambda _: news, lambda: 100, lambda _: False, lambda *_: None, HOLD_S)
+        holding = Holding(
+            ask, lambda *_: None, lambda _: news, lambda: 100, lambda _: False, lambda *_: None, lambda _: None, HOLD_S
+        )
         holding.take(follower, Frame(0), fetch, None)
         try:
             async with asyncio.timeout(LATE_S):
@@ -71,8 +73,16 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
 
     lost, found = Other(), Other()
     waits: list[tuple[MemberId, bool]] = []
+    unread: list[int] = []
     holding = Holding(
-        ask, lambda m, w: waits.append((m, w)), lambda _: False, lambda: 100, lambda _: False, lambda *_: None, HOLD_S
+        ask,
+        lambda m, w: waits.append((m, w)),
+        lambda _: False,
+        lambda: 100,
+        lambda _: False,
+        lambda *_: None,
+        unread.append,
+        HOLD_S,
     )
     for number, end, conn in ((1, 50, lost), (2, 100, found)):
         sent: Any = conn
@@ -80,6 +90,7 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
     async with asyncio.timeout(LATE_S):
         await found.answered.wait()
     assert (lost.closed, lost.answered.is_set()) == (True, False)
+    assert unread == [50]
     assert (MemberId(1, "x"), False) in waits
     holding.close()
 

@@ -46,11 +46,11 @@ def _place(node: Node) -> int:
     return next(r.phys_offset for r in node.store.walk(0) if r.body == BODIES[BAD])
 
 
-def _spoil(node: Node, at: int | None = None, piece: bytes = b"\xff\xff") -> int:
-    """Other bytes in the record's body, which begins at its byte 88; answers where the record is."""
+def _spoil(node: Node, at: int | None = None, piece: bytes = b"\xff\xff", part: int = 100) -> int:
+    """Other bytes in the record, by default in its body, which begins at its byte 88; answers where the record is."""
     at = _place(node) if at is None else at
     with open(node.store.log.path(at), "r+b") as file:
-        file.seek(at + 100)
+        file.seek(at + part)
         file.write(piece)
     return at
 
@@ -80,8 +80,9 @@ async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], mon
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
-async def test_a_follower_that_is_given_damage_tells_its_leader(tmp_path: Path) -> None:
-    """A member without anything gets everything, though the leader's disk has lost a part of it."""
+@pytest.mark.parametrize("part", [100, 0], ids=["a body", "where a record ends"])
+async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tmp_path: Path, part: int) -> None:
+    """It tells of a body that it was given; where a record ends the leader itself must know, or it can give nothing."""
     async with Group(tmp_path, 3) as group:
         empty = group.nodes[2]
         await group.promote(0, (0, 1), (0, 1))
@@ -89,7 +90,7 @@ async def test_a_follower_that_is_given_damage_tells_its_leader(tmp_path: Path) 
         await until(
             lambda: len({n.store.confirmed for n in group.nodes[:2]}) == 1, "both know what is confirmed", PATIENCE_S
         )
-        _spoil(group.nodes[0])
+        _spoil(group.nodes[0], part=part)
         assert empty.store.end == 0
         await group.tell()
         await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)

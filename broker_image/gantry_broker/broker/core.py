@@ -136,6 +136,7 @@ class Broker:
         )
         self.mender = Mender(store, self.replication.peers, self._on_mended)
         self.replication.on_damaged_answer = self.mender.given_damaged
+        self.replication.on_unreadable = self.mender.suspect
         store.on_damage = self.mender.suspect
         client.register(GantryCode.READ_LOG, answering(self.mender))
 
@@ -482,11 +483,9 @@ class Broker:
         master = self.replication.role is Role.MASTER
         epoch = self.replication.epoch
         if master and epoch != self._role_epoch:
-            self._role_epoch = epoch
-            tail = [r.body for r in self.store.walk(self.store.confirmed, self.store.end) if r.topic == CONTROL_TOPIC]
-            self.meta.lead(tail)
+            self.meta.lead(self.store.unconfirmed_control())
             self.locks.clear()
-            self._leading = True
+            self._role_epoch, self._leading = epoch, True
             log.info("master of %s in epoch %d", self.config.group, epoch)
         elif not master and self._leading:
             self._leading = False

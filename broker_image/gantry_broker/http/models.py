@@ -79,11 +79,10 @@ class HandoverRequest(_Model):
 
 
 class HandoverAnswer(_Model):
-    """`ready`: the target has everything, sends stay parked until the next assignment or until `parked_ms` is over."""
+    """`ready`: the target has everything, sends stay parked until the next assignment."""
 
     ready: bool
     end: int
-    parked_ms: int = 0
     reason: str = ""
 
 

@@ -62,7 +62,7 @@ class Holding:
     """`ask(fetch, news, empty)` gives an answer or None; `held(member, waiting)` tells the core who waits.
 
     `spare(fetch)`: others than the asker will acknowledge sooner, and they are enough. `soon(at, size)`: that part of
-    the log is read next.
+    the log is read next; `unreadable(at)`: nothing could be read there.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Holding:
         log_end: Callable[[], int],
         spare: Callable[[Fetch], bool],
         soon: Callable[[int, int], None],
+        unreadable: Callable[[int], None],
         hold_s: float = HOLD_S,
     ) -> None:
         self._hold_s = hold_s
@@ -82,6 +83,7 @@ class Holding:
         self._log_end = log_end
         self._spare = spare
         self._soon = soon
+        self._unreadable = unreadable
         self._held: dict[MemberId, Held] = {}
         self._catching_up: dict[MemberId, float] = {}
         self._paces: dict[MemberId, Pace] = {}
@@ -164,6 +166,7 @@ class Holding:
                 del self._held[member]
                 self._held_changed(member, False)
                 held.conn.close()
+                self._unreadable(fetch.end)
                 continue
             if answer is None:
                 continue

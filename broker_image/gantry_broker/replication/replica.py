@@ -384,13 +384,6 @@ class Replica:
         if self.leader is not None and self.leader.park is not None and not self.leader.park.ready:
             self.leader.park = None
 
-    def read_cell(self, cell: Cell) -> None:
-        """The registry as it was read after the time of a hand-over had run out (rule 23)."""
-        if self.leader is not None and cell.epoch == self.leader.epoch and cell.master == self.me:
-            self.leader.park = None
-        else:
-            self.saw_epoch(cell.epoch)
-
     # ---- the slave
 
     def next_fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:

@@ -35,7 +35,7 @@ from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
 from gantry_broker.store.flush import GroupCommit
 
@@ -55,8 +55,6 @@ question that is held counts as heard, so a leader that is cut off steps down la
 POLL_S: Final = 1.0
 ASK_S: Final = 5.0
 """For what one member asks another besides fetches."""
-PARKED_MS: Final = 5_000
-"""A hand-over that was answered "ready" and then heard of no more: after this the registry is read, if it can be."""
 
 __all__ = ["ReplicationService", "Role"]
 
@@ -77,7 +75,6 @@ class ReplicationService:
         on_cut: Callable[[int], None] = lambda to: None,
         report: Callable[[str], None] = log.warning,
         on_store_error: Callable[[StoreError], None] = lambda error: None,
-        read_cell: Callable[[], Awaitable[Cell | None]] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -86,7 +83,7 @@ class ReplicationService:
         `on_store_error` gets what the store refused of a leader's records (a full disk, above all).
         `on_confirmed` gets what `MessageStore.confirm` returned; `on_role_change` says that `role` or `may_append`
         changed; `on_change` that anything of `status_fields` did; `on_cut(to)` that the log was cut to or reset at
-        `to`. `read_cell` reads the role registry where the process can, for a hand-over that was forgotten.
+        `to`.
         """
         self._config = config
         self._group = f"{config.cluster}/{config.group}"
@@ -96,7 +93,6 @@ class ReplicationService:
         self._on_change = on_change
         self._report = report
         self._on_store_error = on_store_error
-        self._read_cell = read_cell
         self._monotonic = monotonic
         self._file = ReplicaFile(config.data_dir / "config" / "replica.json", config.mode)
         hooks = StoreLogHooks(epoch_body, on_confirmed, on_cut, unix_ms)
@@ -116,13 +112,14 @@ class ReplicationService:
         self._unix_ms = unix_ms
         self._shown: tuple[object, ...] = ()
         self._acked = asyncio.Event()
-        self._park_until = 0.0
         self._handed_to: str | None = None
         self._stopped = False
         self._fetchers: dict[MemberId, Connection] = {}
         """Who fetches from this member, and over which connection."""
         self.on_damaged_answer: Callable[[int], None] = lambda at: None
         """Told where in the log the leader's answer held a damaged record."""
+        self.on_unreadable: Callable[[int], None] = lambda at: None
+        """Told from where on a follower could be given nothing."""
         self._moving_until = 0.0
 
     # ---- life
@@ -147,6 +144,7 @@ class ReplicationService:
             lambda: self._store.end,
             self._is_spare,
             self._store.read_soon,
+            lambda at: self.on_unreadable(at),
             RAFT_HOLD_S if self._raft else HOLD_S,
         )
         self._core = self._raft_core(started.state) if self._raft else self._replica(started.state)
@@ -463,7 +461,8 @@ class ReplicationService:
         """Park new sends and wait until `target` has everything (rule 23).
 
         `version`: that of the cell which the swap will expect; None: the version that this master holds. After
-        "ready" the sends stay parked until an assignment above that version.
+        "ready" the sends stay parked until an assignment above that version: the operator, which sees a member that
+        parks for nobody, writes one.
         """
         reason = self.core.park(target, epoch, self.core.cell.version if version is None else version)
         if reason:
@@ -471,7 +470,6 @@ class ReplicationService:
         self._changed()
         self._flush_soon()
         deadline = self._monotonic() + timeout_ms / 1000
-        self._park_until = deadline + PARKED_MS / 1000
         while not self.core.handed_over():
             left = deadline - self._monotonic()
             if left <= 0 or not self.core.parked:
@@ -488,7 +486,7 @@ class ReplicationService:
                 continue
         if isinstance(self.core, RaftReplica):
             return await self._transfer(self.core, target, deadline)
-        return HandoverAnswer(ready=True, end=self._store.end, parked_ms=PARKED_MS)
+        return HandoverAnswer(ready=True, end=self._store.end)
 
     async def _transfer(self, core: RaftReplica, target: MemberId, deadline: float) -> HandoverAnswer:
         """The target has everything: it is elected now, and this member follows it."""
@@ -564,20 +562,11 @@ class ReplicationService:
             interval = self._config.settings.flushIntervalCommitLog / 1000
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
-            if self.core.parked and self._read_cell is not None and now > self._park_until:
-                self._park_until = now + 1.0
-                self._spawn(self._read_registry(self._read_cell))
             self._changed()
         except Exception as error:
             # A loop that dies of its own exception would never shrink the set again: say so, go on.
             log.exception("tick of replication failed")
             self._report(f"replication: {type(error).__name__}: {error}")
-
-    async def _read_registry(self, read: Callable[[], Awaitable[Cell | None]]) -> None:
-        cell = await read()
-        if cell is not None and isinstance(self.core, Replica):
-            self.core.read_cell(cell)
-            self._changed()
 
     def _flush_soon(self) -> None:
         if self._commit is not None and self._store.flushed < self._store.end:
@@ -631,11 +620,15 @@ class ReplicationService:
         if status == self._shown:
             return
         former, self._shown = self._shown, status
-        following = None if core.follower is None else (core.follower, core.state.master_address)
-        self._fetching.follow(following)
-        if self._holding is not None:
-            self._holding.wake()
-        if former[: len(role)] != role:
-            self._acked.set()
-            self._on_role_change()
-        self._on_change()
+        try:
+            following = None if core.follower is None else (core.follower, core.state.master_address)
+            self._fetching.follow(following)
+            if self._holding is not None:
+                self._holding.wake()
+            if former[: len(role)] != role:
+                self._acked.set()
+                self._on_role_change()
+            self._on_change()
+        except BaseException:
+            self._shown = ()  # Somebody does not know it yet: the next tick tells all of them again.
+            raise

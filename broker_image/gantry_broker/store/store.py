@@ -366,6 +366,14 @@ class MessageStore:
         for _, data in self.log.chunks(max(start, self.log.start), stop):
             yield from reading.records(data)
 
+    def unconfirmed_control(self) -> list[bytes]:
+        """Bodies of the control records that are not confirmed yet, in the order of the log. Raises BadRecords."""
+        found = [item for batch in self.tail.batches for item in batch.control if item[0] >= self.confirmed]
+        for start, stop in self.tail.gaps(self.confirmed, self.log.end):
+            for offset, data in self.log.chunks(start, stop):
+                found += filing.parse_own(self, offset, data, keys=False).control
+        return [body for _, body in sorted(found)]
+
     def read_bytes(self, at: int, max_bytes: int) -> bytes:
         """Confirmed bytes from any offset, of one segment, fewer at its end. Raises OffsetGone below `start`."""
         if at < self.log.start:

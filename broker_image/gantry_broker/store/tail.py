@@ -108,6 +108,15 @@ class Tail:
         """Where the first remembered batch begins."""
         return self.batches[0].start if self.batches else default
 
+    def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of [start, stop) that are not remembered."""
+        found = []
+        for batch in self.batches:
+            if start < batch.start < stop:
+                found.append((start, batch.start))
+            start = max(start, batch.end)
+        return [*found, (start, stop)] if start < stop else found
+
     def clear(self) -> None:
         self.batches.clear()
         self.waiting = 0
