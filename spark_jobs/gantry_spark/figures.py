@@ -9,12 +9,15 @@ Spark merges them, those of an earlier run too. Kinds of rows:
 - `size`: per log, segment, topic and power of two of the record's size.
 - `mark`: per log, segment, topic, queue and 64 queue offsets, one bit for each that holds a record with a key.
 - `damage`: a place that holds no records.
+- `end`: where a task found its last record's end, and a checksum of the bytes before it, as they were when it counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -27,13 +30,16 @@ from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
 from gantry_spark.plan import Part
-from gantry_spark.scan import Damage, scan
+from gantry_spark.scan import Damage, Records, scan
 from gantry_spark.schema import arrow_schema, spark_schema
 from gantry_spark.source import LogPart, Options, partitions_of
 
 MARK_BITS: Final = 64
 FLUSH_ROWS: Final = 200_000
 """Key rows held before they are handed on."""
+MARKED: Final = 60 * 1024
+"""Bytes before the end of a segment's last counted record that are compared, at most: with those after it no more than
+a broker is asked for at once."""
 
 SUMS: Final = (
     "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "resent", "delayed", "prepared", "committed",
@@ -68,6 +74,22 @@ SCHEMA: Final = StructType(
 )
 _READ: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "body_size", "keys", "reconsume_times",
                 "transaction", "delay_level")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The bytes [begin, end) before the end of a record: a record carries its place, time and CRC, so others there give
+    another checksum."""
+
+    begin: int
+    end: int
+    checksum: int
+
+
+def mark_of(records: Records) -> Mark:
+    """The end of these records, while the bytes behind them are there."""
+    begin = max(records.base, records.end - MARKED)
+    return Mark(begin, records.end, crc32(records.buf[begin - records.base : records.end - records.base].tobytes()))
 
 
 class Tally:
@@ -204,6 +226,10 @@ class Tally:
         table = pa.table({"phys": [found.start], "bytes": [found.end - found.start], "reason": [found.reason]})
         return next(self._out("damage", table))
 
+    def end(self, of: Mark) -> Any:
+        """Where the last record of a partition ends, as a row."""
+        return next(self._out("end", pa.table({"phys": [of.begin], "end": [of.end], "bits": [of.checksum]})))
+
     def _out(self, kind: str, table: Any) -> Iterator[Any]:
         count = table.num_rows
         fixed = {"kind": kind, "log": self.log, "segment": self.segment}
@@ -254,6 +280,7 @@ class FiguresReader(DataSourceReader):
         tally = Tally(log.name, log.segments[part.segment].start)
         schema = arrow_schema(spark_schema(_READ))
         at = part.range.start
+        last: Mark | None = None
         try:
             with log.open(part.segment) as source:
                 for found in scan(source, part.range, self.options.verify):
@@ -262,6 +289,7 @@ class FiguresReader(DataSourceReader):
                         if self.where.everything:
                             yield tally.damage(found)
                         continue
+                    last = mark_of(found)
                     keep = self.where.rows(found)
                     wanted = found if keep is None else found.where(keep)
                     batch = batch_of(log.name, tally.segment, wanted, _READ, schema, Where())
@@ -272,6 +300,8 @@ class FiguresReader(DataSourceReader):
         except Expired as gone:
             yield tally.damage(Damage(at, part.range.stop, f"expired while it was read: {gone}"))
         yield from tally.rows()
+        if last is not None:
+            yield tally.end(last)
 
 
 class FiguresSource(DataSource):

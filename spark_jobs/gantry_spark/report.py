@@ -15,12 +15,12 @@ import logging
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import orjson
 import pyarrow as pa
@@ -29,7 +29,7 @@ from pyarrow import parquet
 from gantry_spark import state as states
 from gantry_spark.errors import Expired, NoSuchTopic, SourceError
 from gantry_spark.figures import SCHEMA, SUMS
-from gantry_spark.layout import BLANK_HEAD
+from gantry_spark.layout import BLANK_HEAD, MAGIC_V1, MAGIC_V2
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
@@ -54,9 +54,6 @@ logger = logging.getLogger(__name__)
 
 ROWS: Final = "state/rows"
 STATE: Final = "state/state.json"
-MARKED: Final = 60 * 1024
-"""Bytes before the end of a segment's last counted record that are compared: with those after it no more than a broker
-is asked for at once."""
 HOURLY: Final = ("n", "bytes", "keyed", "keyed_bytes")
 
 
@@ -158,7 +155,7 @@ def run(spark: SparkSession, job: Job) -> Done:
             reserved_hours=job.reserved_hours or around.reserved_hours,
             disks=around.disks,
             offsets=of_all_queues([o for o in around.offsets if topics is None or o.topic in topics], found.spans),
-            log_bytes=bytes_of(logs),
+            log_bytes=counting.log_bytes,
             new_bytes=counting.scanned,
             segments=sum(len(log.segments) for log in logs),
             notes=[*_missing(logs), *around.notes, *counting.notes],
@@ -243,6 +240,7 @@ class Counting:
         self.logs = logs
         self.run = run
         self.scanned = 0
+        self.log_bytes = 0
         self.notes: list[str] = []
         self._segments: Sequence[states.Known] = ()
 
@@ -253,18 +251,24 @@ class Counting:
         self._must_have(before)
         now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
         ahead = states.unread(before, now, _marks(self.logs, before.segments))
-        self.scanned = ahead.bytes
         counted: dict[tuple[str, int], states.Counted] = {}
+        damaged: dict[tuple[str, int], int] = {}
         if ahead.ranges:
             logger.info("reading %s bytes of %d logs", f"{ahead.bytes:,}", len(ahead.ranges))
             self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
-            fresh = self._read([self.run])
-            counted = {
-                (r["log"], r["segment"]): states.Counted(r["end"], r["min_ms"], r["max_ms"])
-                for r in counted_segments(fresh)
-            }
+            for r in counted_segments(self._read([self.run])):
+                place = (r["log"], r["segment"])
+                damaged[place] = r["damaged"] or 0
+                if r["end"] is not None:
+                    counted[place] = states.Counted(r["end"], r["min_ms"], r["max_ms"], r["begin"], r["checksum"])
         state = states.after(ahead, now, self.run, counted)
-        state = states.marked(state, _marks(self.logs, [k for k in state.segments if k.mark is None]))
+        state = states.marked(state, _ended(self.logs, states.ended(state, self.run)))
+        ends = {(k.log, k.segment): max(k.end, damaged.get((k.log, k.segment), 0)) for k in state.segments}
+        unwritten = sum(
+            log.segments[-1].limit - ends[log.name, log.segments[-1].start] for log in self.logs if log.segments
+        )
+        self.scanned = ahead.bytes - unwritten
+        self.log_bytes = bytes_of(self.logs) - unwritten
         if len(state.runs) > states.MERGE_AT:
             state = self._merge(state)
         self.place.write(STATE, state.to_json())
@@ -385,27 +389,49 @@ def _first_times(log: Any) -> list[int]:
 
 
 def _marks(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
-    """By log and segment a checksum of the bytes around the last counted record's end; None: they cannot be had.
+    """By log and segment what `Known.mark` is compared with; None: the bytes cannot be had."""
+    found = _around(logs, segments)
+    return {place: None if data is None else crc32(data) for place, data in found.items()}
 
-    A record carries its place, time and CRC, so others there give another one.
+
+def _ended(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
+    """The marks of segments that were read to their end: what follows the last record there is a filler, which may be
+    undone with the records after it.
+
+    None: it was undone meanwhile, so that a record stands there that was not counted, or others before it.
     """
+    found: dict[tuple[str, int], int | None] = {}
+    around = _around(logs, segments)
+    for known in segments:
+        data = around.get((known.log, known.segment))
+        before = known.border - known.begin
+        if data is not None and (crc32(data[:before]) != known.mark or _is_message(data[before:])):
+            data = None
+        found[known.log, known.segment] = None if data is None else crc32(data)
+    return found
+
+
+def _is_message(head: bytearray) -> bool:
+    return len(head) == BLANK_HEAD and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
+
+
+def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], bytearray | None]:
+    """By log and segment the bytes around the last counted record's end; None: they cannot be had."""
     places = {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
     return {
-        (known.log, known.segment): _mark(*places[known.log, known.segment], known)
+        (known.log, known.segment): _bytes_around(*places[known.log, known.segment], known)
         for known in segments
         if (known.log, known.segment) in places
     }
 
 
-def _mark(log: Any, index: int, known: states.Known) -> int | None:
-    begin = max(known.segment, known.border - MARKED)
-    # What follows the last record of a whole segment is its filler, which may be undone with the records after it.
-    data = bytearray(min(known.end, known.border + BLANK_HEAD) - begin)
-    if begin + len(data) > log.segments[index].limit:
+def _bytes_around(log: Any, index: int, known: states.Known) -> bytearray | None:
+    data = bytearray(min(known.end, known.border + BLANK_HEAD) - known.begin)
+    if known.begin + len(data) > log.segments[index].limit:
         return None
     with contextlib.suppress(Expired), log.open(index) as source:
-        if source.read_into(begin, memoryview(data)) == len(data):
-            return zlib.crc32(data)
+        if source.read_into(known.begin, memoryview(data)) == len(data):
+            return data
     return None
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
+from zlib import crc32
 
 import orjson
 
-VERSION: Final = 2
+VERSION: Final = 3
 MERGE_AT: Final = 12
 """Runs whose rows lie apart, beyond which they are merged into one."""
 
@@ -23,7 +24,8 @@ class Known:
     """A segment as far as it is counted: by which runs, each with the end that it came to.
 
     Times are the store times of its counted records in Unix milliseconds, -1: it has none. `border` is the end of its
-    last counted record, and `mark` what stands for the bytes around that (None: not known).
+    last counted record, and `mark` a checksum of the bytes from `begin` to that (None: not known). With a segment that
+    has a successor it goes on over the head of the filler.
     """
 
     log: str
@@ -34,7 +36,8 @@ class Known:
     max_ms: int
     runs: tuple[tuple[str, int], ...]
     border: int
-    mark: int | None = None
+    begin: int
+    mark: int | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class State:
     def to_json(self) -> bytes:
         rows = [
             {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
-             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "border": k.border, "mark": k.mark}
+             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "border": k.border, "begin": k.begin, "mark": k.mark}
             for k in self.segments
         ]  # fmt: skip
         return orjson.dumps({"version": VERSION, "segments": rows}, option=orjson.OPT_INDENT_2)
@@ -75,6 +78,7 @@ class State:
                         r["maxMs"],
                         tuple((str(run), int(end)) for run, end in r["runs"]),
                         r["border"],
+                        r["begin"],
                         r["mark"],
                     )
                     for r in value["segments"]
@@ -146,17 +150,21 @@ def unread(state: State, logs: Iterable[Now], marks: Mapping[tuple[str, int], in
 
 @dataclass(frozen=True)
 class Counted:
-    """What a run has counted of one segment: the end of its last record, and its store times (-1: no records)."""
+    """What a run has counted of one segment: the end of its last record, its store times, and the checksum of the bytes
+    from `begin` to that end as they were when they were counted."""
 
     end: int
     min_ms: int
     max_ms: int
+    begin: int
+    mark: int
 
 
 def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str, int], Counted]) -> State:
-    """The state after a run has counted all of `ahead`; what it has read has no mark yet.
+    """The state after a run has counted all of `ahead`.
 
-    Everything of a segment that has a successor is read; the last segment goes on growing after its last record.
+    Everything of a segment that has a successor is read; the last segment goes on growing after its last record. Marks
+    end there for all that was read.
     """
     kept = {(k.log, k.segment): k for k in ahead.kept}
     result: list[Known] = []
@@ -166,20 +174,28 @@ def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str,
             new = counted.get((log.log, segment.start))
             last = index == len(log.segments) - 1
             end = segment.limit if not last else max(new.end if new else 0, old.end if old else segment.start)
-            known = old or Known(log.log, segment.start, end, first_ms, -1, -1, (), segment.start)
+            known = old or Known(
+                log.log, segment.start, end, first_ms, -1, -1, (), segment.start, segment.start, crc32(b"")
+            )
             if new is not None:
                 low = new.min_ms if known.min_ms < 0 else min(known.min_ms, new.min_ms)
                 known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), border=new.end)
+                known = replace(known, begin=new.begin, mark=new.mark)
             begin = segment.start if old is None else old.end
             if begin < segment.limit:
-                known = replace(known, runs=(*known.runs, (run, end)), mark=None)
+                known = replace(known, runs=(*known.runs, (run, end)))
             result.append(replace(known, end=end))
     return State(tuple(result))
 
 
+def ended(state: State, run: str) -> list[Known]:
+    """The segments that a run has read to their end."""
+    return [k for k in state.segments if k.end > k.border and k.runs and k.runs[-1][0] == run]
+
+
 def marked(state: State, marks: Mapping[tuple[str, int], int | None]) -> State:
-    """The state with these marks (by log and start of the segment) where it has none."""
-    return State(tuple(replace(k, mark=marks.get((k.log, k.segment))) if k.mark is None else k for k in state.segments))
+    """The state with these marks, by log and start of the segment."""
+    return State(tuple(replace(k, mark=marks.get((k.log, k.segment), k.mark)) for k in state.segments))
 
 
 def merged(state: State, run: str) -> State:

@@ -67,10 +67,17 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 
 def counted_segments(rows: DataFrame) -> list[Row]:
-    """Per log and segment of these rows: end of the last record, least and greatest store time."""
-    counts = rows.filter(f.col("kind") == "count").groupBy("log", "segment")
+    """Per log and segment of these rows: end of the last record (null: it has none), least and greatest store time,
+    start and checksum of the bytes before that end, and the end of the last damaged place."""
+    segments = rows.filter(f.col("kind").isin("count", "end", "damage")).groupBy("log", "segment")
     return _rows(
-        counts.agg(f.max("end").alias("end"), f.min("min_ms").alias("min_ms"), f.max("max_ms").alias("max_ms"))
+        segments.agg(
+            f.max("end").alias("end"),
+            f.min("min_ms").alias("min_ms"),
+            f.max("max_ms").alias("max_ms"),
+            f.max(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("mark"),
+            f.max(f.when(f.col("kind") == "damage", f.col("phys") + f.col("bytes"))).alias("damaged"),
+        ).select("*", f.col("mark.phys").alias("begin"), f.col("mark.bits").alias("checksum"))
     )
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.main import summary_of
 from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
+from gantry_spark.summary import counted_segments
 from gantry_spark.surroundings import surroundings
 from plainlog import LogWriter, Message, read_plain
 from plainreport import comparable, figures, growth
@@ -330,6 +332,67 @@ def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path
     report = run(spark, job).report
     assert report["totals"]["records"] == 200
     assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run must not take what it finds there for what was counted."""
+    out = tmp_path / "out"
+
+    def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
+        for path in (writer.root / "commitlog").iterdir():
+            if int(path.name) > end:
+                path.unlink()
+        writer.write(end, bytes(min(writer.end, end - end % writer.segment + writer.segment) - end))
+        writer.end, writer.offsets = end, offsets
+        writer.extend(new)
+
+    # In the middle of the last segment; and before a filler, where another segment follows again.
+    cases = (
+        ([b"undone"] * 5, [Message("Table", 0, b"undone", f"new-{i}") for i in range(5)]),
+        ([b"undone" * 10_000], [Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100)]),
+    )
+    for number, (old, new) in enumerate(cases):
+        root = tmp_path / f"store-{number}"
+        writer = LogWriter(root)
+        writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
+        confirmed, offsets = writer.end, dict(writer.offsets)
+        writer.extend(Message("Table", 0, body, f"old-{i}") for i, body in enumerate(old))
+        job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+
+        def after_counting(*args: Any, counted: Any = counted_segments, undo: Any = None) -> Any:
+            rows = counted(*args)
+            undo()
+            return rows
+
+        undo = partial(undone, writer, confirmed, offsets, new)
+        with monkeypatch.context() as patch:
+            patch.setattr("gantry_spark.report.counted_segments", partial(after_counting, undo=undo))
+            assert run(spark, job).report["totals"]["records"] == 150 + len(old)
+        report = run(spark, job).report
+        assert report["totals"]["records"] == 150 + len(new)
+        assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
+    """Where a file system cannot tell holes, the last segment has bytes to its end."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root, segment=1 << 20)
+    writer.extend(Message("Table", 0, b"x" * 100, f"k{i}") for i in range(100))
+    path = writer.path(0)
+    path.write_bytes(path.read_bytes())
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    first = run(spark, job).report["scan"]
+    assert (first["scannedBytes"], first["logBytes"], first["incremental"]) == (writer.end, writer.end, False)
+    before = writer.end
+    writer.extend(Message("Table", 0, b"x" * 100, f"k{i}") for i in range(10))
+    torn = b"\x00\x00\x01\x00\xda\xa3\x20\xa7torn"
+    writer.write(writer.end, torn)
+    for new in (writer.end - before + len(torn), len(torn)):
+        scan = run(spark, job).report["scan"]
+        assert (scan["scannedBytes"], scan["logBytes"]) == (new, writer.end + len(torn))
+        assert scan["incremental"]
 
 
 def test_foreign_and_missing_files_are_said(spark: SparkSession, tmp_path: Path) -> None:
