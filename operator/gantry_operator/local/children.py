@@ -94,6 +94,17 @@ class Children:
             else:
                 self._start(child)
 
+    def adopt(self, plan: ProcessPlan) -> bool:
+        """Keep what runs though it is not planned any more, until it is removed. False: it does not run."""
+        if plan.name in self.table:
+            return True
+        record = load_record(self._folder.process(plan.name)) or self._orphan(plan)
+        if record is None:
+            return False
+        child = self.table[plan.name] = Child(plan)
+        self._watch(child, record)
+        return True
+
     def running(self, name: str) -> bool:
         child = self.table.get(name)
         return child is not None and child.record is not None
@@ -139,9 +150,11 @@ class Children:
         self._start(child)
 
     async def remove(self, name: str) -> None:
+        """End it for good: what belongs to the cluster is known by its config."""
         await self.stop(name)
         self.table.pop(name, None)
         self._folder.process(name).unlink(missing_ok=True)
+        self._folder.config(name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Watch no more; everything goes on running."""

@@ -76,7 +76,7 @@ class ClusterFolder:
         return self.running / f"{name}.json"
 
     def config(self, name: str) -> Path:
-        return self.root / "config" / f"{name}.json"
+        return self.configs / f"{name}.json"
 
     def log(self, name: str) -> Path:
         return self.root / "log" / f"{name}.log"
@@ -93,6 +93,11 @@ class ClusterFolder:
     def running(self) -> Path:
         """What runs: a record for each process."""
         return self.root / "run"
+
+    @property
+    def configs(self) -> Path:
+        """What belongs to the cluster, whether it runs or not: a config for each process."""
+        return self.root / "config"
 
     @property
     def file_name(self) -> str:

@@ -11,6 +11,8 @@ from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.ports import HOST, Ports
 from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config
 
+NAME_SERVER = "gantry_broker.namesrv"
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
@@ -41,7 +43,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         config = name_server_config(
             server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name)
         )
-        found.append(ProcessPlan(server.name, "gantry_broker.namesrv", config.model_dump_json(indent=1)))
+        found.append(ProcessPlan(server.name, NAME_SERVER, config.model_dump_json(indent=1)))
     for member in plan.members:
         addresses = BrokerAddresses(
             port=ports[member.name],

@@ -23,6 +23,8 @@ class Rolling:
         self._s = supervisor
         self.reason = ""
         """What is being done or waited for; empty: everything is as planned."""
+        self.joining: set[str] = set()
+        """Members that have come to a group and are not in sync yet."""
         self._now = asyncio.Event()
 
     def start(self, reason: str) -> None:
@@ -47,12 +49,16 @@ class Rolling:
         """True: there is more to do."""
         reasons = []
         for group in list(self._s.loops):
-            step = next_step(self._states(group), self._s.loops[group].still_counted)
+            states = self._states(group)
+            step = next_step(states, self._s.loops[group].still_counted)
             if step.kind != "done":
                 reasons.append(step.reason)
                 await self._do(group, step)
+            self.joining -= {m.name for m in states if m.in_sync or m.leaving}
         if not reasons:
             await self._name_servers()
+        self.joining &= {m.name for m in self._s.plan.members}
+        reasons += [f"{name} has not joined its group yet" for name in sorted(self.joining)]
         self.reason = "; ".join(reasons)
         return bool(reasons)
 
@@ -84,7 +90,8 @@ class Rolling:
             s.events.add("Normal", "Replacing", step.reason, step.member)
             if step.member in s.leaving:
                 await s.children.remove(step.member)
-                del s.leaving[step.member]
+                if s.leaving.pop(step.member, None) is None:
+                    s.bring_up()  # The spec was changed meanwhile, and has it again.
             else:
                 await s.children.replace(step.member)
         elif step.kind == "handover" and step.to is not None:
@@ -104,5 +111,7 @@ class Rolling:
                 continue
             if name not in wanted:
                 await s.children.remove(name)
+                if name in {server.name for server in s.plan.name_servers}:
+                    s.bring_up()
             elif child.outdated:
                 await s.children.replace(name)

@@ -40,9 +40,10 @@ from gantry_operator.local import control
 from gantry_operator.local.children import Children
 from gantry_operator.local.events import EventLog, utc
 from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.leaving import leaving_members, surplus_name_servers, with_leaving
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.process import load_record
-from gantry_operator.local.render import process_plans
+from gantry_operator.local.render import ProcessPlan, process_plans
 from gantry_operator.local.rolling import Rolling
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.registry import FileRegistry
@@ -79,8 +80,8 @@ class Supervisor:
         self.folder = folder
         self.cluster = cluster
         self.plan: Plan = plan(cluster)
-        self.leaving: dict[str, MemberPlan] = {}
-        """Members that the plan has no more and that still run."""
+        self.leaving: dict[str, MemberPlan] = leaving_members(folder, self.plan)
+        """Members that the plan has no more and that have not left yet."""
         self.ports = Ports.load(folder.ports)
         self.events = EventLog(folder.events, show)
         self.children = Children(folder, self.events.add, self._processes_changed)
@@ -104,7 +105,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
-        self._bring_up()
+        self.bring_up()
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
@@ -128,7 +129,7 @@ class Supervisor:
     def watch_only(self, group: str) -> GroupWatch:
         """The failover of one group over what runs, without starting anything. Raises KeyError."""
         self.plan.group(group)
-        self.children.plan(process_plans(self.cluster, self.plan, self.ports, self.folder), keep_alive=False)
+        self.children.plan(self._process_plans(), keep_alive=False)
         self.loops[group] = self._make_loop(group)
         return self.loops[group]
 
@@ -143,25 +144,39 @@ class Supervisor:
         made = self.loops[group] = self._make_loop(group)
         return made
 
-    def _bring_up(self) -> None:
-        running = frozenset(
-            name
-            for name in [*self._all_names(), *self.leaving]
-            if self.children.running(name) or self._recorded_running(name)
-        )
-        for use in self.ports.choose(self.plan, running):
+    def bring_up(self) -> None:
+        """Start or take over what the spec wants and what has not left yet; what runs already is left alone."""
+        surplus = surplus_name_servers(self.folder, self.plan)
+        names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
+        names += [*(m.name for m in self.plan.members), *self.leaving]
+        running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
+        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running):
             self.events.add("Warning", "PortTaken", f"the port of {use} is used by another program now", use)
-        self.children.plan(process_plans(self.cluster, self.plan, self.ports, self.folder))
+        self._rolling.joining |= self._newcomers()
+        self.children.plan(self._process_plans())
+        for server in surplus:
+            if not self.children.adopt(server):
+                self.folder.config(server.name).unlink(missing_ok=True)
         for group in self.plan.groups:
             if group.name not in self.loops:
                 make = partial(self._next_loop, group.name)
                 self._spawn(keep_running(make(), make, self.event))
 
+    def _process_plans(self) -> list[ProcessPlan]:
+        whole = with_leaving(self.plan, self.leaving.values())
+        return process_plans(self.cluster, whole, self.ports, self.folder)
+
+    def _newcomers(self) -> set[str]:
+        """Members that come to a group that there is already."""
+        found: set[str] = set()
+        for group in self.plan.groups:
+            new = {m.name for m in group.members if not self.folder.config(m.name).exists()}
+            if len(new) < len(group.members):
+                found |= new
+        return found
+
     def _recorded_running(self, name: str) -> bool:
         return load_record(self.folder.process(name)) is not None
-
-    def _all_names(self) -> list[str]:
-        return [s.name for s in self.plan.name_servers] + [m.name for m in self.plan.members]
 
     async def _report_ready(self) -> None:
         """Says so once a client can send and read, and why not while it cannot."""
@@ -230,8 +245,8 @@ class Supervisor:
     # ---- surroundings of the failover
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
-        found = list(self.plan.group(group).members) if group in {g.name for g in self.plan.groups} else []
-        found += [m for m in self.leaving.values() if m.group == group]
+        known = group in {g.name for g in self.plan.groups}
+        found = with_leaving(self.plan, self.leaving.values()).group(group).members if known else ()
         return [
             MemberEndpoint(
                 m.name, m.number, f"http://{self.ports.address(f'{m.name}/http')}", self.ports.address(m.name)
@@ -353,12 +368,13 @@ class Supervisor:
         except ValidationError as error:
             raise control.ControlError(str(error)) from None
         refuse_change(self.cluster, wanted)
-        before = {m.name: m for m in self.plan.members}
+        try:
+            save_manifest(self.folder, wanted)
+        except OSError as error:
+            raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
         self.cluster, self.plan = wanted, plan(wanted)
-        now = {m.name for m in self.plan.members}
-        self.leaving = {n: m for n, m in (before | self.leaving).items() if n not in now}
-        save_manifest(self.folder, wanted)
-        self._bring_up()
+        self.leaving = leaving_members(self.folder, self.plan)
+        self.bring_up()
         self.events.add("Normal", "Applied", "the spec was changed", wanted.name)
         self._rolling.start("the spec was changed")
         return {"applied": True}

@@ -1,0 +1,115 @@
+"""A scale-down outlives its supervisor: who has not left yet is known from the folder."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.leaving import leaving_members, surplus_name_servers
+from gantry_operator.local.ports import Ports
+from gantry_operator.local.process import start_mark
+from gantry_operator.local.render import process_plans
+from gantry_operator.local.supervisor import Supervisor
+from gantry_operator.plan import MemberPlan, plan
+from local_cluster import Cluster, kill, take_down
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def made(members: int, name_servers: int = 1, mode: str = "MasterSlave") -> BrokerCluster:
+    return BrokerCluster.make(
+        "t", "x", mode=mode, nameServers={"replicas": name_servers}, brokerGroups=[{"name": "a", "members": members}]
+    )
+
+
+def folder_of(base: Path, cluster: BrokerCluster) -> ClusterFolder:
+    """As after a start of all its processes, none of which runs any more."""
+    folder = ClusterFolder(base)
+    folder.make()
+    ports = Ports.load(folder.ports)
+    ports.choose(plan(cluster), frozenset())
+    for process in process_plans(cluster, plan(cluster), ports, folder):
+        folder.config(process.name).write_text(process.config)
+    return folder
+
+
+async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, made(5, name_servers=2))
+    now = made(3)
+    assert leaving_members(folder, plan(now)) == {f"t-a-{n}": MemberPlan(f"t-a-{n}", "a", n) for n in (3, 4)}
+    assert [s.name for s in surplus_name_servers(folder, plan(now))] == ["t-namesrv-1"]
+    supervisor = Supervisor(folder, now, show=lambda line: None)
+    supervisor.watch_only("a")
+    ports = Ports.load(folder.ports)
+    assert [(m.member, m.replication_address) for m in supervisor.members("a")] == [
+        (n, ports.address(f"t-a-{n}")) for n in range(5)
+    ]
+    assert [n for n in range(5) if supervisor.facts(f"t-a-{n}").deleting] == [3, 4]
+    await supervisor.close()
+
+
+async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(tmp_path, made(3))
+    supervisor = Supervisor(folder, made(2), show=lambda line: None)
+    brought: list[set[str]] = []
+    monkeypatch.setattr(supervisor, "bring_up", lambda: brought.append({m.name for m in supervisor.plan.members}))
+
+    async def remove(name: str) -> None:
+        supervisor._apply(made(3).model_dump(mode="json", exclude={"status"}, exclude_none=True))
+        brought.clear()
+
+    monkeypatch.setattr(supervisor.children, "remove", remove)
+    step: Any = type("Step", (), {"kind": "replace", "member": "t-a-2", "to": None, "reason": "it leaves"})
+    await supervisor._rolling._do("a", step)
+    assert brought == [{"t-a-0", "t-a-1", "t-a-2"}]
+    await supervisor.close()
+
+
+async def test_only_those_who_come_to_a_group_that_is_there_are_waited_for(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, made(3))
+    assert Supervisor(folder, made(5), show=lambda line: None)._newcomers() == {"t-a-3", "t-a-4"}
+    empty = folder_of(tmp_path / "other", made(3))
+    for path in empty.configs.glob("*.json"):
+        path.unlink()
+    assert Supervisor(empty, made(3), show=lambda line: None)._newcomers() == set()
+
+
+def test_a_scale_down_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
+    """Also when a master is to leave, and the whole cluster was stopped in between."""
+    cluster = Cluster(tmp_path)
+    fewer = {"nameServers": {"replicas": 1}, "brokerGroups": [{"name": "a", "members": 2}]}
+    try:
+        cluster.up()
+        cluster.until("everybody is in sync", cluster.whole)
+        cluster.gantry("produce", "Kept", "--count", "20", "--size", "30")
+        cluster.gantry("switchover", "a", "--to", "t-a-2")
+        leaving = cluster.members()["t-a-2"]["pid"]
+        kill(cluster.supervisor_pid(), signal.SIGKILL)
+        cluster.write(**fewer)
+        cluster.up()
+        assert start_mark(leaving) is None
+        assert cluster.master()["name"] in ("t-a-0", "t-a-1")
+        left = ["t-a-0", "t-a-1", "t-namesrv-0"]
+        cluster.until("a NameServer less", lambda: sorted(p.stem for p in cluster.folder.configs.glob("*")) == left)
+        cluster.write(nameServers={"replicas": 1})
+        cluster.up()
+        assert cluster.whole(), "`gantry up` returns once the new member is in sync"
+        cluster.gantry("switchover", "a", "--to", "t-a-2")
+        cluster.gantry("down")
+        cluster.write(**fewer)
+        cluster.up()
+        cluster.until("both are in sync", cluster.whole)
+        assert sorted(p.stem for p in cluster.folder.configs.glob("*.json")) == left
+        cluster.gantry("consume", "Kept", "--group", "g", "--count", "20", "--timeout", "20", "-q")
+    finally:
+        take_down(cluster)
