@@ -6,11 +6,14 @@ import errno
 import mmap
 import os
 import re
+import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from gantry_spark.errors import Expired, SourceError
+from gantry_spark.scan import Range, is_record, next_record
 
 _NAME: Final = re.compile(r"[0-9]{20}")
 _MOST: Final = 2**63 - 1
@@ -53,7 +56,8 @@ def find(path: str) -> LogFiles:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise SourceError(f"{folder} cannot be listed: {error.strerror}") from None
-    files = [n for n in names if _is_segment(folder / n)]
+    sizes = {n: size for n in names if (size := _segment_size(folder / n)) is not None}
+    files = _without_foreign(folder, sizes)
     foreign = [n for n in names if n not in files]
     if not files:
         inside = "is empty" if not names else f"holds {', '.join(names[:3])}" + (" and more" if len(names) > 3 else "")
@@ -64,20 +68,49 @@ def find(path: str) -> LogFiles:
     return LogFiles(name, root, _segments(folder, files), foreign)
 
 
-def _is_segment(path: Path) -> bool:
-    """Whether a file is named by an offset, and so small that all its bytes have one."""
-    return _NAME.fullmatch(path.name) is not None and path.is_file() and int(path.name) + path.stat().st_size <= _MOST
+def _segment_size(path: Path) -> int | None:
+    """The size of a file that is named by an offset, and so small that all its bytes have one.
+
+    None: it is no such file, or has gone meanwhile.
+    """
+    if _NAME.fullmatch(path.name) is None:
+        return None
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) and int(path.name) + found.st_size <= _MOST else None
 
 
-def _segments(folder: Path, files: list[str]) -> list[Segment]:
+def _without_foreign(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
+    """The files but those that are no commit log: none of their bytes are a record, and segments have another size."""
+    if len(set(sizes.values())) < 2:
+        return sizes
+    usual = {size for name, size in sizes.items() if _has_record(folder / name, size, False)}
+    if not usual:
+        return sizes
+    return {n: size for n, size in sizes.items() if size in usual or _has_record(folder / n, size, True)}
+
+
+def _has_record(path: Path, size: int, anywhere: bool) -> bool:
+    """Whether a record begins at the start of the file, or anywhere in it."""
+    start = int(path.name)
+    whole = Range(start, start + size, start + size, start + size, last=False)
+    with suppress(Expired), FileBytes(Segment(start, start + size, start + size, str(path)), 0) as source:
+        if is_record(source, start, whole):
+            return True
+        return anywhere and next_record(source, start, whole) is not None
+    return False
+
+
+def _segments(folder: Path, files: dict[str, int]) -> list[Segment]:
     segments: list[Segment] = []
-    for index, name in enumerate(files):
+    for name, size in files.items():
         start = int(name)
-        size = (folder / name).stat().st_size
         if segments and segments[-1].end > start:
-            before = files[index - 1]
+            before = segments[-1]
             raise SourceError(
-                f"{folder / name} begins within {before}, which has {segments[-1].end - int(before)} bytes"
+                f"{folder / name} begins within {Path(before.path).name}, which has {before.end - before.start} bytes"
             )
         if size:
             segments.append(Segment(start, start + size, start + size, str(folder / name)))

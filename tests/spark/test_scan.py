@@ -17,6 +17,7 @@ from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark import directory
 from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
+from gantry_spark.errors import SourceError
 from gantry_spark.plan import gaps, pack, plan
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
@@ -308,6 +309,38 @@ def test_what_is_named_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
     log = find(str(tmp_path / "store"))
     assert [s.start for s in log.segments] == [0]
     assert len(log.foreign) == 4
+
+
+def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None:
+    """They are left out wherever they stand; damaged segments are none of them."""
+    root = tmp_path / "store"
+    writer = LogWriter(root, start=3 * 64 * 1024)
+    writer.extend(Message(body=b"x" * 5000, key=str(i)) for i in range(60))
+    size, folder = writer.segment, root / "commitlog"
+    real = sorted(int(p.name) for p in folder.iterdir())
+    # Damaged segments: one has no record at all, the last one is cut short and has lost its first record.
+    writer.path(4 * size).write_bytes(b"\xff" * size)
+    writer.write(real[-1], b"\xff" * 50)
+    last = writer.path(real[-1])
+    last.write_bytes(last.read_bytes()[:20_000])
+    foreign = [f"{offset:020d}" for offset in (0, 3 * size - 5, 3 * size + 100, 5 * size + 7, 2**62)]
+    for name in foreign:
+        (folder / name).write_bytes(b"foreign" * 100)
+    (folder / foreign[-1]).write_bytes(bytes(700))
+    found = find(str(root))
+    assert [s.start for s in found.segments] == real
+    assert found.foreign == foreign
+    for name in foreign:
+        (folder / name).unlink()
+    assert_reads_like_plain(root)
+    # What holds a record is a segment, and of two that overlap it is not known which one is right.
+    other = LogWriter(tmp_path / "other", start=3 * size + 200)
+    other.append(Message())
+    (folder / foreign[2]).write_bytes(b"?" * 100 + other.path(3 * size).read_bytes()[200:1000])
+    with pytest.raises(
+        SourceError, match=rf"{3 * size + 100:020d} begins within {3 * size:020d}, which has 65536 bytes"
+    ):
+        find(str(root))
 
 
 def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
