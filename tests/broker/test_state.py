@@ -228,13 +228,6 @@ def test_topic_names_are_rocketmqs(name: str) -> None:
     assert (topic_fault(name) is None) is good
 
 
-async def test_a_member_whose_disk_failed_should_not_lead(bench: Bench) -> None:
-    await bench.lead()
-    assert bench.broker.unfit == ""
-    bench.store.mark_failed(OSError(5, "Input/output error"))
-    assert bench.broker.unfit == "its disk failed: [Errno 5] Input/output error"
-
-
 async def test_who_was_not_told_of_a_role_is_told_with_the_next_tick(bench: Bench) -> None:
     told: list[bool] = []
     knows = asyncio.Event()

@@ -61,6 +61,10 @@ CHANGE_TIMEOUT_MS: Final = 3_000
 ROOM_LOOK_S: Final = 1.0
 ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
+HAND_OVER_S: Final = 5.0
+"""So long a master whose disk has failed waits for another one to lead."""
+LET_GO_S: Final = 2.0
+"""Then it forwards for so long before its process ends."""
 ALONE_S: Final = 10.0
 """A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
 slave that none had answered for so long counts as answered only so long after one does again: where NameServers were
@@ -104,6 +108,8 @@ class Broker:
         """Waits until the NameServers know this broker's topics as they are now; None: it has no NameServers."""
         self.on_status: list[Callable[[], None]] = []
         self.stopping = False
+        self.must_end = asyncio.Event()
+        """The disk failed. Only a process that opens the store anew can go on with what it holds."""
         self._alone_since: float | None = None
         """Since when no NameServer answers, by the loop's clock."""
         self._alone_until = 0.0
@@ -138,6 +144,7 @@ class Broker:
         self.replication.on_damaged_answer = self.mender.given_damaged
         self.replication.on_unreadable = self.mender.suspect
         store.on_damage = self.mender.suspect
+        store.on_failed = self._end_without_disk
         client.register(GantryCode.READ_LOG, answering(self.mender))
 
     # ---- clocks and names
@@ -216,6 +223,23 @@ class Broker:
             self._status_changed()
         elif not isinstance(error, StoreFull):
             log.error("the store refused a batch: %s", error)
+
+    def _end_without_disk(self) -> None:
+        self._loop.call_soon(self._disk_failed)
+
+    def _disk_failed(self) -> None:
+        """Ends the process, after it has handed the role over if it can: what Async acknowledged is nowhere else."""
+        self._status_changed()
+        self.replication.disk_failed()
+        others = self.replication.core.cell.in_sync - {self.replication.me}
+        if not (self._leading and others) or self.config.flush == "Sync" or self.config.mode == "Raft":
+            self.must_end.set()  # With flush: Sync nobody can be brought to an end that is not on disk.
+            return
+        self._loop.call_later(HAND_OVER_S, self.must_end.set)
+        self.on_role.append(lambda master: None if master else self._end_soon())
+
+    def _end_soon(self) -> None:
+        self._loop.call_later(LET_GO_S, self.must_end.set)
 
     @property
     def unfit(self) -> str:

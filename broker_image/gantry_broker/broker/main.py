@@ -25,7 +25,7 @@ from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.identity import StateError
-from gantry_broker.store.errors import StoreError
+from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 
@@ -114,7 +114,8 @@ class BrokerProcess:
         await self.ports.close(0.5)
         await self.http.close()
         await self.client.close()
-        snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta))
+        if self.store.failed is None:
+            snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta))
         self.store.close()
         broker.replication.mark_clean()
         log.info("%s stopped cleanly", self.config.name)
@@ -162,13 +163,18 @@ async def run(config: BrokerConfig) -> None:
     await process.start()
     gc.collect()
     gc.freeze()
+    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.must_end)]
     try:
-        await stopped.wait()
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        for end in ends:
+            end.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):
                 loop.remove_signal_handler(number)
         await process.stop()
+    if process.store.failed is not None:
+        raise FlushFailed(f"the disk failed: {process.store.failed}; a start opens the store anew")
 
 
 def main() -> int:

@@ -88,6 +88,12 @@ class ReplicaFile:
         self._state = state
         self._write(state, clean=False)
 
+    def distrust_boot(self) -> None:
+        """The disk failed: from now on it proves nothing that the machine has not booted since. Raises OSError."""
+        self._boot = ""
+        if self._state is not None:
+            self._write(self._state, clean=False)
+
     def holds_records(self) -> None:
         """The log is not empty any more; written down with the next save."""
         self._held = True

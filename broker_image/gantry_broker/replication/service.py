@@ -198,6 +198,13 @@ class ReplicationService:
             self._file.holds_records()
         self._file.mark_clean()
 
+    def disk_failed(self) -> None:
+        """After a write or flush that failed the kernel may hold no longer what was written: see rule 16."""
+        try:
+            self._file.distrust_boot()
+        except OSError as error:
+            log.error("cannot write down that the disk failed: %s", error)
+
     @property
     def core(self) -> Replica | RaftReplica:
         """The state machine; raises RuntimeError before `start`."""

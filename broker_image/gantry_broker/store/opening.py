@@ -65,7 +65,12 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     _refile(store, trusted)
     for offset, data in log.chunks(store.confirmed, log.end):
         remember(store, parse_own(store, offset, data))
-    log.sync(min(max(before.flushed, log.start), log.end), log.end)
+    unflushed = min(max(before.flushed, log.start), log.end)
+    if points is not None and not points.boot:
+        # Where a flush has failed, the next one says that all is well, though the kernel writes nothing any more.
+        for offset, data in log.chunks(unflushed, log.end):
+            log.overwrite(offset, data)
+    log.sync(unflushed, log.end)
     store.flushed = log.end
     save_points(store, durable=True)
 

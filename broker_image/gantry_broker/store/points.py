@@ -1,7 +1,8 @@
 """Up to where is what? The numbers from which recovery starts (`config/storePoint.json`), and RocketMQ's `checkpoint`.
 
 All are offsets of the log and lower bounds. `durable` holds after a power loss; `written` holds as long as the machine
-has not booted anew, because what a killed process wrote is still in the kernel's cache.
+has not booted anew, because what a killed process wrote is still in the kernel's cache. Not so after a write or a flush
+has failed: then the kernel may have let go of it, and no boot is named.
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ class MessageStore:
         """From here on a start has looked at every record; what lies before is checked when it is read."""
         self.on_damage: Callable[[int], None] = lambda at: None
         """Told where a record lies that a read found damaged."""
+        self.on_failed: Callable[[], None] = lambda: None
+        """Told once, after a write or a flush failed."""
         self.last_store_ms = 0
         """Store time of the newest record; 0 before the first one of this process."""
         self.host = pack_host(*config.store_host)
@@ -274,6 +276,8 @@ class MessageStore:
         if self.failed is None:
             _log.error("the disk of %s failed: %s", self.config.path, error)
             self.failed = error
+            upkeep.save_points(self, durable=True, aside=True)
+            self.on_failed()
 
     @property
     def checkpoint_due(self) -> bool:

@@ -1,0 +1,137 @@
+"""After a write or a flush has failed a process ends, and the next one opens the store anew."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from free_ports import free_ports
+from gantry_broker.broker import core, main
+from gantry_broker.config import BrokerConfig
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.store.errors import FlushFailed
+from gantry_broker.store.types import Put
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+
+class BadDisk:
+    """`os.fdatasync` and `os.fsync`, until the disk fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failed = False
+        for name in ("fdatasync", "fsync"):
+            monkeypatch.setattr(os, name, self._instead_of(getattr(os, name)))
+
+    def _instead_of(self, real: Any) -> Any:
+        def sync(fd: int) -> None:
+            if self.failed and "commitlog" in os.readlink(f"/proc/self/fd/{fd}"):
+                raise OSError(errno.EIO, "Input/output error")
+            real(fd)
+
+        return sync
+
+
+def _put(body: bytes) -> Put:
+    return Put("T", 0, 0, 0, time.time_ns() // 1_000_000, b"\x7f\0\0\x01\0\0\x2a\xaf", body, b"")
+
+
+@pytest.mark.parametrize("flush", ["Sync", "Async"])
+async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    disk = BadDisk(monkeypatch)
+    made: list[main.BrokerProcess] = []
+
+    class Watched(main.BrokerProcess):
+        async def start(self) -> None:
+            await super().start()
+            made.append(self)
+            started.set()
+
+    monkeypatch.setattr(main, "BrokerProcess", Watched)
+    port, http_port, group_port = free_ports(3)
+    config = BrokerConfig.model_validate(
+        {"cluster": "test", "group": "a", "member": 0, "name": "a-0", "data_dir": tmp_path / "a",
+         "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port, "flush": flush,
+         "member_address": f"127.0.0.1:{port}", "group_address": f"127.0.0.1:{group_port}"}
+    )  # fmt: skip
+    started = asyncio.Event()
+    first = asyncio.create_task(main.run(config))
+    async with asyncio.timeout(20):
+        await started.wait()
+        broker = made[0].broker
+        me = broker.replication.me
+        await broker.replication.assign(Assignment(Cell().promoted(me, [me]), f"127.0.0.1:{port}"))
+        broker.append([_put(b"flushed")])
+        broker.appended(None)
+        while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (a thread says it)
+            await asyncio.sleep(0.01)
+        flushed = broker.store.flushed
+        disk.failed = True
+        broker.append([_put(b"not flushed")])
+        broker.appended(None)
+        with pytest.raises(FlushFailed, match="Input/output error"):
+            await first
+    assert made[0].store.flushed == flushed
+    assert orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())["boot"] == ""
+    disk.failed = False
+    rewritten: list[tuple[int, int]] = []
+    real = type(made[0].store.log).overwrite
+
+    def overwrite(log: Any, offset: int, data: bytes) -> None:
+        rewritten.append((offset, offset + len(data)))
+        real(log, offset, data)
+
+    monkeypatch.setattr(type(made[0].store.log), "overwrite", overwrite)
+    started.clear()
+    second = asyncio.create_task(main.run(config))
+    async with asyncio.timeout(20):
+        await started.wait()
+        again = made[1].broker
+        assert rewritten == [(flushed, again.store.end)], "the kernel may have let go of it and flush nothing"
+        assert (again.replication.me == me) is (flush == "Sync"), "what Async acknowledged is proven by the boot alone"
+        bodies = [r.body for r in again.store.walk(0, again.store.end) if r.topic == "T"]
+        assert bodies == [b"flushed", b"not flushed"]
+        again.must_end.set()
+        await second
+
+
+@pytest.mark.parametrize("relieved", [True, False], ids=["another leads", "nobody takes over"])
+async def test_a_master_first_hands_over_what_is_nowhere_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, relieved: bool
+) -> None:
+    monkeypatch.setattr(core, "HAND_OVER_S", 60.0 if relieved else 0.2)
+    monkeypatch.setattr(core, "LET_GO_S", 0.0)
+    await bench.lead()
+    broker = bench.broker
+    me, epoch, other = broker.replication.me, broker.replication.epoch, MemberId(1, "other")
+    both = Cell(epoch, epoch + 1, me, frozenset({me, other}))
+    await broker.replication.assign(Assignment(both, "127.0.0.1:10911"))
+    bench.store.mark_failed(OSError(errno.EIO, "Input/output error"))
+    assert broker.unfit == "its disk failed: [Errno 5] Input/output error"
+    await asyncio.sleep(0.05)
+    assert not broker.must_end.is_set()
+    if relieved:
+        await broker.replication.assign(Assignment(both.promoted(other, [me, other]), "127.0.0.1:10912"))
+    async with asyncio.timeout(5):
+        await broker.must_end.wait()
+
+
+@pytest.mark.parametrize("options", [{"flush": "Sync"}, {}], ids=["nobody can be brought to its end", "it is alone"])
+async def test_a_master_that_can_hand_over_to_nobody_ends_at_once(
+    bench: Bench, tmp_path: Path, options: dict[str, str]
+) -> None:
+    made = type(bench)(tmp_path / "other", **options)
+    await made.lead()
+    made.store.mark_failed(OSError(errno.EIO, "Input/output error"))
+    async with asyncio.timeout(5):
+        await made.broker.must_end.wait()
+    await made.close()
