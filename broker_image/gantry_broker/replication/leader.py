@@ -327,6 +327,12 @@ class Leader:
 
     # ---- hand-over
 
+    def park_for(self, target: MemberId, version: int) -> str:
+        """Answers why not, or nothing. One at a time: who was told that its target has everything may still swap."""
+        if self.park is None:
+            self.park = Park(target, version)
+        return "" if self.park.target == target else f"hands over to {self.park.target} already"
+
     def handed_over(self) -> bool:
         """Rule 23: the target has all that was appended, and nobody waits any longer for what can still come."""
         if self.park is None:

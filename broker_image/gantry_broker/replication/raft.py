@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import Options, Park
+from gantry_broker.replication.leader import Options
 from gantry_broker.replication.members import Members, Voter, ids, is_majority
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import RaftLog, StateDisk
@@ -506,10 +506,7 @@ class RaftReplica:
             return f"{target} is the leader already"
         if target not in ids(self.members):
             return f"{target} is not a member that votes"
-        if leader.park is None or leader.park.target != target:
-            leader.park = Park(target, version)
-            self._transfer_until = 0
-        return ""
+        return leader.park_for(target, version)
 
     def handed_over(self) -> bool:
         return self.leader is not None and self.leader.handed_over()

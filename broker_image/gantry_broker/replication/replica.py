@@ -22,7 +22,7 @@ from typing import NamedTuple
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import FollowerView, Leader, Options, Park
+from gantry_broker.replication.leader import FollowerView, Leader, Options
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.rules import ALL, Rule, Rules
@@ -367,9 +367,7 @@ class Replica:
             return f"{target} is the master already"
         if target not in leader.recorded:
             return f"{target} is not in the in-sync set"
-        if leader.park is None or leader.park.target != target:
-            leader.park = Park(target, version)
-        return ""
+        return leader.park_for(target, version)
 
     def handed_over(self) -> bool:
         """Whether the target of the hand-over has everything; once true, only the cell ends the parking."""
