@@ -417,6 +417,18 @@ def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
     assert wait(group(switchover=Switchover(to=0))).code == "switchover-done"
 
 
+def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
+    only_b = replace(CELL, in_sync=frozenset({A, B}))
+    wish = Switchover(to=2, force=True)
+    [asked] = decide(group(a=member(0, unfit="its disk is full"), cell=only_b, switchover=wish))
+    assert isinstance(asked, AskHandover), asked
+    assert (asked.target, asked.reason) == (B, "demo-a-0 should not lead: its disk is full")
+    dead = unheard(0, gone=True)
+    assert promotion(group(a=dead, cell=only_b, switchover=wish)).new == B
+    manual = group(a=dead, cell=only_b, switchover=wish, settings={"automatic": False})
+    assert wait(manual).code == "switchover-target", "there a person decides, and decided otherwise"
+
+
 def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:
     cut = {"link": "silent", "link_answer_ms": 4_500}
     obs = group(a=member(0), b=member(1, **cut), c=member(2, **cut), settings={"min_in_sync": 2})

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.replication.types import Cell, MemberId
-from gantry_operator.failover import raft
+from gantry_operator.failover import base, raft
+from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.failover.http import httpx
 from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
 from gantry_operator.failover.raft import RaftLoop
@@ -100,6 +101,14 @@ class Group(RaftLoop):
         for watch in self.watches.values():
             watch.line_at = self._clock.now()
         await self._pass()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def guarded_look(self) -> None:
+        """As the loop looks: what the last pass found out does not hide what has not succeeded."""
+        for watch in self.watches.values():
+            watch.line_at = self._clock.now()
+        await self._guarded_pass()
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -219,3 +228,76 @@ async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch
     await group.look()
     [problem] = group.told_of("FailoverLoopFailed")
     assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
+
+
+async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
+    monkeypatch.setattr(raft, "TELL_WAIT_S", 0.0)
+    group = with_two_gone()
+    group.told.removal_answer = "nothing is confirmed yet"
+    for _ in range(4):
+        await group.guarded_look()
+    assert len(group.told.removals) > 2
+    assert group.told_of("FailoverLoopFailed") == ["member 4 cannot leave the group: nothing is confirmed yet"]
+    assert group.problem == "member 4 cannot leave the group: nothing is confirmed yet"
+    group.told.removal_answer = "it does not lead"
+    for _ in range(2):
+        await group.guarded_look()
+    assert len(group.told_of("FailoverLoopFailed")) == 2
+    group.told.removal_answer = ""
+    await group.guarded_look()
+    assert group.problem == ""
+
+
+async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "TELL_WAIT_S", WAIT_S)
+    monkeypatch.setattr(raft, "TELL_WAIT_S", WAIT_S)
+    group = Group()
+    for watch in group.watches.values():
+        watch.reach = "refused"
+    await group.look()
+    await asyncio.sleep(2 * WAIT_S)
+    await group.look()
+    assert group.waits is not None
+    assert "no majority" in group.waits.reason
+    assert group.told_of("Election") == []
+    for watch in group.watches.values():
+        watch.reach = "ok"
+    await group.look()
+    for watch in group.watches.values():
+        watch.reach = "refused"
+    await group.look()
+    await asyncio.sleep(2 * WAIT_S)
+    await group.look()
+    assert len(group.told_of("Election")) == 1, "once there was a leader it is missed soon"
+
+
+async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:
+    group = Group()
+    await group.look()
+    group.watches[2].reach = "refused"
+    group.led_by(0, epoch=1, unfit="its disk is full")
+    asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=0.3))
+    await asyncio.sleep(0)
+    await group.look()
+    assert group.told.handovers == [group.ids[1]]
+    group.led_by(1, epoch=2)
+    await group.look()
+    [change] = group.place.changes
+    assert change.reason == "m0 should not lead: its disk is full"
+    with pytest.raises(SwitchoverFailed, match="member 2 cannot lead"):
+        await asked
+
+
+async def test_a_leader_that_was_elected_anew_is_not_the_other_one_that_was_asked_for() -> None:
+    group = Group()
+    group.told.handover_answer = (False, "the target is behind")
+    await group.look()
+    asked = asyncio.create_task(group.switchover(None, "asked for", timeout_s=0.3))
+    await asyncio.sleep(0)
+    group.led_by(0, epoch=2)
+    await group.look()
+    with pytest.raises(SwitchoverFailed, match="the target is behind"):
+        await asked

@@ -16,7 +16,7 @@ from gantry_broker.replication.types import Cell
 
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.http import httpx
-from gantry_operator.failover.model import FailoverSettings, Wait
+from gantry_operator.failover.model import FailoverSettings, Switchover, Wait
 from gantry_operator.failover.surroundings import Event, MemberEndpoint, Surroundings
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
@@ -29,7 +29,7 @@ IDLE_S = 1.0
 BUSY_S = 0.1
 """The same while something is not as it should be."""
 TELL_WAIT_S = 3.0
-"""What is waited for becomes an event after this long; a moment's doubt is none."""
+"""A moment's doubt is no event."""
 LOOK_S = 0.02
 HANDOVER_MS = 2_000
 HANDOVER_AGAIN_S = 1.0
@@ -55,14 +55,16 @@ class GroupWatch(ABC):
         self.watches: dict[int, MemberWatch] = {}
         self.waits: Wait | None = None
         """What the last pass waited for; None: all is well or being done."""
-        self.problem = ""
-        """Why the last pass failed; empty: it did not."""
         self._surroundings = surroundings
         self._client = client
         self._settings = settings
         self._clock = clock if clock is not None else AttentiveClock()
         self._teller = Teller(client, surroundings.token, self.wake, self._clock.now)
         self._news = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._persons = 0
+        """Wishes of persons that wait for their turn."""
+        self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[int, asyncio.Task[None]] = {}
         self._noticed_at: float | None = None
@@ -97,12 +99,46 @@ class GroupWatch(ABC):
         """Members that the plan has no more and that the group still counts in its majority (mode Raft)."""
         return ()
 
-    @abstractmethod
+    @property
+    def problem(self) -> str:
+        """Why the last pass failed, or what else does not succeed; empty: nothing."""
+        return next(iter(self._problems.values()), "")
+
     async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
         """Hand over to member `to`, or to the best. Returns when the new master leads, with what was done in words.
 
+        `force`: a person asks. There is one wish at a time, so that nobody is given another's answer: a person waits
+        for the turn, whoever else asks is to look again and to ask for what is right then.
         Raises SwitchoverFailed with the reason when it did not come about in time.
         """
+        deadline = time.monotonic() + timeout_s
+        if self._turn.locked() and not force:
+            raise SwitchoverFailed(f"another hand-over of {self.group} is under way")
+        self._persons += force
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise SwitchoverFailed(f"another hand-over of {self.group} took all the time") from None
+        finally:
+            self._persons -= force
+        try:
+            return await self._fulfil(Switchover(to, reason, force), deadline)
+        finally:
+            self._turn.release()
+
+    @abstractmethod
+    async def _fulfil(self, wish: Switchover, deadline: float) -> str:
+        """As `switchover`, alone."""
+
+    def _goes_on(self, wish: Switchover, deadline: float, under_way: bool) -> bool:
+        """Whether to wait for a wish any longer. What is `under_way` comes about or fails in a moment, and whoever
+        asked is told which. Raises SwitchoverFailed where a person's wish comes first."""
+        if under_way:
+            return True
+        if self._persons and not wish.force:
+            raise SwitchoverFailed(f"a person has asked for another hand-over of {self.group}")
+        return time.monotonic() < deadline
 
     @abstractmethod
     async def _pass(self) -> bool:
@@ -134,27 +170,32 @@ class GroupWatch(ABC):
         try:
             again = await self._pass()
         except RegistryUnavailable as error:
-            self._report_problem(f"the role registry does not answer: {error}")
+            self._report_problem("pass", f"the role registry does not answer: {error}")
             return False
         except Exception as error:
             log.exception("failover of group %s", self.group)
-            self._report_problem(f"{type(error).__name__}: {error}")
+            self._report_problem("pass", f"{type(error).__name__}: {error}")
             return False
-        self.problem = ""
+        self._solved("pass")
         return again
 
-    def _report_problem(self, problem: str) -> None:
-        if problem != self.problem:
-            self._surroundings.event(Event("Warning", "FailoverLoopFailed", problem, self.group))
-        self.problem = problem
+    def _report_problem(self, about: str, problem: str) -> None:
+        """Told once, until it is another one or was solved in between."""
+        if problem != self._problems.get(about):
+            self._event("Warning", "FailoverLoopFailed", problem)
+        self._problems[about] = problem
+
+    def _solved(self, about: str) -> None:
+        self._problems.pop(about, None)
 
     async def _announce(self, master: MemberEndpoint, epoch: int) -> None:
         try:
             await self._surroundings.announce(self.group, master, epoch)
             self._announced = epoch
+            self._solved("address")
         except Exception as error:
             log.exception("announcing %s", master.name)
-            self._report_problem(f"the address of {self.group} could not be moved: {error}")
+            self._report_problem("address", f"the address of {self.group} could not be moved: {error}")
             await asyncio.sleep(BUSY_S)
         finally:
             self._announcing = False
@@ -171,7 +212,8 @@ class GroupWatch(ABC):
             if endpoint is not None and endpoint.http_url == self.watches[number].url and not task.done():
                 continue
             if task.done() and not task.cancelled() and task.exception() is not None:
-                self._report_problem(f"following {self.watches[number].name} failed: {task.exception()!r}")
+                name = self.watches[number].name
+                self._event("Warning", "FailoverLoopFailed", f"following {name} failed: {task.exception()!r}")
             task.cancel()
             del self.watches[number], self._following[number]
         for number, endpoint in wanted.items():
@@ -189,11 +231,15 @@ class GroupWatch(ABC):
         now = self._clock.now()
         if wait is None or self.waits is None or self.waits.code != wait.code:
             self._waits_since, self._waits_told = now, False
-        elif not self._waits_told and now - self._waits_since >= TELL_WAIT_S:
+        elif not self._waits_told and now - self._waits_since >= self._patience_s():
             self._waits_told = True
             reason = "".join(part.capitalize() for part in wait.code.split("-"))
             self._event("Normal" if wait.available else "Warning", reason, wait.reason)
         self.waits = wait
+
+    def _patience_s(self) -> float:
+        """What is waited for becomes an event after this long."""
+        return TELL_WAIT_S
 
     def _changing(self) -> bool:
         """A change of the master is under way, whose beginning is still to be reported."""

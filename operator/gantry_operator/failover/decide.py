@@ -64,14 +64,13 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
             return [EndHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")]
     decisions = _tells(obs, cell, view)
     if state.state == "leading" and not decisions:
-        wanted = obs.switchover
-        if wanted is None and view.deleting and _somebody_stays(obs, cell):
-            wanted = Switchover(reason=f"{view.name} is about to be stopped")
-        if wanted is None and leader.unfit and obs.settings.automatic and _somebody_fit(obs, cell):
-            wanted = Switchover(reason=f"{view.name} should not lead: {leader.unfit}")
-        if wanted is not None:
-            return [_start_handover(obs, cell, view, wanted)]
-        return _tells_of_unclean(obs, cell)
+        waits: list[Decision] = []
+        for wanted in _wanted(obs, cell, view, leader):
+            step = _start_handover(obs, cell, view, wanted)
+            if isinstance(step, AskHandover):
+                return [step]
+            waits.append(step)
+        return waits[:1] or _tells_of_unclean(obs, cell)
     return decisions
 
 
@@ -83,9 +82,11 @@ def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decisio
     forced = obs.switchover is not None and obs.switchover.force
     wanted = obs.switchover.to if obs.switchover is not None and forced else None
     if wanted is not None:
-        able = [r for r in able if r.id.member == wanted]
-        if not able:
+        # Where nobody has to be asked the group does not stay without a master for somebody who cannot be one.
+        chosen = [r for r in able if r.id.member == wanted]
+        if not chosen and not obs.settings.automatic:
             return Wait("switchover-target", f"member {wanted} is not in sync or does not answer", available=False)
+        able = chosen or able
     if not obs.settings.automatic and not forced:
         # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
         able = [r for r in able if r.id == cell.master]
@@ -129,6 +130,16 @@ def _isolated(obs: Observation, cell: Cell) -> Promote | None:
     if len(cut_off) < obs.settings.min_in_sync:
         return None
     return promote(obs, cell, cut_off[0], cell.master, "the master is cut off from every follower in sync")
+
+
+def _wanted(obs: Observation, cell: Cell, view: MemberView, leader: Report) -> list[Switchover]:
+    """Why the master should hand over, the first reason first. A wish that cannot be fulfilled keeps no other back."""
+    found = [] if obs.switchover is None else [obs.switchover]
+    if view.deleting and _somebody_stays(obs, cell):
+        found.append(Switchover(reason=f"{view.name} is about to be stopped"))
+    if leader.unfit and obs.settings.automatic and _somebody_fit(obs, cell):
+        found.append(Switchover(reason=f"{view.name} should not lead: {leader.unfit}"))
+    return found
 
 
 def _somebody_stays(obs: Observation, cell: Cell) -> bool:

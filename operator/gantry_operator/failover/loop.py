@@ -73,26 +73,35 @@ class GroupLoop(GroupWatch):
     def cell(self) -> Cell | None:
         return None if self.entry is None else self.entry.cell
 
-    async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
+    async def _fulfil(self, wish: Switchover, deadline: float) -> str:
+        while self.cell is None and self._goes_on(wish, deadline, under_way=False):
+            await self._next_look()  # What was before is not known yet.
         before = self.cell
-        self._switchover = Switchover(to=to, reason=reason, force=force)
+        self._switchover = wish
         self._handover_not_before, self._handover_problem = 0.0, ""
-        deadline = time.monotonic() + timeout_s
         try:
-            while time.monotonic() < deadline:
+            while self._goes_on(wish, deadline, self._handover_asked or self._handover_ready is not None):
                 await self._next_look()
                 cell = self.cell
-                if self.waits is not None and self.waits.code == "switchover-done":
-                    return self.waits.reason
-                if cell is None or cell.master is None or (before is not None and cell.epoch <= before.epoch):
+                if before is None or cell is None or cell.master is None or not self._leads(cell):
                     continue
-                watch = self.watches.get(cell.master.member)
-                if watch is not None and watch.report is not None and watch.report.order >= cell.order:
-                    return f"{watch.name} leads {self.group} in epoch {cell.epoch}"
+                name = self.watches[cell.master.member].name
+                if cell.epoch == before.epoch and cell.master.member == wish.to:
+                    return f"{name} is master already"
+                if cell.epoch > before.epoch and wish.fulfilled(before.master, cell.master):
+                    return f"{name} leads {self.group} in epoch {cell.epoch}"
         finally:
             self._switchover = None
         said = self._handover_problem or (self.waits.reason if self.waits is not None else "") or self.problem
-        raise SwitchoverFailed(said or f"no new master within {timeout_s:.0f} s")
+        raise SwitchoverFailed(said or "no new master came about in time")
+
+    def _leads(self, cell: Cell) -> bool:
+        """The recorded master says that it leads."""
+        watch = None if cell.master is None else self.watches.get(cell.master.member)
+        if watch is None or watch.report is None or watch.reach != "ok":
+            return False
+        said = watch.report
+        return said.id == cell.master and said.role == "Master" and said.epoch == cell.epoch
 
     # ---- the pass
 
@@ -193,8 +202,8 @@ class GroupLoop(GroupWatch):
             return True
         now = time.monotonic()
         self._handover_ready = None
-        if isinstance(write, Promote):
-            # It was asked for one change: without this the new master would be asked to hand over in turn.
+        wish = self._switchover
+        if isinstance(write, Promote) and wish is not None and wish.fulfilled(write.old, write.new):
             self._switchover = None
         name = {m.report.id: m.name for m in obs.members if m.report is not None}
         if isinstance(write, Promote):
@@ -268,11 +277,7 @@ class GroupLoop(GroupWatch):
         if cell is None or cell.master is None or self._announced == cell.epoch or self._announcing:
             return
         master = next((e for e in endpoints if e.member == cell.master.member), None)
-        watch = self.watches.get(cell.master.member)
-        if master is None or watch is None or watch.report is None:
-            return
-        leads = watch.report.id == cell.master and watch.report.role == "Master" and watch.report.epoch == cell.epoch
-        if not leads or self._old_master_forwards(cell):
+        if master is None or not self._leads(cell) or self._old_master_forwards(cell):
             return
         self._announcing = True
         self._spawn(self._announce(master, cell.epoch))

@@ -133,6 +133,10 @@ class Switchover:
     force: bool = False
     """Also when the master does not answer (a person asked, so `automatic: false` does not hold it back)."""
 
+    def fulfilled(self, old: MemberId | None, new: MemberId) -> bool:
+        """Whether it was asked for this change. Without that the new master would be asked to hand over in turn."""
+        return new.member == self.to if self.to is not None else old is None or new.member != old.member
+
 
 @dataclass(frozen=True, slots=True)
 class HandoverReady:

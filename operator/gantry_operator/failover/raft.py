@@ -17,6 +17,9 @@ from gantry_operator.failover.model import Report, Switchover, Wait
 from gantry_operator.failover.surroundings import Change, MemberEndpoint
 from gantry_operator.failover.watch import MemberWatch
 
+START_S = 15.0
+"""While no leader was ever seen the members may be starting: nobody is missed sooner."""
+
 
 def leader_of(reports: Sequence[Report]) -> Report | None:
     """The one that leads in the highest epoch; one of an older epoch does not know yet that it leads no more."""
@@ -70,26 +73,28 @@ class RaftLoop(GroupWatch):
         is none."""
         return self._cell
 
-    async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
+    async def _fulfil(self, wish: Switchover, deadline: float) -> str:
         before = self._cell
         if before is None or before.master is None:
             raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
-        if to == before.master.member and self.waits is None:
-            return f"{self.watches[to].name} is master already"
-        self._wish, self._refused, self._not_before = Switchover(to, reason), "", 0.0
+        if wish.to == before.master.member and self.waits is None:
+            return f"{self.watches[wish.to].name} is master already"
+        self._wish, self._refused, self._not_before = wish, "", 0.0
         self._wished_at = time.monotonic()
-        deadline = self._wished_at + timeout_s
         try:
-            while time.monotonic() < deadline:
+            while self._goes_on(wish, deadline, self._asked):
                 await self._next_look()
                 now = self._cell
-                if now is not None and now.master is not None and now.epoch > before.epoch:
-                    if to in (None, now.master.member):
-                        return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
-                    before = now
+                if now is None or now.master is None or now.epoch <= before.epoch:
+                    continue
+                if wish.fulfilled(before.master, now.master):
+                    return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
         finally:
             self._wish = None
-        raise SwitchoverFailed(self._refused or f"no new leader within {timeout_s:.0f} s")
+        raise SwitchoverFailed(self._refused or "no new leader came about in time")
+
+    def _patience_s(self) -> float:
+        return START_S if self._cell is None else TELL_WAIT_S
 
     async def _pass(self) -> bool:
         endpoints = list(self._surroundings.members(self.group))
@@ -132,8 +137,7 @@ class RaftLoop(GroupWatch):
             # What was before this program watched is not known, so it is no change.
             self._event("Normal", "Leader", f"{name} leads epoch {leader.epoch}")
             return
-        if self._wish is not None and self._wish.to in (None, leader.id.member):
-            # It was asked for one change: without this the new leader would be asked to hand over in turn.
+        if self._wish is not None and self._wish.fulfilled(former.master, leader.id):
             self._wish = None
         now = time.monotonic()
         started = noticed_at if noticed_at is not None else now
@@ -164,22 +168,27 @@ class RaftLoop(GroupWatch):
         self._spawn(self._announce(master, leader.epoch))
 
     def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
-        wish = self._wish or self._sick(leader)
-        if wish is None or self._asked or time.monotonic() < self._not_before or wish.to == leader.id.member:
-            return
-        if leader.epoch == self._handed_over:
+        if self._asked or time.monotonic() < self._not_before or leader.epoch == self._handed_over:
             return
         able = heirs(leader, [w.report for w in heard if w.report is not None and not self._sick(w.report)])
-        if wish.to is not None:
-            able = [r for r in able if r.id.member == wish.to]
-        if not able:
-            self._refused = "no member that could lead answers" if wish.to is None else f"member {wish.to} cannot lead"
-            return
+        # A wish that cannot be fulfilled does not keep a leader that should not lead.
+        for wish in (self._wish, self._sick(leader)):
+            if wish is None or wish.to == leader.id.member:
+                continue
+            chosen = [r for r in able if wish.to in (None, r.id.member)]
+            if chosen:
+                self._ask(wish, chosen[0].id, leader)
+                return
+            if wish is self._wish:
+                none = "no member that could lead answers"
+                self._refused = none if wish.to is None else f"member {wish.to} cannot lead"
+
+    def _ask(self, wish: Switchover, target: MemberId, leader: Report) -> None:
         self._asked = True
-        since = time.monotonic() if self._wish is None else self._wished_at
-        self._transfer_asked = _Transfer(able[0].id, leader.epoch, wish.reason, since)
+        since = self._wished_at if wish is self._wish else time.monotonic()
+        self._transfer_asked = _Transfer(target, leader.epoch, wish.reason, since)
         cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
-        self._spawn(self._transfer(self.watches[leader.id.member].url, able[0].id, cell))
+        self._spawn(self._transfer(self.watches[leader.id.member].url, target, cell, wish))
 
     def _remove_former(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
         """Who has gone from the plan leaves the group, one at a time, once it is silent: while it fetched it would be
@@ -190,6 +199,7 @@ class RaftLoop(GroupWatch):
         gone = [n for n in self._former if silent_ms.get(n, 0) >= self._settings().detection_ms]
         if not gone:
             self._stuck_since = None
+            self._solved("removal")
         elif not self._removing and time.monotonic() >= self._not_before and leader.order != self._removed_in:
             self._removing = True
             self._spawn(self._remove(self.watches[leader.id.member].url, gone[-1], leader.order))
@@ -202,11 +212,12 @@ class RaftLoop(GroupWatch):
                 # The change before it may be a moment from being confirmed: that is nothing to tell.
                 self._stuck_since = now if self._stuck_since is None else self._stuck_since
                 if now - self._stuck_since >= TELL_WAIT_S:
-                    self._report_problem(f"member {member} cannot leave the group: {reason}")
+                    self._report_problem("removal", f"member {member} cannot leave the group: {reason}")
                 self._not_before = now + HANDOVER_AGAIN_S
             else:
                 # The next line from the leader is yet to come; the one that is known still has the member.
                 self._removed_in, self._stuck_since = order, None
+                self._solved("removal")
                 self._event("Normal", "MemberRemoved", f"member {member} has left the group")
         finally:
             self._removing = False
@@ -219,9 +230,11 @@ class RaftLoop(GroupWatch):
             return Switchover(reason=f"{watch.name} is about to be stopped")
         return Switchover(reason=f"{watch.name} should not lead: {report.unfit}") if report.unfit else None
 
-    async def _transfer(self, url: str, target: MemberId, cell: Cell) -> None:
+    async def _transfer(self, url: str, target: MemberId, cell: Cell, wish: Switchover) -> None:
         try:
-            ready, self._refused = await self._teller.handover(url, target, cell, HANDOVER_MS)
+            ready, reason = await self._teller.handover(url, target, cell, HANDOVER_MS)
+            if wish is self._wish:
+                self._refused = reason
             if ready:
                 self._handed_over = cell.epoch  # Its last line may still say that it leads.
             else:

@@ -1,0 +1,183 @@
+"""Several want another master at once: each is answered for what it asked, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_operator.failover.base import SwitchoverFailed
+from gantry_operator.failover.http import httpx
+from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.model import FailoverSettings, Report
+from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
+from gantry_operator.failover.teller import Teller
+from gantry_operator.failover.watch import MemberWatch
+from gantry_operator.registry import Entry
+
+HTTP = cast(httpx.AsyncClient, None)
+IDS = [MemberId(n, "x") for n in range(3)]
+CELL = Cell(1, 1, IDS[0], frozenset(IDS))
+
+
+class Place:
+    """Three members, of whom nothing else is known."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+
+    def members(self, group: str) -> Sequence[MemberEndpoint]:
+        return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(3)]
+
+    def facts(self, name: str) -> Facts:
+        return Facts(gone=name in self.gone)
+
+    def token(self) -> str | None:
+        return None
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """Nobody asks."""
+
+    def event(self, event: Event) -> None:
+        """Nobody reads."""
+
+    def changed(self, change: Change) -> None:
+        """Nobody reads."""
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.cell = CELL
+
+    async def read(self, group: str) -> Entry | None:
+        return Entry(self.cell)
+
+    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+        assert expected == Entry(self.cell)
+        self.cell = new
+        return True
+
+
+class Told(Teller):
+    """Everybody does at once what it is told; hand-overs take `handover_s` and end as the test says."""
+
+    def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
+        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        self.take = take
+        self.handovers: list[int] = []
+        self.handover_s = 0.0
+        self.answer: tuple[bool, str] = (True, "")
+
+    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+        self._accepted[member] = assignment
+        self.take(member, assignment)
+        if then is not None:
+            then()
+
+    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+        self.handovers.append(target.member)
+        await asyncio.sleep(self.handover_s)
+        return self.answer
+
+
+class Group(GroupLoop):
+    """The loop over members that are told everything and say it at once."""
+
+    def __init__(self) -> None:
+        self.place, self.registry = Place(), Registry()
+        super().__init__("a", self.registry, self.place, HTTP, FailoverSettings)
+        self.told = Told(self.wake, self.take)
+        self._teller = self.told
+        for id in IDS:
+            watch = MemberWatch(f"m{id.member}", f"http://m{id.member}", HTTP, self.wake, self._clock.now)
+            watch.reach = "ok"
+            self.watches[id.member] = watch
+            self.take(id.member, Assignment(CELL, None, False))
+
+    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
+        """What they say is known."""
+        for watch in self.watches.values():
+            watch.line_at = self._clock.now()
+
+    def take(self, member: int, told: Assignment) -> None:
+        cell, id = told.cell, IDS[member]
+        role: Any = "Master" if cell.master == id else "Slave"
+        self.watches[member].report = Report(id, role, cell.epoch, cell.version, cell.epoch, in_sync=cell.in_sync)
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Group]:
+    group = Group()
+    task = asyncio.create_task(group.run())
+    try:
+        yield group
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
+    async with running() as group:
+        first = asyncio.create_task(group.switchover(1, "one", timeout_s=5))
+        second = asyncio.create_task(group.switchover(2, "two", timeout_s=5))
+        assert await first == "m1 leads a in epoch 2"
+        assert await second == "m2 leads a in epoch 3"
+        assert group.told.handovers == [1, 2]
+
+
+async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
+    async with running() as group:
+        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        await asyncio.sleep(0)
+        with pytest.raises(SwitchoverFailed, match="another hand-over of a is under way"):
+            await group.switchover(2, "a planned restart", force=False, timeout_s=5)
+        assert await person == "m1 leads a in epoch 2"
+
+
+async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None:
+    async with running() as group:
+        group.told.answer = (False, "m2 is behind")
+        planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
+        await asyncio.sleep(0.1)
+        assert group.told.handovers == [2]
+        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        with pytest.raises(SwitchoverFailed, match="a person has asked"):
+            await planned
+        group.told.answer = (True, "")
+        assert await person == "m1 leads a in epoch 2"
+
+
+async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -> None:
+    async with running() as group:
+        await group._next_look()
+        group.told.answer = (False, "not now")
+        asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=10))
+        await asyncio.sleep(0.05)
+        group.watches[2].reach = "refused"
+        group.place.gone = {"m0", "m2"}
+        while group.registry.cell.epoch == 1:
+            await group._next_look()
+        assert group.registry.cell.master == IDS[1]
+        assert not asked.done()
+        group.registry.cell = group.registry.cell.with_set(frozenset({IDS[1], IDS[2]}))
+        group.place.gone, group.watches[2].reach = {"m0"}, "ok"
+        group.told.answer = (True, "")
+        assert await asked == f"m2 leads a in epoch {group.registry.cell.epoch}"
+
+
+async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
+    async with running() as group:
+        group.told.handover_s = 0.4
+        assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
+
+
+async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
+    """As under `gantry switchover` without a supervisor."""
+    async with running() as group:
+        group.told.handover_s = 0.1
+        assert group.cell is None
+        assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
