@@ -218,6 +218,18 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_cell(tmp
         assert await old.put(b"a") is SendStatus.SEND_OK
 
 
+async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is_ready(tmp_path: Path) -> None:
+    """Its asker may swap yet: had the other one given up, this master would append what the new one never gets."""
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        old, new, other = (node.service for node in group.nodes)
+        assert (await old.handover(new.me, group.cell.epoch, group.cell.version)).ready
+        refused = await old.handover(other.me, group.cell.epoch, group.cell.version, timeout_ms=1)
+        assert (refused.ready, refused.reason) == (False, f"hands over to {new.me} already")
+        assert old.parked
+        assert (await old.handover(new.me, group.cell.epoch, group.cell.version)).ready
+
+
 async def test_rule_23_a_hand_over_on_another_version_is_refused(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
