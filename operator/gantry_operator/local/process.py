@@ -61,6 +61,26 @@ def alive(record: ProcessRecord) -> bool:
     return start_mark(record.pid) == record.started
 
 
+def listens(pid: int, port: int) -> bool | None:
+    """Whether a process listens on a TCP port; None where the system does not tell."""
+    sockets = set()
+    try:
+        for table in ("tcp", "tcp6"):
+            path = Path(f"/proc/{pid}/net/{table}")
+            for line in path.read_text().splitlines()[1:] if path.exists() else ():
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+        held = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    for path in held:
+        with suppress(OSError):
+            if os.readlink(path) in sockets:
+                return True
+    return False
+
+
 def load_record(path: Path) -> ProcessRecord | None:
     """The process written down there, if it still runs."""
     known = read_json(path)

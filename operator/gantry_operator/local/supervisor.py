@@ -42,7 +42,7 @@ from gantry_operator.local.events import EventLog, utc
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.leaving import leaving_members, surplus_name_servers, with_leaving
 from gantry_operator.local.ports import Ports
-from gantry_operator.local.process import load_record
+from gantry_operator.local.process import listens, load_record
 from gantry_operator.local.render import ProcessPlan, process_plans
 from gantry_operator.local.rolling import Rolling
 from gantry_operator.plan import MemberPlan, Plan, plan
@@ -284,16 +284,19 @@ class Supervisor:
             await asyncio.sleep(PORT_POLL_S)
 
     def _may_hold_the_port(self, group: str, master: int) -> list[tuple[int, MemberWatch]]:
-        """Members whose last word is that they lead, besides the one that does."""
-        return [
-            (number, watch)
-            for number, watch in self.loops[group].watches.items()
+        """Members whose last word is that they lead, besides the one that does; of one that was not heard yet the
+        system knows whether it listens there: it may be a slave that takes long to answer."""
+
+        def may(watch: MemberWatch) -> bool:
+            pid = self.children.pid(watch.name)
             # Refused is no sign of it: such a one is starting or ending, and holds no port.
-            if number != master
-            and watch.reach != "refused"
-            and (watch.report is None or watch.report.role == "Master")
-            and self.children.running(watch.name)
-        ]
+            if pid is None or watch.reach == "refused":
+                return False
+            if watch.report is None:
+                return listens(pid, self.ports[f"group/{group}"]) is not False
+            return watch.report.role == "Master"
+
+        return [(n, w) for n, w in self.loops[group].watches.items() if n != master and may(w)]
 
     def event(self, event: Event) -> None:
         self.events.add(event.kind, event.reason, event.message, f"group {event.group}")

@@ -1,0 +1,83 @@
+"""Whoever holds the group's port though another one leads has to go, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.failover.watch import MemberWatch
+from gantry_operator.local.children import Child
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.ports import Ports
+from gantry_operator.local.process import ProcessRecord, listens, start_mark
+from gantry_operator.local.render import process_plans
+from gantry_operator.local.supervisor import Supervisor
+from gantry_operator.plan import plan
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="the system does not tell who listens")
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[int, int]]:
+    """A process that listens, and its port."""
+    program = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        yield child.pid, int(child.stdout.readline())
+        child.kill()
+
+
+def test_who_listens_on_a_port(listener: tuple[int, int]) -> None:
+    pid, port = listener
+    assert listens(pid, port)
+    assert listens(os.getpid(), port) is False
+    assert listens(pid, port + 1) is False
+    with socket.create_connection(("127.0.0.1", port)):
+        assert listens(os.getpid(), port) is False, "a connection is no listener"
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
+    tmp_path: Path, listener: tuple[int, int], holds: bool
+) -> None:
+    """A supervisor that starts anew has heard nobody; a slave that takes long to answer stands in nobody's way."""
+    pid, port = listener
+    cluster = BrokerCluster.make("t", "x", brokerGroups=[{"name": "a", "members": 2}])
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+    ports = Ports.load(folder.ports)
+    ports.choose(plan(cluster), frozenset())
+    ports.taken["group/a"] = port if holds else port + 1
+    folder.ports.write_text(json.dumps(ports.taken))
+    supervisor = Supervisor(folder, cluster, show=lambda line: None)
+    loop = supervisor.loops["a"] = supervisor._make_loop("a")
+    [process] = [p for p in process_plans(cluster, plan(cluster), ports, folder) if p.name == "t-a-1"]
+    child = supervisor.children.table["t-a-1"] = Child(process)
+    child.record = ProcessRecord("t-a-1", pid, start_mark(pid) or "", "")
+    loop.watches = {
+        n: MemberWatch(f"t-a-{n}", "http://127.0.0.1:1", supervisor._client, loop.wake, loop._clock.now) for n in (0, 1)
+    }
+    loop.watches[1].line_at -= 60
+    announced = asyncio.create_task(supervisor.announce("a", supervisor.members("a")[0], 1))
+    if holds:
+        killed = await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert killed is not None
+        assert killed.si_status == signal.SIGKILL
+        child.record = None
+    await asyncio.wait_for(announced, 5)
+    assert (start_mark(pid) is None) == holds
+    await supervisor.close()
