@@ -349,10 +349,12 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     assert d.cell == Cell(1, 1, A, frozenset({A, B, C}))
     w = wait(group(new[0], new[1], unheard(2), cell=None))
     assert "demo-a-2" in w.reason
-    known_new = replace(unheard(2), report=None, never_ran=True)
-    [d] = decide(group(new[0], new[1], known_new, cell=None))
+    no_disk = replace(unheard(2, silence=30_000), report=None, never_ran=True)
+    [d] = decide(group(new[0], new[1], no_disk, cell=None))
     assert isinstance(d, Bootstrap)
     assert d.cell.in_sync == {A, B}
+    early = wait(group(new[0], new[1], replace(no_disk, reach_ms=29_999), cell=None))
+    assert early.code == "first-start", "volumes take their time"
 
 
 def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:

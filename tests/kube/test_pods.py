@@ -41,7 +41,19 @@ def pod(ip: str | None = "10.0.0.1", phase: str = "Running", deleted: bool = Fal
 )
 def test_every_way_for_a_pod_to_go_is_a_fact(found: dict[str, Any] | None, leaving: bool, facts: Facts) -> None:
     """A master whose pod and volume are deleted together is gone at once: nothing waits for what never comes."""
-    assert facts_of(found, leaving=leaving) == facts
+    assert facts_of(found, None, leaving=leaving) == facts
+
+
+def test_a_pod_without_a_node_whose_claim_was_never_given_a_volume_has_no_disk_to_ask() -> None:
+    """Rule 22: a volume that is there may hold what the lost cell was, whether its pod runs or not."""
+    pending, unbound = pod(ip=None, phase="Pending"), {"spec": {}, "status": {"phase": "Pending"}}
+    bound = {"spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}
+    assert facts_of(pending, unbound, leaving=False) == Facts(gone=True, never_ran=True)
+    assert not facts_of(pending, bound, leaving=False).never_ran
+    assert not facts_of(pending, None, leaving=False).never_ran, "the claim is not known"
+    assert not facts_of(None, unbound, leaving=False).never_ran
+    placed = pending | {"spec": {"nodeName": "n1"}}
+    assert not facts_of(placed, unbound, leaving=False).never_ran, "it may have been given one just now"
 
 
 def ready(value: str, since: timedelta = timedelta()) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from fakeapi import FakeApi
 from gantry_operator.failover.surroundings import MemberEndpoint
 from gantry_operator.kube import names, surroundings
-from gantry_operator.kube.client import POD, STATEFUL_SET, KubeApi
+from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.rolling import Roller
@@ -35,7 +35,8 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
     pods = Mirror(api, POD, (), "", lambda event, obj: None)
     task = asyncio.create_task(pods.run())
     await asyncio.wait_for(pods.ready(), 3)
-    found = PodSurroundings(api, pods, "demo", "mq", lambda event: None, lambda change: None)
+    claims = Mirror(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
+    found = PodSurroundings(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.answers = {"a": 2}, lambda group, name: True
     sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")

@@ -6,8 +6,8 @@ from gantry_broker.replication.types import Cell
 
 from gantry_operator.failover.model import Bootstrap, MemberView, Observation, Recover, Report, Wait
 
-NEW_DISK_PATIENCE_MS = 2_000
-"""How long the first cell waits for members whose disks are known to be new."""
+NEW_DISK_PATIENCE_MS = 30_000
+"""How long the first cell waits for members that have no disk yet. They join when they come."""
 LEAP = 10
 """A recovered cell leaps this far above what the disks know: the lost one may have been further than was told."""
 

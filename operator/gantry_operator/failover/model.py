@@ -99,7 +99,7 @@ class MemberView:
     deleting: bool = False
     """It is about to be stopped on purpose (a pod with a deletion time stamp, a node that is drained)."""
     never_ran: bool = False
-    """Its disk is known to be new: it was made just now and nothing was ever started on it."""
+    """It is known to have no disk yet, so there is nothing on it that could be asked."""
     pending: bool = False
     """An assignment is on its way, or `report` is older than the answer to the last one."""
     told_order: tuple[int, int] = (0, 0)

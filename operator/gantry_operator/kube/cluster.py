@@ -78,7 +78,7 @@ class ClusterKeeper:
         self._report = Reporter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
         self._objects = ObjectKeeper(api, mirrors, shared.settings, self.namespace, self.name, self.uid)
         self._reports = ReportKeeper(api, mirrors, self._objects, shared.settings, self._events)
-        self._masters = Masters(api, mirrors["Pod"], key, self._events, shared.clock, self._report.wake)
+        self._masters = Masters(api, mirrors, key, self._events, shared.clock, self._report.wake)
         self._pods = self._masters.pods
         self._roller = Roller(
             api, mirrors["StatefulSet"], self._pods, self._masters.loops, self._events, key, self._may_change,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
@@ -32,7 +32,7 @@ class Masters:
     def __init__(
         self,
         api: KubeApi,
-        pods: Mirror,
+        mirrors: Mapping[str, Mirror],
         cluster: tuple[str, str],
         events: EventRecorder,
         clock: AttentiveClock,
@@ -42,7 +42,9 @@ class Masters:
         self.last: LastFailover | None = None
         self.loops: dict[str, GroupWatch] = {}
         self.registry = LeaseRegistry(api, self.name, self.namespace)
-        self.pods = PodSurroundings(api, pods, self.name, self.namespace, self._said, self._changed)
+        self.pods = PodSurroundings(
+            api, mirrors["Pod"], mirrors["PersistentVolumeClaim"], self.name, self.namespace, self._said, self._changed
+        )
         self.pods.answers = self._answers
         self._events = events
         self._clock = clock

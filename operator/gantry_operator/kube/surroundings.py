@@ -25,6 +25,7 @@ class PodSurroundings:
         self,
         api: KubeApi,
         pods: Mirror,
+        claims: Mirror,
         cluster: str,
         namespace: str,
         on_event: Callable[[Event], None],
@@ -40,6 +41,7 @@ class PodSurroundings:
         self._lingering: dict[str, float] = {}
         self._api = api
         self._pods = pods
+        self._claims = claims
         self._cluster = cluster
         self._namespace = namespace
         self._on_event = on_event
@@ -66,7 +68,8 @@ class PodSurroundings:
         pod = self.pod(name)
         number = int(name.rsplit("-", 1)[1])
         group = name.removeprefix(f"{self._cluster}-").rsplit("-", 1)[0]
-        return facts_of(pod, leaving=number >= self.planned.get(group, number + 1))
+        claim = self._claims.get(self._namespace, names.claim(name))
+        return facts_of(pod, claim, leaving=number >= self.planned.get(group, number + 1))
 
     def token(self) -> str | None:
         return self.admin_token
@@ -133,13 +136,16 @@ class PodSurroundings:
         return names.service_host(names.group_set(self._cluster, group), self._namespace)
 
 
-def facts_of(pod: Object | None, *, leaving: bool) -> Facts:
-    """What a pod's object says of its process. A pod on a node that died still looks alive: that is for the streams."""
+def facts_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> Facts:
+    """What the objects of a pod say of its process. A pod on a node that died still looks alive: that is for the
+    streams. A claim that was never given a volume, of a pod that was never given a node, has no disk to ask."""
     if pod is None:
         return Facts(gone=True, deleting=leaving)
+    node = (pod.get("spec") or {}).get("nodeName") or ""
+    never_ran = not node and claim is not None and not (claim.get("spec") or {}).get("volumeName")
     deleting = leaving or pod["metadata"].get("deletionTimestamp") is not None
     gone = pod_ip(pod) is None or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return Facts(gone=gone, deleting=deleting, node=(pod.get("spec") or {}).get("nodeName") or "")
+    return Facts(gone=gone, deleting=deleting, never_ran=never_ran, node=node)
 
 
 def pod_ip(pod: Object | None) -> str | None:
