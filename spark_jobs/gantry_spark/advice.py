@@ -40,9 +40,10 @@ def recommend(
         return LENGTHEN, _lengthen(lost, late, reserved)
     keyless = topic["records"] - topic["keyedRecords"]
     ratio = topic["savedBytes"] / topic["bytes"] if topic["bytes"] else 0.0
-    if topic["keyedRecords"] and topic["keyedRecords"] >= KEYED * topic["records"] and ratio >= WORTH:
+    mostly_keyed = topic["keyedRecords"] >= KEYED * topic["records"]
+    if topic["compactable"] and context.whole and mostly_keyed and ratio >= WORTH:
         return COMPACT, _compact(topic, groups, ratio, keyless)
-    why = _not_compact(topic, ratio, keyless)
+    why = _not_compact(topic, ratio)
     worst = max((g["behindHours"] for g in groups if g["behindRecords"]), default=0.0)
     total = max(1, context.log_bytes)
     if groups and worst <= READ_EARLY * reserved and topic["bytes"] >= BIG * total and growth["fillsBeforeRetention"]:
@@ -87,9 +88,21 @@ def _compact(topic: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], rati
     return text
 
 
-def _not_compact(topic: Mapping[str, Any], ratio: float, keyless: int) -> str:
+def not_compactable(topic: Mapping[str, Any]) -> str | None:
+    """Why `gantry compact` refuses a user's topic; None: it does not."""
     if not topic["keyedRecords"]:
-        return f"Not compactable: none of its {topic['records']:,} records has a key."
+        return f"none of its {topic['records']:,} records has a key"
+    if topic["unclearKeys"]:
+        return (
+            "it has keys that are not UTF-8, or hold U+FFFD in the place of what was not, and these are not told apart"
+        )
+    return None
+
+
+def _not_compact(topic: Mapping[str, Any], ratio: float) -> str:
+    refused = not_compactable(topic)
+    if refused is not None:
+        return f"Not compactable: {refused}."
     if topic["keyedRecords"] < KEYED * topic["records"]:
         return (
             f"Only {topic['keyedRecords']:,} of {topic['records']:,} records have a key, so it is no table of newest "
@@ -97,6 +110,11 @@ def _not_compact(topic: Mapping[str, Any], ratio: float, keyless: int) -> str:
         )
     if not topic["savedBytes"]:
         return f"Compaction would save nothing: each of its {topic['distinctKeys']:,} keys has one version."
+    if ratio >= WORTH:
+        return (
+            f"Compaction would save {size_text(topic['savedBytes'])} ({ratio:.0%}), but a part of the log is missing "
+            f"(see the notes), and newest versions may have been there."
+        )
     return (
         f"Compaction would save {size_text(topic['savedBytes'])}, just {ratio:.0%}: there are "
         f"{topic['distinctKeys']:,} keys in {topic['keyedRecords']:,} records."

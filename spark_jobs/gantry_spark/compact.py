@@ -20,9 +20,10 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 
+from gantry_spark.advice import not_compactable
 from gantry_spark.decode import Where
 from gantry_spark.directory import DirectoryLog
-from gantry_spark.errors import OutputError, SourceError
+from gantry_spark.errors import Expired, OutputError, SourceError
 from gantry_spark.layout import HEAD, MAGIC_BLANK, Ints, buffers_of, take_slices
 from gantry_spark.model import Context, build, kind_of
 from gantry_spark.places import literal, place_of
@@ -53,7 +54,8 @@ def may_compact(job: Job, topic: str, out: Path | None) -> int:
 
 
 def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:
-    """Say what compacting the topic saves, and with `out` do it. Raises GantrySparkError.
+    """Say what compacting the topic saves, and with `out` do it. Raises GantrySparkError: also when a part of the log
+    is missing or keys cannot be told apart, since a version that was replaced could then come back as the newest.
 
     With several logs (broker groups) there is a store directory for each below `out`.
     """
@@ -69,18 +71,16 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         found = summarize(rows)
         newest_by_key(rows, found.spread).write.parquet(f"file://{at}")
         keys = spark.read.parquet(literal(f"file://{at}"))
-        # Bytes that are no UTF-8 have become this character: different keys may be one here, and a newest one go.
-        if not keys.filter(keys.key.contains("\ufffd")).isEmpty():
-            raise SourceError(f"{topic} cannot be compacted: it has keys that are not UTF-8, which are not told apart")
         gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
         context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
         summarize_keys(found, rows, keys, gone_before, 1, [], rows)
-        figures = build(found, context)["topics"]
-        mine = next((t for t in figures if t["topic"] == topic), None)
+        figures = build(found, context)
+        mine = next((t for t in figures["topics"] if t["topic"] == topic), None)
         if mine is None:
             raise SourceError(f"there is no record of topic {topic} in {job.source}")
-        if not mine["compactable"]:
-            raise SourceError(f"{topic} cannot be compacted: none of its {mine['records']:,} records has a key")
+        refused = not_compactable(mine)
+        if refused is not None:
+            raise SourceError(f"{topic} cannot be compacted: {refused}")
         result: dict[str, Any] = {
             "topic": topic,
             "asOf": now_ms,
@@ -90,6 +90,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             "savedBytes": mine["savedBytes"],
             "keptRecords": mine["records"] - mine["savedRecords"],
             "keptBytes": mine["bytes"] - mine["savedBytes"],
+            "damage": {name: figures["damage"][name] for name in ("places", "bytes")},
             "stores": [],
         }
         if out is not None:
@@ -215,6 +216,8 @@ def _write(
         finally:
             writer.close()
         _write_config(root, log, topic, max(1, queues), around)
+    except Expired as gone:
+        raise OutputError(f"output {root} is not whole: {gone}; delete the directory and run this again") from None
     except OSError as error:
         raise OutputError(f"output {root} cannot be written: {error.strerror or error}") from None
     return {"log": log.name, "path": str(root), "records": writer.records, "bytes": writer.written}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -39,7 +39,8 @@ class Context:
     new_bytes: int = 0
     segments: int = 0
     notes: Sequence[str] = ()
-    topics: Sequence[str] = field(default_factory=tuple)
+    whole: bool = True
+    """Whether all bytes of all logs are there: without them a newest version may be missed."""
     hours: Mapping[int, int] | None = None
     """Bytes by hour since 1970 of the whole log, where the report is on a part of it: a disk fills with all of it."""
 
@@ -65,8 +66,8 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
     """The whole report, as it is written to report.json."""
     by_topic = _ByTopic(summary)
     newest_ms = max((r["max_ms"] for r in summary.queues), default=context.now_ms)
-    groups = _groups(summary, context)
     topics = [_topic(name, by_topic, context, newest_ms) for name in sorted(by_topic.queues)]
+    groups = _groups(summary, context, {t["topic"] for t in topics if t["compactable"]})
     topics.sort(key=lambda t: (t["kind"] != "user", -t["savedBytes"], -t["bytes"], t["topic"]))
     hours = _per_hour(summary.hours) if context.hours is None else context.hours
     growth = forecast(hours, context.now_ms, context.disks, context.reserved_hours)
@@ -134,7 +135,8 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest_ms: int) -> di
     superseded = total["keyed"] - distinct
     superseded_bytes = total["keyed_bytes"] - (keys["newest_bytes"] if keys else 0)
     kind = kind_of(name)
-    compactable = kind == "user" and total["keyed"] > 0
+    unclear = keys["unclear"] if keys else 0
+    compactable = kind == "user" and total["keyed"] > 0 and not unclear
     hours = sorted(summary.hours[name], key=lambda h: int(h["hour"]))
     kept = {h["hour"]: h for h in summary.kept_hours[name]}
     return {
@@ -151,6 +153,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest_ms: int) -> di
         "tombstones": total["tombstones"],
         "liveTombstones": keys["tombstones"] if keys else 0,
         "expiredTombstones": keys["keys"] - keys["kept"] if keys else 0,
+        "unclearKeys": unclear,
         "compactable": compactable,
         "savedRecords": total["keyed"] - keys["kept"] if compactable and keys else 0,
         "savedBytes": total["keyed_bytes"] - keys["kept_bytes"] if compactable and keys else 0,
@@ -253,7 +256,7 @@ def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(summary: Summary, context: Context) -> list[dict[str, Any]]:
+def _groups(summary: Summary, context: Context, compactable: Collection[str]) -> list[dict[str, Any]]:
     """Consumer groups by topic: how far behind, what compaction would take from them, what retention already took."""
     ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.spans}
     hurt = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
@@ -273,7 +276,7 @@ def _groups(summary: Summary, context: Context) -> list[dict[str, Any]]:
         )
         entry["behindRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
         entry["alreadyLostRecords"] += max(0, end["min_qo"] - o.offset)
-        if kind_of(o.topic) == "user":
+        if o.topic in compactable:
             entry["wouldLoseRecords"] += hurt.get((o.group, o.log, o.topic, o.queue_id), 0)
     for (group, topic), entry in found.items():
         unread = oldest.get((group, topic))

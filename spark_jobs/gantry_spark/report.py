@@ -147,6 +147,7 @@ def run(spark: SparkSession, job: Job) -> Done:
         newest_by_key(rows, found.spread).write.mode("overwrite").parquet(place.url(keys_at))
         keys = spark.read.parquet(literal(place.url(keys_at)))
         around = surroundings(logs, job.token_file)
+        missing = _missing(logs)
         context = Context(
             source=job.source,
             now_ms=now_ms,
@@ -158,7 +159,8 @@ def run(spark: SparkSession, job: Job) -> Done:
             log_bytes=counting.log_bytes,
             new_bytes=counting.scanned,
             segments=sum(len(log.segments) for log in logs),
-            notes=[*_missing(logs), *around.notes, *counting.notes],
+            notes=[*missing, *around.notes, *counting.notes],
+            whole=not missing,
             hours=_bytes_by_hour(counts) if part else None,
         )
         logger.info("the newest record of each key is found")
@@ -180,10 +182,10 @@ def run(spark: SparkSession, job: Job) -> Done:
 
 
 def must_be_whole(logs: Sequence[Any]) -> None:
-    """Raises SourceError: these may not be all logs of the cluster."""
-    doubts = doubts_of(logs)
-    if doubts:
-        raise SourceError("; ".join(doubts))
+    """Raises SourceError: these may not be all logs of the cluster, or a part of one is missing."""
+    missing = _missing(logs)
+    if missing:
+        raise SourceError(f"{'; '.join(missing)}. Newest versions may have been there, so nothing is compacted")
 
 
 def _missing(logs: Sequence[Any]) -> list[str]:

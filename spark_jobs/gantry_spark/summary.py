@@ -206,12 +206,15 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
         (f.length(f.bin("n")) - 1).alias("bucket"),
         f.when(_kept(gone_before_ms), 1).otherwise(0).alias("stays"),
         f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
+        # Bytes that are no UTF-8 have become this character.
+        f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("unclear"),
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
     laid.createOrReplaceTempView("gantry_keys")
     found = keys.sparkSession.sql(
         """select topic, log, queue_id, hour, bucket,
              count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(dead) as tombstones,
+             sum(unclear) as unclear,
              sum(stays) as kept, sum(stays * size) as kept_bytes,
              grouping_id(topic, log, queue_id, hour, bucket) as grouped
            from gantry_keys

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from gantry_broker.store.types import StoreConfig
 from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
+from gantry_spark.surroundings import Surroundings
 from plainlog import LogWriter, Message, read_plain
 from plainreport import _survivors as survivors
 
@@ -88,11 +91,60 @@ def _records(data: bytes) -> list[object]:
 
 def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
-    LogWriter(root).extend(Message("Table", 0, b"x", key, store_ms=START) for key in ("@1", "@2", "plain"))
+    keys = ("@1", "@2", *["plain"] * 91)
+    LogWriter(root).extend(Message("Table", 0, b"x", key, store_ms=START) for key in keys)
     path = root / "commitlog" / f"{0:020d}"
     path.write_bytes(path.read_bytes().replace(b"@1", b"\xff1").replace(b"@2", b"\xfe1"))
-    with pytest.raises(SourceError, match="not UTF-8"):
-        compact(spark, Job(paths=(str(root),), now_ms=NOW), "Table", None)
+    job = Job(paths=(str(root),), now_ms=NOW)
+    says = "it has keys that are not UTF-8"
+    with pytest.raises(SourceError, match=f"Table cannot be compacted: {says}"):
+        compact(spark, job, "Table", None)
+    # The report promises and recommends nothing that is then refused.
+    (topic,) = run(spark, job).report["topics"]
+    assert (topic["compactable"], topic["savedBytes"], topic["recommendation"]) == (False, 0, "leave")
+    assert topic["supersededRecords"] == 91
+    assert topic["reason"].startswith(f"Not compactable: {says}")
+
+
+def test_a_log_of_which_a_part_is_missing_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    """The newest version of a key may have been there, or its tombstone."""
+    writer = LogWriter(tmp_path / "store")
+    writer.extend(Message("Table", 0, b"x" * 1000, f"k{i % 10}", store_ms=START) for i in range(300))
+    job = Job(paths=(str(tmp_path / "store"),), now_ms=NOW)
+    writer.path(0).unlink()
+    assert may_compact(job, "Table", None)
+    writer.path(2 * writer.segment).unlink()
+    says = r"store: bytes 131,072 to 196,608 are missing: .*\. Newest versions may have been there, so nothing is comp"
+    for work in (may_compact, lambda *args: compact(spark, *args)):
+        with pytest.raises(SourceError, match=says):
+            work(job, "Table", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (topic,) = run(spark, job).report["topics"]
+    assert (topic["compactable"], topic["recommendation"]) == (True, "leave")
+    assert re.match(r"Compaction would save .* but a part of the log is missing", topic["reason"])
+
+
+def test_damage_and_what_expires_is_said(
+    spark: SparkSession, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(root, store)
+    with (store / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff" * 40)
+    job = Job(paths=(str(store),), now_ms=NOW)
+    damage = compact(spark, job, "Table", None)["damage"]
+    assert damage["places"] == 1
+    assert damage["bytes"] >= 40
+
+    def expires(*_: object) -> Surroundings:
+        (store / "commitlog" / f"{0:020d}").unlink()
+        return Surroundings()
+
+    monkeypatch.setattr("gantry_spark.compact.surroundings", expires)
+    says = rf"output {tmp_path}/out is not whole: .*{0:020d} is gone; delete the directory and run this again"
+    with pytest.raises(OutputError, match=says):
+        compact(spark, job, "Table", tmp_path / "out")
 
 
 def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def report() -> dict[str, Any]:
         found.sizes += [{"topic": topic, "bucket": b, "n": n // 3, "bytes": n * size // 3} for b in (6, 8, 9)]
         if keyed:
             keys = {"keys": 50, "n": n, "newest_bytes": 50 * size, "tombstones": 1, "kept": 49, "kept_bytes": 49 * size}
-            found.topic_keys.append({"topic": topic, **keys})
+            found.topic_keys.append({"topic": topic, **keys, "unclear": 0})
             found.kept_queues.append({"topic": topic, "log": "a", "queue_id": 0, **keys})
             found.queue_keys.append({"topic": topic, "place_log": "a", "place_queue": 0, "places": 50})
             found.kept_hours.append({"topic": topic, "hour": NOW // HOUR - 1, "kept_bytes": 49 * size})

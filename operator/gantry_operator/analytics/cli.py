@@ -285,6 +285,9 @@ def compact(
         f"{topic}: {done['savedRecords']:,} of {done['records']:,} records {verb}, {size(done['savedBytes'])} of "
         f"{size(done['bytes'])}; {done['keptRecords']:,} stay"
     )
+    if done["damage"]["places"]:
+        bad = done["damage"]
+        note(f"damage: {bad['places']} places, {size(bad['bytes'])}; newest versions may have been there")
     for store in done["stores"]:
         note(f"written: {store['path']} ({store['log']}: {store['records']:,} records, {size(store['bytes'])})")
 
