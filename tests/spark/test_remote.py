@@ -19,6 +19,13 @@ from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
 from gantry_broker.protocol.frame import Frame
 from gantry_operator.analytics.cli import resolve
 from gantry_operator.analytics.status import summary_text
+from gantry_operator.api import load_manifest
+from gantry_operator.cli.errors import CliError
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.ports import Ports
+from gantry_operator.local.status import http_urls
+from gantry_operator.local.supervisor import save_manifest
+from gantry_operator.plan import plan
 from gantry_spark import remote, wire
 from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import SourceError
@@ -299,6 +306,25 @@ def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> Non
     groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
     with pytest.raises(SourceError, match=r"nobody names an HTTP interface of group b \(10.0.0.3:1\), which"):
         wire.members("ns:9876")
+
+
+def test_members_of_a_local_cluster_are_named_with_their_group(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    cluster = load_manifest(Path(__file__).parents[2] / "examples" / "quickstart.yaml")
+    cluster.spec.brokerGroups.append(cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))
+    save_manifest(folder, cluster)
+    with pytest.raises(CliError, match=r"holds no port of .*: start the cluster with gantry up"):
+        resolve(None, tmp_path)
+    ports = Ports.load(folder.ports)
+    ports.choose(plan(cluster), frozenset())
+    members = [f"demo-{group}-{i}" for group in "ab" for i in range(3)]
+    expected = [f"{name[5]}=http://127.0.0.1:{ports[f'{name}/http']}" for name in members]
+    assert http_urls(folder) == expected
+    assert resolve(None, tmp_path).brokers == tuple(expected)
+    assert [remote.named(url)[0] for url in expected] == list("aaabbb")
+    folder.manifest.write_text("{")
+    with pytest.raises(CliError, match="holds a manifest of another version"):
+        resolve(None, tmp_path)
 
 
 def test_addresses_with_their_group_on_the_command_line() -> None:

@@ -69,14 +69,21 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
             return Source(text, cluster=text)
         if "/" in text:
             raise CliError(f"{text} does not exist; give a store directory, the one that holds commitlog/", Exit.USAGE)
+    from pydantic import ValidationError
+
     from gantry_operator.local.folder import ClusterNotFound, find_folder
     from gantry_operator.local.status import http_urls
 
     try:
         folder = find_folder(directory, text)
+        brokers = tuple(http_urls(folder))
     except ClusterNotFound as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
-    return Source(text or folder.root.name, brokers=tuple(http_urls(folder)), folder=folder.root)
+    except ValidationError as error:
+        raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
+    except KeyError as error:
+        raise CliError(f"{folder.root} holds no port of {error}: start the cluster with gantry up") from None
+    return Source(text or folder.root.name, brokers=brokers, folder=folder.root)
 
 
 def _spark(memory: str, log_bytes: int) -> Any:
