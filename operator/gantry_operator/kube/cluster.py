@@ -73,6 +73,8 @@ class ClusterKeeper:
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._obeying: asyncio.Task[None] | None = None
+        self._untold: tuple[str, str] | None = None
+        """A wish that was fulfilled or not, and the answer that could not be written yet."""
         api, mirrors, key = shared.api, shared.mirrors, (self.namespace, self.name)
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
         self._report = Reporter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
@@ -232,18 +234,27 @@ class ClusterKeeper:
             self._obeying = asyncio.create_task(self._obey(text, self._plan))
 
     async def _obey(self, text: str, wanted: Plan) -> None:
+        if self._untold is None or self._untold[0] != text:
+            self._untold = (text, await self._fulfil(text, wanted))
+        answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._untold)}
+        if (self._obj["metadata"].get("annotations") or {}).get(SWITCHOVER) == text:
+            answer[SWITCHOVER] = None  # A wish that has come meanwhile is still to be fulfilled.
         try:
-            group, to = parse_switchover(text, wanted)
-            said = "done: " + await self._masters.loops[group].switchover(to, "asked for")
-        except (SwitchoverFailed, ValueError) as error:
-            said = f"failed: {error}"
-            self._events.record("Warning", "SwitchoverFailed", said)
-        patch = {"metadata": {"annotations": {SWITCHOVER: None, SWITCHOVER_RESULT: f"{text} {said}"}}}
-        try:
+            patch = {"metadata": {"annotations": answer}}
             self._obj = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+            self._untold = None
         except (ApiError, ApiUnavailable) as error:
             log.warning("answering a wish: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
         self._dirty.set()
+
+    async def _fulfil(self, text: str, wanted: Plan) -> str:
+        try:
+            group, to = parse_switchover(text, wanted)
+            return "done: " + await self._masters.loops[group].switchover(to, "asked for")
+        except (SwitchoverFailed, ValueError) as error:
+            said = f"failed: {error}"
+            self._events.record("Warning", "SwitchoverFailed", said)
+            return said
 
     # ---- what the status is made from
 
