@@ -92,3 +92,16 @@ def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None
         cluster.gantry("consume", "Manual", "--group", "g", "--count", "20", "--timeout", "20", "-q")
     finally:
         take_down(cluster)
+
+
+def test_up_with_one_more_group_returns_once_it_can_be_sent_to(tmp_path: Path) -> None:
+    one, two = ({"name": name, "members": 1} for name in "ab")
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[one])
+    try:
+        cluster.up()
+        cluster.write(nameServers={"replicas": 1}, brokerGroups=[one, two])
+        cluster.up()
+        assert cluster.master("b")["ready"]
+        assert len(cluster.events("Ready")) == 2
+    finally:
+        take_down(cluster)

@@ -6,11 +6,13 @@ import asyncio
 import shutil
 import time
 from pathlib import Path
+from typing import IO
 
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import find_local
 from gantry_operator.local import control
 from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.lock import AlreadySupervised, take_lock
 from gantry_operator.local.process import end, load_record, start_mark
 
 SUPERVISOR_S = 10.0
@@ -20,7 +22,11 @@ PROCESSES_S = 15.0
 def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
     """Raises CliError."""
     folder = find_local(directory, name)
-    _stop_supervisor(folder)
+    with _without_supervisor(folder):
+        _end_all(folder, delete_data)
+
+
+def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
     records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
     killed = end(records, PROCESSES_S)
     for path in (folder.root / "run").glob("*.json"):
@@ -35,16 +41,30 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
         print(f"{len(records)} processes stopped{said}; the messages are kept in {folder.root}")
 
 
-def _stop_supervisor(folder: ClusterFolder) -> None:
+def _without_supervisor(folder: ClusterFolder) -> IO[str]:
+    """The supervisor's lock once there is none: one that is starting has processes before it can be asked to stop."""
+    deadline = time.monotonic() + SUPERVISOR_S
+    while True:
+        try:
+            return take_lock(folder)
+        except AlreadySupervised:
+            _stop_supervisor(folder, deadline)
+
+
+def _stop_supervisor(folder: ClusterFolder, deadline: float) -> None:
     record = control.supervisor_of(folder)
     if record is None:
+        if time.monotonic() > deadline:
+            raise CliError("a `gantry up` that is just starting, or another command, does not end; try again")
+        time.sleep(0.02)
         return
     started = start_mark(record.pid)
     try:
         asyncio.run(control.ask(folder, "stop", 5))
     except control.ControlError as error:
+        if control.supervisor_of(folder) is None:
+            return  # It has ended meanwhile.
         raise CliError(f"{error}; end process {record.pid} yourself and try again") from None
-    deadline = time.monotonic() + SUPERVISOR_S
     while start_mark(record.pid) == started and started is not None:
         if time.monotonic() > deadline:
             raise CliError(f"`gantry up` (process {record.pid}) does not end; end it yourself and try again")

@@ -8,7 +8,8 @@ from contextlib import suppress
 from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.local.control import ControlError
 from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.supervisor import AlreadySupervised, Supervisor, load_saved, take_lock
+from gantry_operator.local.lock import AlreadySupervised, take_lock
+from gantry_operator.local.supervisor import Supervisor, load_saved
 
 
 async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> str:

@@ -7,7 +7,6 @@ the running processes over. SIGINT, SIGTERM and SIGHUP end the supervisor alone,
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import signal
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
@@ -41,6 +40,7 @@ from gantry_operator.local.children import Children
 from gantry_operator.local.events import EventLog, utc
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.leaving import leaving_members, surplus_name_servers, with_leaving
+from gantry_operator.local.lock import AlreadySupervised, take_lock
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.process import listens, load_record
 from gantry_operator.local.render import ProcessPlan, process_plans
@@ -53,10 +53,6 @@ log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
 PORT_POLL_S = 0.02
-
-
-class AlreadySupervised(Exception):
-    """Another supervisor holds the lock."""
 
 
 def failover_settings(cluster: BrokerCluster) -> FailoverSettings:
@@ -375,9 +371,13 @@ class Supervisor:
             save_manifest(self.folder, wanted)
         except OSError as error:
             raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
+        before = {g.name for g in self.plan.groups}
         self.cluster, self.plan = wanted, plan(wanted)
         self.leaving = leaving_members(self.folder, self.plan)
         self.bring_up()
+        if self.ready and not before >= {g.name for g in self.plan.groups}:
+            self.ready, self.not_ready, self._started_at = False, "a group was added", time.monotonic()
+            self._spawn(self._report_ready())
         self.events.add("Normal", "Applied", "the spec was changed", wanted.name)
         self._rolling.start("the spec was changed")
         return {"applied": True}
@@ -408,17 +408,6 @@ def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
 def load_saved(folder: ClusterFolder) -> BrokerCluster:
     """The cluster as it was last started. Raises OSError, pydantic.ValidationError."""
     return BrokerCluster.model_validate_json(folder.manifest.read_bytes())
-
-
-def take_lock(folder: ClusterFolder) -> IO[str]:
-    """Held until the process ends. Raises AlreadySupervised."""
-    lock = open(folder.lock, "a")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise AlreadySupervised(str(folder.lock)) from None
-    return lock
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,9 +16,10 @@ from pathlib import Path
 from gantry_operator.api import BrokerCluster
 from gantry_operator.local.children import Children
 from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.lock import take_lock
 from gantry_operator.local.ports import HOST, Ports
 from gantry_operator.local.render import ProcessPlan
-from gantry_operator.local.supervisor import Supervisor, load_saved, take_lock
+from gantry_operator.local.supervisor import Supervisor, load_saved
 
 
 def links_file(folder: ClusterFolder) -> Path:

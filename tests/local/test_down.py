@@ -1,0 +1,47 @@
+"""`gantry down` and a supervisor that is just starting, which has processes before it can be asked to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from gantry_operator.cli import down
+from gantry_operator.cli.errors import CliError
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.lock import AlreadySupervised, take_lock
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ClusterFolder:
+    made = ClusterFolder(tmp_path / "cluster")
+    made.make()
+    made.manifest.write_text("{}")
+    return made
+
+
+def test_it_waits_for_one_that_is_just_starting(folder: ClusterFolder) -> None:
+    lock = take_lock(folder)
+    ended: list[float] = []
+    threading.Timer(0.3, lambda: (ended.append(time.monotonic()), lock.close())).start()
+    down.down(folder.root, None, delete_data=False)
+    assert ended
+    assert time.monotonic() >= ended[0]
+
+
+def test_nothing_is_ended_beside_one_that_does_not_end(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(down, "SUPERVISOR_S", 0.1)
+    monkeypatch.setattr(down, "_end_all", lambda *_: pytest.fail("it would start everything again"))
+    with take_lock(folder), pytest.raises(CliError, match="just starting"):
+        down.down(folder.root, None, delete_data=False)
+
+
+def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_all(folder: ClusterFolder, delete_data: bool) -> None:
+        with pytest.raises(AlreadySupervised):
+            take_lock(folder)
+
+    monkeypatch.setattr(down, "_end_all", end_all)
+    down.down(folder.root, None, delete_data=False)
+    take_lock(folder).close()
