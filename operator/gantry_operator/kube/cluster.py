@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from gantry_broker.config import BrokerConfig
 from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
@@ -194,20 +195,39 @@ class ClusterKeeper:
         return complete and not self._pods.lingering()
 
     async def _go_on_without_spec(self, found: Findings) -> None:
-        """After a start of the operator under a refused spec: failover goes on for the groups that exist."""
+        """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
+        brokers run with."""
         groups: dict[str, int] = {}
+        known: dict[str, Any] = {}
         for live in self._objects.owned("StatefulSet"):
             group = live["metadata"]["labels"].get(names.GROUP_LABEL)
             if group is not None:
                 groups[group] = int(live["spec"]["replicas"])
+                known = self._running_with(group) or known
         if groups:
             spec = [{"name": g, "members": n} for g, n in sorted(groups.items())]
-            cluster = BrokerCluster.make(self.name, self.namespace, brokerGroups=spec)
+            # Nobody is promoted by itself where that may have been forbidden.
+            if "minInSyncReplicas" in known:
+                known["minInSyncReplicas"] = min(known["minInSyncReplicas"], *groups.values())
+            wanted = (self._obj.get("spec") or {}).get("failover")
+            automatic = not isinstance(wanted, dict) or wanted.get("automatic", True) is True
+            cluster = BrokerCluster.make(
+                self.name, self.namespace, brokerGroups=spec, failover={"automatic": automatic}, **known
+            )
             cluster.metadata.uid = self.uid
             self._take(cluster)
             if await self._objects.keep_secret(cluster, found):
                 self._pods.admin_token = self._objects.token
                 self._masters.keep(cluster)
+
+    def _running_with(self, group: str) -> dict[str, Any]:
+        """What of the spec the failover depends on, as the group's members were last configured."""
+        live = self._objects.live("ConfigMap", names.group_set(self.name, group))
+        texts = [] if live is None else list((live.get("data") or {}).values())
+        if not texts:
+            return {}
+        config = BrokerConfig.model_validate_json(texts[0])
+        return {"mode": config.mode, "flush": config.flush, "minInSyncReplicas": config.min_in_sync}
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
