@@ -135,3 +135,26 @@ async def test_a_master_that_can_hand_over_to_nobody_ends_at_once(
     async with asyncio.timeout(5):
         await made.broker.must_end.wait()
     await made.close()
+
+
+async def test_senders_are_answered_when_a_write_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose connection ends instead waits out its timeout."""
+    await bench.lead()
+    assert (await bench.send(b"well")).code == 0
+    real = os.pwrite
+
+    def refused(number: int) -> Any:
+        def pwrite(fd: int, data: bytes, at: int) -> int:
+            if "commitlog" in os.readlink(f"/proc/self/fd/{fd}"):
+                raise OSError(number, os.strerror(number))
+            return real(fd, data, at)
+
+        return pwrite
+
+    for number, said in ((errno.EMFILE, "nothing can be written"), (errno.EROFS, "the disk failed")):
+        monkeypatch.setattr(os, "pwrite", refused(number))
+        answer = await bench.send(b"not stored")
+        monkeypatch.setattr(os, "pwrite", real)
+        assert answer.code == 1
+        assert said in (answer.remark or "")
+        assert (await bench.send(b"again")).code == (0 if number == errno.EMFILE else 1)

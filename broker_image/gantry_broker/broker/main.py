@@ -118,7 +118,7 @@ class BrokerProcess:
             snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta))
         self.store.close()
         broker.replication.mark_clean()
-        log.info("%s stopped cleanly", self.config.name)
+        log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
 
     async def __aenter__(self) -> BrokerProcess:
         await self.start()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
 from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_record, format_properties
 from gantry_broker.store.consumequeue import ENTRY
-from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreFull
+from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_ROOM
 from gantry_broker.store.filing import remember, shorten_tail
 from gantry_broker.store.history import EPOCH_PROPERTY, EpochFile, EpochStart, History, extended
@@ -143,13 +143,14 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
 
 
 def _write(store: MessageStore, pieces: list[tuple[int, bytes]], end: int) -> None:
-    """Raises StoreFull; OSError, after which nothing is taken any more unless only descriptors were short."""
+    """Raises StoreFull; FlushFailed, after which nothing is taken any more; StoreError where descriptors were short."""
     try:
         store.log.write(pieces, end)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            store.mark_failed(error)
-        raise
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise StoreError(f"nothing can be written: {error}") from error
+        store.mark_failed(error)
+        raise FlushFailed(f"the disk failed: {error}") from error
 
 
 def _encode(message: Put, properties: bytes, number: int, phys: int, now_ms: int, host: bytes) -> bytes:
