@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
-from gantry_spark.decode import Where, batch_of
+from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
@@ -109,6 +109,7 @@ class Tally:
 
     def add(self, batch: Any, ms: Ints) -> None:
         """Count the records of a block: a batch of the columns `_READ`, with their store times."""
+        ms = np.clip(ms, 0, LATEST_MS)
         keys = batch.column("keys")
         keyed = pc.fill_null(pc.not_equal(keys, ""), False)
         mask = keyed.to_numpy(zero_copy_only=False)

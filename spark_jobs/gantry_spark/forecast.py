@@ -44,7 +44,9 @@ def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reser
     The rate is that of the last full hours, up to `LOOK_BACK_H`, idle ones counted. Retention keeps a log at the rate
     times the reserved hours; only if the disk is smaller than that it fills, and then the broker deletes earlier.
     """
-    newest = max(hours, default=now_ms // HOUR_MS)
+    present = now_ms // HOUR_MS
+    # After a record from the future, of a clock that was ahead or a damaged head, the log would seem to be idle.
+    newest = max((h for h in hours if h <= present), default=max(hours, default=present))
     first = min(hours, default=newest)
     start = max(first, newest - LOOK_BACK_H)
     span_h = newest - start

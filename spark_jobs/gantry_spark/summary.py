@@ -268,8 +268,8 @@ def _summarize_groups(
     )
     on = ["log", "topic", "queue_id"]
     first = f.col("bucket") * MARK_BITS
-    skip = (f.col("offset") - first).cast("int")
-    ahead_bits = f.when(skip <= 0, f.col("bits")).otherwise(f.call_function("shiftrightunsigned", f.col("bits"), skip))
+    skip = f.least(f.lit(MARK_BITS - 1), f.greatest(f.lit(0), f.col("offset") - first)).cast("int")
+    ahead_bits = f.call_function("shiftrightunsigned", f.col("bits"), skip)
     none = f.lit(None).cast("long")
     marks = rows.filter(f.col("kind") == "mark").select(*on, "bucket", "bits").join(table, on)
     ahead = marks.filter((first + MARK_BITS) > f.col("offset")).select(

@@ -39,7 +39,7 @@ def growth(
     """What the report says of growth: of the logs as a whole, whatever it is on. `disks`: for each disk (not for each
     log) its free bytes and how many logs lie on it."""
     stored = [(r.store_ms // HOUR, r.size) for records in logs.values() for r in records]
-    last = max((hour for hour, _ in stored), default=now_ms // HOUR)
+    last = max((hour for hour, _ in stored if hour <= now_ms // HOUR), default=now_ms // HOUR)
     begin = max(min((hour for hour, _ in stored), default=last), last - 72)
     if last - begin >= 2:
         rate = sum(size for hour, size in stored if begin < hour < last) / (last - begin - 1)

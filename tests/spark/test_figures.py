@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.protocol.message import Record
-from gantry_spark.decode import Where
+from gantry_spark.decode import LATEST_MS, Where
 from gantry_spark.figures import MARK_BITS, SUMS, FiguresReader
 from gantry_spark.source import Options
 from hypothesis import given, settings
@@ -114,6 +114,9 @@ def test_partial_figures_add_up(
     records, lost = read_plain(root)
     if since is not None:
         records, lost = [r for r in records if r.store_ms >= since], []
+    # What a damaged head says of the time is kept within the years that can be written.
+    for record in records:
+        record.store_ms = min(max(record.store_ms, 0), LATEST_MS)
     assert_counts(kinds["count"], records)
     keyed = [r for r in records if r.props.get("KEYS")]
     assert_keys(kinds["key"], keyed)

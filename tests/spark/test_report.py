@@ -248,6 +248,35 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
     assert not a.same(c)
 
 
+def test_queues_beyond_32_bits(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.offsets["Prices", 0] = 5_000_000_000
+    writer.extend(Message("Prices", 0, b"x" * 100, f"k{i % 7}", store_ms=START + i * HOUR // 4) for i in range(100))
+    table = {("old", "Prices", 0): 10, ("half", "Prices", 0): 5_000_000_050, ("ahead", "Prices", 0): 2**50,
+             ("none", "Prices", 0): -1}  # fmt: skip
+    write_offsets(root, table)
+    offsets = {(group, root.name, topic, queue): at for (group, topic, queue), at in table.items()}
+    assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], offsets)
+
+
+def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
+    """A head has no checksum. Records from the future do not make the hours before them idle ones."""
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.extend(Message("Prices", 0, b"x" * 100, f"k{i}", store_ms=START + i * HOUR // 4) for i in range(150))
+    before = run(spark, Job(paths=(str(root),), now_ms=NOW)).report["growth"]
+    for ms in (NOW + 9000 * HOUR, 2**62):
+        writer.append(Message("Prices", 0, b"x", "late", store_ms=ms))
+    writer.append(Message("Prices", 0, b"x", "early", store_ms=START - HOUR))
+    late = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
+    assert late["growth"]["bytesPerHour"] == pytest.approx(before["bytesPerHour"], rel=0.05)
+    writer.append(Message("Prices", 0, b"x", "early", store_ms=-(2**62)))
+    (topic,) = run(spark, Job(paths=(str(root),), now_ms=NOW)).report["topics"]
+    assert topic["records"] == 154
+    assert (topic["firstStoreTime"][:10], topic["lastStoreTime"][:10]) == ("1970-01-01", "9999-12-31")
+
+
 def test_names_that_spark_takes_for_patterns(spark: SparkSession, tmp_path: Path) -> None:
     """The second run reads what the first has counted."""
     root, out = tmp_path / "st{o}re[1]*", tmp_path / "o?ut [1] {a,b}\\*"
