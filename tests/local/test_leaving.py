@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -11,14 +12,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.leaving import leaving_members, surplus_name_servers
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.process import start_mark
 from gantry_operator.local.render import process_plans
-from gantry_operator.local.supervisor import Supervisor
+from gantry_operator.local.status import local_status
+from gantry_operator.local.supervisor import Supervisor, save_manifest
 from gantry_operator.plan import MemberPlan, plan
+from gantry_operator.registry import FileRegistry
 from local_cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,6 +58,24 @@ async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Pat
     ]
     assert [n for n in range(5) if supervisor.facts(f"t-a-{n}").deleting] == [3, 4]
     await supervisor.close()
+
+
+async def test_a_leaving_master_is_named_and_shown(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, made(3))
+    now = made(2)
+    save_manifest(folder, now)
+    master = MemberId(2, "x")
+    FileRegistry(folder.registry).swap_now("a", None, Cell(3, 3, master, frozenset({master})))
+    supervisor = Supervisor(folder, now, show=lambda line: None)
+    loop = supervisor.watch_only("a")
+    task = asyncio.create_task(loop.run())
+    while loop.cell is None:
+        await loop._next_look()
+    assert "master t-a-2, 1 of 3 in sync" in supervisor.describe_ready()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await supervisor.close()
+    assert [m.name for m in (await local_status(folder)).status.members] == ["t-a-0", "t-a-1", "t-a-2"]
 
 
 async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_again(

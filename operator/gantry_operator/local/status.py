@@ -20,6 +20,7 @@ from gantry_operator.kube.state import Seen, SeenMember, status_of
 from gantry_operator.local.control import supervisor_of
 from gantry_operator.local.events import last_events, utc
 from gantry_operator.local.folder import ClusterFolder, read_json
+from gantry_operator.local.leaving import leaving_members, with_leaving
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.process import load_record
 from gantry_operator.local.supervisor import load_saved
@@ -54,6 +55,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     """
     cluster = load_saved(folder)
     planned = plan(cluster)
+    planned = with_leaving(planned, leaving_members(folder, planned).values())
     ports = Ports.load(folder.ports)
     registry = FileRegistry(folder.registry)
     cells: dict[str, Entry | None] = {}

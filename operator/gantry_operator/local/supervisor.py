@@ -209,12 +209,11 @@ class Supervisor:
         lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
         for group in self.plan.groups:
             cell = self.loops[group.name].cell
-            master = "-" if cell is None or cell.master is None else group.members[cell.master.member].name
+            names = {m.member: m.name for m in self.members(group.name)}
+            master = "-" if cell is None or cell.master is None else names.get(cell.master.member, "-")
             in_sync = 0 if cell is None else len(cell.in_sync)
             address = self.ports.address(f"group/{group.name}")
-            lines.append(
-                f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(group.members)} in sync"
-            )
+            lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
         lines.append(
             "\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n"
         )
