@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gantry_operator.analytics.cli import opens
 from gantry_spark.main import main, memory_of
 from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
 from plainlog import LogWriter, Message
@@ -27,6 +28,13 @@ def gantry(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_only_a_single_look_at_a_small_log_does_without_the_second_compiler() -> None:
     assert java_options("-Xss2m", SMALL_LOG - 1) == f"{ARROW} {ONCE} -Xss2m"
     assert java_options("", SMALL_LOG) == java_options("", None) == ARROW
+
+
+def test_the_command_that_opens_a_report_is_that_of_the_run() -> None:
+    assert opens(None, None, None) == "gantry report"
+    assert opens("demo", None, None) == "gantry report demo"
+    assert opens(None, None, Path("my cluster")) == "gantry report --dir 'my cluster'"
+    assert opens("demo", "here", Path("there")) == "gantry report --out here"
 
 
 def test_analyze_and_report(tmp_path: Path) -> None:

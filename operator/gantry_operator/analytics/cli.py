@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -198,7 +199,14 @@ def analyze(
         print_json(done.report)
     else:
         _show(done.report)
-    note(f"report: {done.out}/report.html (gantry report {source or ''})".replace(" )", ")"))
+    note(f"report: {done.out}/report.html ({opens(source, out, directory)})")
+
+
+def opens(source: str | None, out: str | None, directory: Path | None) -> str:
+    """The command that opens the report of an `analyze` with these arguments."""
+    options = {"--out": out} if out else {"--dir": directory and str(directory)}
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    return shlex.join(["gantry", "report", *given, *([source] if source and not out else [])])
 
 
 def _ondemand() -> Any:
