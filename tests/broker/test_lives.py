@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 from gantry_broker.broker import snapshots
+from gantry_broker.broker.upkeep import Upkeep
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.store import retention
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -136,3 +139,42 @@ async def test_a_producer_that_does_not_wait_is_answered_once_its_message_is_sto
     pulled = await made.ask(11, made.pull_ext())
     assert pulled.code != 0, "nothing is shown before it is confirmed, whoever waits"
     await made.close()
+
+
+async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_path: Path) -> None:
+    """What was deleted in the part of the log that a member never gets would come back once it leads."""
+    master = make_bench(tmp_path / "a")
+    away = make_bench(tmp_path / "b", member=1, name="demo-a-1")
+    await master.lead()
+    await away.broker.replication.start()
+    source, copy = master.broker.replication._log, away.broker.replication._log
+
+    def catch_up() -> None:
+        while copy.end < source.end:
+            copy.append_raw(copy.end, source.read_raw(copy.end, 1 << 18))
+        copy.confirm(source.confirmed)
+
+    both = [TopicConfig(name, 4, 4, 6).to_json() for name in ("Gone", "Stays")]
+    master.broker.change({"topics": both})
+    master.broker.change({"groups": [SubscriptionGroup("GoneGroup").to_json()]})
+    master.broker.change({"offsets": {"Gone@GoneGroup": {"0": 5}}})
+    master.broker.change({"settings": {"brokerPermission": ["4", "6"]}})
+    catch_up()
+    assert away.broker.settings.brokerPermission == 4
+    master.broker.change({"dropTopics": ["Gone"]})
+    master.broker.change({"dropGroups": ["GoneGroup"], "dropOffsets": ["Gone@GoneGroup"]})
+    master.broker.change({"dropSettings": ["brokerPermission"]})
+    upkeep = Upkeep(master.broker)
+    for _ in range(25):
+        await master.send(b"x" * 100_000, "Stays")
+        upkeep._tables_in_log()
+    retention.remove_before(master.store, 1 << 20)
+    copy.reset(source.start, source.history, source.reset_state())
+    catch_up()
+    here, there = away.broker.meta.confirmed, master.broker.meta.confirmed
+    assert set(here.topics) == set(there.topics)
+    assert set(here.groups) == set(there.groups)
+    assert (here.offsets, here.settings) == (there.offsets, there.settings)
+    assert away.broker.settings.brokerPermission == master.broker.settings.brokerPermission == 6
+    await away.close()
+    await master.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import decode_records, pack_host, tags_hash
@@ -142,4 +143,27 @@ def test_the_walk_goes_over_segments_and_large_records(quick_dir: Path, small: B
             at, steps = following, steps + 1
         assert (at, steps >= 12) == (store.confirmed, True)
     finally:
+        store.close(clean=False)
+
+
+@pytest.mark.parametrize("points", ["kept", "lost"])
+def test_damage_that_a_start_found_is_said_until_it_is_heeded(
+    quick_dir: Path, small: BrokerSettings, points: str
+) -> None:
+    """The process may end before it has written down that its disk proves nothing; and the cut hides the damage."""
+    written = write(quick_dir, small)
+    seen = quick_dir / "config" / "storePoint.json"
+    if points == "lost":
+        seen.write_bytes(b"")
+    else:
+        seen.write_bytes(
+            orjson.dumps({**orjson.loads(seen.read_bytes()), "boot": "another", "clean": False, "durable": 0})
+        )
+    spoil(quick_dir, written[5].phys_offset)
+    for start in range(3):
+        store = MessageStore.open(StoreConfig(quick_dir, small))
+        assert store.end == written[5].phys_offset
+        assert (store.damage is not None) is (start < 2)
+        if start == 1:
+            store.damage_heeded()
         store.close(clean=False)

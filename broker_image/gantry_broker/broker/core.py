@@ -458,7 +458,10 @@ class Broker:
                 self.on_grew(topic, queue_id)
 
     def _on_cut(self, to: int) -> None:
-        if self.meta.applied > to:
+        if to == self.store.start:
+            log.info("the log begins anew at %d: so do the tables", to)
+            self.rebuild_tables()
+        elif self.meta.applied > to:
             log.warning("the log was cut to %d, below the tables: they are built anew", to)
             self.rebuild_tables()
 

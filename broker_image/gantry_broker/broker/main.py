@@ -94,8 +94,12 @@ class BrokerProcess:
         found = snapshots.load(self.config.data_dir / "config")
         if found is not None:
             self.broker.meta.load(*found)
-        if self.broker.meta.applied > self.store.end:
-            log.warning("the log ends at %d, below the tables: they are built anew from it", self.store.end)
+        applied = self.broker.meta.applied
+        if applied > self.store.end or 0 < applied < self.store.start:
+            log.warning(
+                "the log is of %d to %d, the tables of %d: they are built anew from it",
+                self.store.start, self.store.end, applied,
+            )  # fmt: skip
             self.broker.rebuild_tables()
             return
         self.broker.replay_tables()

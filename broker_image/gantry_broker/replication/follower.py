@@ -36,7 +36,7 @@ class Follower:
         self.stopped = ""
         """Why it no longer fetches, in words (rule 3); empty while it does."""
         self._log = log
-        self._unclean = unclean
+        self.unclean = unclean
         self._report = report
         self._rules = rules
 
@@ -69,7 +69,11 @@ class Follower:
                 return False
             if answer.kind is AnswerKind.CUT:
                 # Rule 5: durable before the next question.
-                self._log.cut(min(answer.to, self._log.end))
+                to = min(answer.to, self._log.end)
+                if to < self._log.start:
+                    self._log.reset(0, (), b"")  # Nothing is left here that both have: the leader says where to begin.
+                else:
+                    self._log.cut(to)
             else:
                 self._log.reset(answer.to, answer.history, answer.data)
         elif answer.data:
@@ -79,8 +83,13 @@ class Follower:
         return True
 
     def _may_part_from(self, parted: int) -> bool:
-        """Rule 3: what was shown is not undone, unless the assignment says so."""
-        if parted >= self._log.confirmed or self._unclean or Rule.CONFIRM_AFTER_APPLY not in self._rules:
+        """Rule 3: what was shown is not undone, unless the assignment says so.
+
+        Only a full copy that was interrupted leaves a log without any epoch: it gives up nothing that is not there.
+        """
+        if not self._log.history:
+            return True
+        if parted >= self._log.confirmed or self.unclean or Rule.CONFIRM_AFTER_APPLY not in self._rules:
             return True
         self.stopped = (
             f"{self.leader} (epoch {self.epoch}) has another log from offset {parted} on, but everything below "

@@ -9,6 +9,7 @@ it; while no other member has it either, that is how it stays, and the log says 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -143,6 +144,10 @@ class Mender:
             return error.reason
         except OffsetGone:
             pass
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return f"it cannot be read: {error.strerror}"
         return ""
 
     async def _mend_from(self, peer: Peer, at: int) -> str:
@@ -181,14 +186,28 @@ class Mender:
                 at = store.check(at, PIECE)
             except OffsetGone:
                 at = max(at, store.start)  # Retention was here; a cut ends the walk.
-            except BadRecords as error:
-                self.suspect(error.at)
-                await asyncio.wait({self._open[error.at]}, timeout=LONGEST_RETRY_S)
-                if self._damage_at(error.at):
+            except (BadRecords, OSError) as error:
+                bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
+                self.suspect(bad)
+                await asyncio.wait({self._open[bad]}, timeout=LONGEST_RETRY_S)
+                if self._damage_at(bad):
                     return False
-                at = error.at
+                at = bad
             await asyncio.sleep(max(PIECE_S, (time.perf_counter() - began) / SHARE))
         return True
+
+    def _first_unread(self, at: int, error: OSError) -> int:
+        """The first record from `at` on that the disk does not give back. Raises `error` when it is another one."""
+        if error.errno != errno.EIO:
+            raise error
+        for _ in range(PIECE):
+            try:
+                at = self._store.check(at, 1)
+            except BadRecords as damage:
+                return damage.at
+            except OSError:
+                return at
+        return at
 
 
 def answering(mender: Mender) -> Callable[[object, Frame], Coroutine[object, object, Frame]]:

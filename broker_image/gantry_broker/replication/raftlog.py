@@ -13,7 +13,6 @@ A record whose change cannot be listed is not appended: it would be confirmed, a
 
 from __future__ import annotations
 
-import errno
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +26,7 @@ from gantry_broker.replication.members import MemberChange, Members, members_fro
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import History
 from gantry_broker.store.errors import StoreFull
-from gantry_broker.store.files import NO_ROOM, atomic_write
+from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
 from gantry_broker.store.types import Put
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ class RaftStoreLog(StoreLog):
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StoreFull(f"no room for {self._path}: {error.strerror}") from error
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno not in NO_DESCRIPTORS:
                 self._store.mark_failed(error)
             raise
         self._listed = changes

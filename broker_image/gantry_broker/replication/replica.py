@@ -251,7 +251,9 @@ class Replica:
     def _follow(self) -> None:
         cell = self._state.cell
         assert cell.master is not None
-        if self.follower is not None and self.follower.epoch == cell.epoch and not self.follower.stopped:
+        held = self.follower
+        unchanged = held is not None and held.epoch == cell.epoch and held.unclean is self._state.unclean
+        if held is not None and unchanged and not held.stopped:
             return
         self.follower = Follower(
             self.me,

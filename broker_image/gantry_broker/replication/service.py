@@ -134,6 +134,7 @@ class ReplicationService:
             log_is_empty=empty,
             damaged=self._store.damage is not None,
         )
+        self._store.damage_heeded()
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
@@ -565,11 +566,11 @@ class ReplicationService:
         try:
             self.core.tick(self._now())
             now = self._monotonic()
-            self._store.upkeep(self._unix_ms())
             interval = self._config.settings.flushIntervalCommitLog / 1000
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
             self._changed()
+            self._store.upkeep(self._unix_ms())  # Last: what it stumbles over must keep nothing else from being done.
         except Exception as error:
             # A loop that dies of its own exception would never shrink the set again: say so, go on.
             log.exception("tick of replication failed")

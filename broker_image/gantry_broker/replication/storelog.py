@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -14,6 +15,9 @@ from gantry_broker.replication.types import EpochStart, History
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import Confirmed
+
+CONFIRM_S: Final = 0.05
+"""So long the event loop may stand still to file what was confirmed; usually it takes far less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,5 +98,6 @@ class StoreLog:
         self._hooks.on_cut(to)
 
     def confirm(self, offset: int) -> None:
+        """As much of it as takes no time; the next acknowledgement, answer or tick goes on."""
         if offset > self._store.confirmed:
-            self._hooks.on_confirmed(self._store.confirm(offset))
+            self._hooks.on_confirmed(self._store.confirm(offset, time.monotonic() + CONFIRM_S))

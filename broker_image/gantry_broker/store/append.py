@@ -5,7 +5,6 @@ All or nothing in both cases: what an append that failed had written is zeros ag
 
 from __future__ import annotations
 
-import errno
 import struct
 import zlib
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
 from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_record, format_properties
 from gantry_broker.store.consumequeue import ENTRY
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
-from gantry_broker.store.files import NO_ROOM
+from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
 from gantry_broker.store.filing import remember, shorten_tail
 from gantry_broker.store.history import EPOCH_PROPERTY, EpochFile, EpochStart, History, extended
 from gantry_broker.store.records import FILLER_MIN, filler, tags_code
@@ -147,7 +146,7 @@ def _write(store: MessageStore, pieces: list[tuple[int, bytes]], end: int) -> No
     try:
         store.log.write(pieces, end)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
+        if error.errno in NO_DESCRIPTORS:
             raise StoreError(f"nothing can be written: {error}") from error
         store.mark_failed(error)
         raise FlushFailed(f"the disk failed: {error}") from error

@@ -100,12 +100,14 @@ class CommitLog:
         Raises StoreFull when there is no room and OSError when the disk fails.
         """
         try:
-            for offset, data in pieces:
-                base = offset % self.segment_size
+            # All files first: where descriptors are short nothing is written that would have to be taken back.
+            for offset, _ in pieces:
                 path = self.path(offset)
-                if base == 0 and not os.path.exists(path):
+                if offset % self.segment_size == 0 and not os.path.exists(path):
                     self._new_names = True
-                write_all(self._fds.get(path, create_size=self.segment_size), data, base)
+                self._fds.get(path, create_size=self.segment_size)
+            for offset, data in pieces:
+                write_all(self._fds.get(self.path(offset)), data, offset % self.segment_size)
         except OSError as error:
             self._erase(self.end)
             if error.errno in NO_ROOM:
@@ -128,6 +130,16 @@ class CommitLog:
         whole, rest = divmod(count, len(_ZEROS))
         with contextlib.suppress(OSError):
             os.pwritev(self._fds.get(self.path(end)), [_ZEROS] * whole + [_ZEROS[:rest]], at % self.segment_size)
+
+    def holds_beyond(self, offset: int) -> bool:
+        """Whether anything but zeros lies from `offset` on. Raises OSError."""
+        bases = self.bases()
+        if not bases or bases[-1] > offset:
+            return bool(bases)
+        if offset - bases[-1] >= self.segment_size:
+            return False
+        fd = self._fds.get(self.path(offset))
+        return not is_zero(fd, offset % self.segment_size, os.fstat(fd).st_size)
 
     def overwrite(self, offset: int, data: bytes) -> None:
         """Other bytes below `end`, from `offset` on. Raises OSError."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ZEROS: Final = bytes(65_536)
 

@@ -6,6 +6,8 @@ Also the tail, which waits for that, and the index when it has to read the log a
 from __future__ import annotations
 
 import logging
+import math
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -53,10 +55,11 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
     return batch
 
 
-def confirm(store: MessageStore, offset: int) -> Confirmed:
+def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confirmed:
     """Records below `offset` cannot be undone any more: file them in queues and index.
 
-    Never goes back. Raises ValueError above `end` or within a record; OSError.
+    Ends early, after some of it, when it is later than `until` by `time.monotonic`. Never goes back. Raises
+    ValueError above `end` or within a record; OSError.
     """
     if offset <= store.confirmed:
         return Confirmed(store.confirmed, [], [])
@@ -75,6 +78,8 @@ def confirm(store: MessageStore, offset: int) -> Confirmed:
         if batch.control:
             control += batch.control
         store.confirmed = batch.end
+        if time.monotonic() >= until:
+            break
     if store.queues.waiting > _WRITE_OUT_AFTER:
         write_out(store, None)
     return Confirmed(store.confirmed, list(grew), control)
@@ -183,6 +188,10 @@ def catch_up(store: MessageStore, limit: int | None = None) -> bool:
         return False
     try:
         batch = parse_own(store, index.position, store.log.whole_records(index.position, _CATCH_UP, limit))
+    except OSError as error:
+        complain(store, f"the index waits at {index.position}", error)
+        index.stalled = True
+        return False
     except (BadRecords, ValueError):
         sound = before_damage(store, index.position, min(index.position + _CATCH_UP, limit))
         if not sound:

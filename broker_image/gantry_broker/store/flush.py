@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.commitlog import OpenSegment
 from gantry_broker.store.errors import FlushFailed
+from gantry_broker.store.files import NO_DESCRIPTORS
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
     from gantry_broker.store.types import FlushPoint
 
+AGAIN_S: Final = 0.1
+"""After a flush for which no file could be opened."""
 CHECKPOINT_S: Final = 60.0
 """Seconds after which the next flush is followed by a checkpoint."""
 
@@ -54,9 +57,9 @@ class GroupCommit:
         """Start a flush of what is in the log now, unless one runs. Nothing happens after a failure or `close`."""
         if self._flushing or self._closed or self._store.failed is not None:
             return
-        self._flushing = True
         if not self._worker.ident:
             self._worker.start()
+        self._flushing = True
         self._wanted.put(True)
         self._store.write_ahead()
 
@@ -107,9 +110,14 @@ class GroupCommit:
                 return  # The loop has ended without a `close`: nobody waits.
 
     def _flushed(self, point: FlushPoint | None, error: BaseException | None) -> None:
+        if _short_of_descriptors(error) and not self._closed:
+            self._loop.call_later(AGAIN_S, self._wanted.put, True)  # No file could be opened: nothing was lost.
+            return
         self._flushing = False
         waiting, self._waiting = self._waiting, []
         try:
+            if point is None and _short_of_descriptors(error):
+                return
             if point is None:
                 # The kernel may have dropped the pages that it could not write: a second fsync would answer a lie.
                 self._store.mark_failed(error or RuntimeError("flush"))
@@ -152,6 +160,9 @@ class GroupCommit:
         try:
             await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
         except OSError as error:
+            if _short_of_descriptors(error):
+                checkpoint.take_back(self._store)
+                raise FlushFailed(f"the checkpoint waits: {error}") from error
             self._store.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
         self._store.checkpointed(checkpoint)
@@ -172,6 +183,10 @@ class GroupCommit:
         self._wanted.put(False)
         self._slow_worker.shutdown(wait=False)
         self._points_worker.shutdown(wait=False)
+
+
+def _short_of_descriptors(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_DESCRIPTORS
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from gantry_broker.store import recovery
 from gantry_broker.store.append import set_history
 from gantry_broker.store.commitlog import segment_bases
 from gantry_broker.store.errors import StoreLocked
+from gantry_broker.store.files import NO_ROOM, atomic_write
 from gantry_broker.store.filing import catch_up, parse_own, remember, write_out
 from gantry_broker.store.history import FOREIGN, EpochFile, cut_history, extended
 from gantry_broker.store.points import Points
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+DAMAGED: Final = "damaged"
+"""In config/: a start has cut the log below what was acknowledged, and it is not known yet that somebody heeds it."""
 _INDEX_AT_ONCE: Final = 64 * 1024 * 1024
 """Bytes of the log that the index reads at most before the store is open; the rest comes with the upkeep."""
 
@@ -38,13 +41,11 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     store.walked_from = plan.scan_from
     found = recovery.scan(log, plan.scan_from) if bases else recovery.Scan(0, "an empty store")
     log.end = found.end
+    before = points or Points()
+    _find_damage(store, found, before, known=points is not None or epochs is None)
     if bases:
         log.cut(found.end)
     store.last_store_ms = found.last_ms
-    before = points or Points()
-    if found.end < max(before.flushed, before.confirmed):
-        store.damage = Damage(found.end, found.reason, before.flushed, before.confirmed)
-        _log.error("the log ends at %d (%s), but was known sound up to %s", found.end, found.reason, store.damage)
     store.was_clean = plan.clean or not bases
     if plan.foreign:
         store.history = FOREIGN
@@ -73,6 +74,25 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     log.sync(unflushed, log.end)
     store.flushed = log.end
     save_points(store, durable=True)
+
+
+def _find_damage(store: MessageStore, found: recovery.Scan, before: Points, *, known: bool) -> None:
+    """Whether the log is cut below what was acknowledged. It stays said until whoever acts upon it has it on disk.
+
+    `known`: where the log ended is; otherwise whatever lies behind the place where it is cut counts.
+    """
+    mark = store.config.path / "config" / DAMAGED
+    if found.end < max(before.flushed, before.confirmed) or (not known and store.log.holds_beyond(found.end)):
+        store.damage = Damage(found.end, found.reason, before.flushed, before.confirmed)
+        _log.error("the log ends at %d (%s), but was known sound up to %s", found.end, found.reason, store.damage)
+        try:
+            atomic_write(mark, b"{}")
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _log.warning("cannot write %s: %s", mark, error)
+    elif mark.exists():
+        store.damage = Damage(found.end, "found at an earlier start", before.flushed, before.confirmed)
 
 
 def _mark_open(store: MessageStore) -> None:

@@ -8,6 +8,7 @@ time is confirmed, because queues and index get a record when `confirm` passes i
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -230,12 +231,13 @@ class MessageStore:
 
     # Upkeep, flush and checkpoint
 
-    def confirm(self, offset: int) -> Confirmed:
+    def confirm(self, offset: int, until: float = math.inf) -> Confirmed:
         """Records below `offset` cannot be undone any more: file them in queues and index.
 
-        Never goes back. Raises ValueError above `end` or within a record; OSError.
+        Ends early, after some of it, when it is later than `until` by `time.monotonic`. Never goes back. Raises
+        ValueError above `end` or within a record; OSError.
         """
-        return filing.confirm(self, offset)
+        return filing.confirm(self, offset, until)
 
     # Upkeep, flush and checkpoint
 
@@ -270,6 +272,10 @@ class MessageStore:
         if point.generation == self.log.generation and point.offset > self.flushed:
             self.flushed = min(point.offset, self.log.end)
         return self.flushed
+
+    def damage_heeded(self) -> None:
+        """Who has to know of `damage` has written it down: the next start finds none. Raises OSError."""
+        (self.config.path / "config" / opening.DAMAGED).unlink(missing_ok=True)
 
     def mark_failed(self, error: BaseException) -> None:
         """After a failed fsync nobody knows what is on the disk: nothing more is taken until it is opened anew."""

@@ -45,6 +45,11 @@ class Checkpoint:
             with contextlib.suppress(FileNotFoundError):
                 fsync_dir(path)
 
+    def take_back(self, store: MessageStore) -> None:
+        """It did not run to its end: the next checkpoint has its files to do as well."""
+        store.queues.unsynced.update(self._files)
+        store.known_directories.difference_update(self._files)
+
 
 def upkeep(store: MessageStore, now_ms: int) -> None:
     """Called about ten times a second: writes out a bounded part of what waits in memory, notes how far it is.

@@ -1,0 +1,263 @@
+"""What happens once in a year: a copy that was interrupted, a disk that lies, descriptors that are short."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication import storelog
+from gantry_broker.replication.types import Assignment
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import commitlog, cutting, retention
+from gantry_broker.store.types import Put
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from group import HOST, Group, Node, until
+
+SMALL = BrokerSettings(
+    mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000, flushIntervalCommitLog=50
+)
+PATIENCE_S = 20.0
+
+
+def _same(one: Node, other: Node) -> bool:
+    return one.store.end == other.store.end and one.store.confirmed == other.store.confirmed
+
+
+class Steps:
+    """The durable steps of a full copy; at the given one something happens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: int, happens: Callable[[], None]) -> None:
+        self.left = step
+        self._happens = happens
+        for name in ("_lower_points", "set_history", "save_points"):
+            monkeypatch.setattr(cutting, name, self._before(getattr(cutting, name), node))
+        monkeypatch.setattr(node.store.log, "reset", self._before(node.store.log.reset, None))
+        monkeypatch.setattr(node.store.queues, "clear", self._before(node.store.queues.clear, None))
+
+    def _before(self, real: Any, node: Node | None) -> Any:
+        def step(*given: Any, **named: Any) -> Any:
+            if node is None or given[0] is node.store:
+                self.left -= 1
+                if self.left == 0:
+                    self._happens()
+            return real(*given, **named)
+
+        return step
+
+
+@pytest.mark.parametrize("step", range(1, 7))
+@pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
+async def test_a_full_copy_that_was_interrupted_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, crash: bool
+) -> None:
+    async with Group(tmp_path, 2, settings=SMALL) as group:
+        leader, away = group.nodes
+        await group.promote(0, (0, 1))
+        await leader.put(b"x" * 100_000)
+        await until(lambda: _same(leader, away), "both have it", PATIENCE_S)
+        await away.stop()
+        group.cell = group.cell.with_set(group.ids(0))
+        await group.tell((0,))
+        for _ in range(25):
+            await leader.put(b"y" * 100_000)
+        retention.remove_before(leader.store, 2 << 20)
+        await away.start()
+        image = tmp_path / "image"
+
+        def happens() -> None:
+            if not crash:
+                raise OSError(errno.EMFILE, "Too many open files")
+            shutil.copytree(away.root, image)
+
+        steps = Steps(monkeypatch, away, step, happens)
+        await group.tell((1,))
+        await until(lambda: _same(leader, away), "the member has everything", PATIENCE_S)
+        assert steps.left <= 0
+        monkeypatch.undo()
+        if crash:
+            await away.stop(clean=False)
+            shutil.rmtree(away.root)
+            shutil.copytree(image, away.root)
+            await away.start()
+            await group.tell((1,))
+            await until(lambda: _same(leader, away), "the member has everything after its crash", PATIENCE_S)
+
+
+async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
+    """Its own retention has removed the place where its log parted from the leader's."""
+    async with Group(tmp_path, 2, settings=SMALL) as group:
+        old, new = group.nodes
+        await group.promote(0, (0, 1))
+        await old.put(b"common")
+        await until(lambda: _same(old, new), "both have it", PATIENCE_S)
+        await new.stop()
+        group.cell = group.cell.with_set(group.ids(0))
+        await group.tell((0,))
+        for _ in range(25):
+            await old.put(b"only here" * 10_000)
+        retention.remove_before(old.store, 1 << 20)
+        await old.stop()
+        await new.start()
+        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        await group.tell((1,))
+        await new.put(b"the leader's")
+        await old.start()
+        assert old.store.start == 1 << 20
+        await old.service.assign(Assignment(group.cell, new.address, True))
+        await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
+        assert old.bodies() == [b"common", b"the leader's"]
+
+
+@pytest.mark.parametrize("unclean", [True, False])
+async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path: Path, unclean: bool) -> None:
+    async with Group(tmp_path, 2) as group:
+        old, new = group.nodes
+        await group.promote(0, (0, 1))
+        await old.put(b"common")
+        await until(lambda: _same(old, new), "both have it", PATIENCE_S)
+        await new.stop()
+        group.cell = group.cell.with_set(group.ids(0))
+        await group.tell((0,))
+        await old.put(b"only here")
+        await old.stop()
+        await new.start()
+        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        await group.tell((1,))
+        await new.put(b"the leader's")
+        new.refuse_fetches = True
+        await old.start()
+        for told in (not unclean, unclean):
+            assert (await old.service.assign(Assignment(group.cell, new.address, told))).accepted
+        new.refuse_fetches = False
+        follower = old.service.core.follower
+        assert follower is not None
+        if unclean:
+            await until(lambda: old.bodies() == [b"common", b"the leader's"], "it gave up its own", PATIENCE_S)
+        else:
+            await until(lambda: bool(follower.stopped), "it stops", PATIENCE_S)
+            assert old.bodies() == [b"common", b"only here"]
+
+
+async def test_much_that_is_confirmed_at_once_is_filed_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once it would stop the loop for seconds, and a probe would kill the pod that has just been promoted."""
+    monkeypatch.setattr(storelog, "CONFIRM_S", 0.0)
+    async with Group(tmp_path, 1, replication="Async", min_in_sync=2) as group:
+        node = group.nodes[0]
+        await group.promote(0, (0,))
+        for number in range(20):
+            node.store.put([Put("T", 0, 0, 0, 1, HOST, b"%d" % number, b"")], 1)
+        node.service.appended(node.store.end)
+        before = node.store.confirmed
+        await node.stop()
+        node.options["min_in_sync"] = 1
+        await node.start()
+        await group.promote(0, (0,))
+        assert before < node.store.confirmed < node.store.end
+        await until(lambda: node.store.confirmed == node.store.end, "the rest follows by itself", PATIENCE_S)
+        assert await node.put(b"after") is SendStatus.SEND_OK
+
+
+async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Group(tmp_path, 1, settings=SMALL) as group:
+        node = group.nodes[0]
+        await group.promote(0, (0,))
+        await node.put(b"before")
+        commit = node.service._commit
+        assert commit is not None
+        real, short = os.open, True
+        refused: list[str] = []
+
+        def opened(path: Any, *given: Any, **named: Any) -> int:
+            if short and str(tmp_path) in str(path):
+                refused.append(str(path))
+                raise OSError(errno.EMFILE, "Too many open files", str(path))
+            return real(path, *given, **named)
+
+        monkeypatch.setattr(os, "open", opened)
+        monkeypatch.setattr(commit, "_checkpointed_at", time.monotonic() - 61)  # The next flush brings a checkpoint.
+        node.store.log._fds.close_all()
+        with pytest.raises(Exception, match="Too many open files"):
+            node.put(b"a" * 500)
+        node.service._flush_soon()
+        await asyncio.sleep(0.3)
+        short = False
+        assert refused
+        assert node.store.failed is None
+        assert await node.put(b"after") is SendStatus.SEND_OK
+        await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
+        assert node.bodies() == [b"before", b"after"]
+
+
+@pytest.fixture
+def bad_sector(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """`{"path": ..., "at": ...}`: 4 KiB that cannot be read until they are written over, as disks have it."""
+    bad: dict[str, Any] = {}
+    read, write = commitlog.read_all, commitlog.write_all
+
+    def is_of(fd: int) -> bool:
+        return bool(bad) and os.readlink(f"/proc/self/fd/{fd}") == bad["path"]
+
+    def read_all(fd: int, count: int, at: int) -> bytes:
+        if is_of(fd) and at < bad["at"] + 4096 and at + count > bad["at"]:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, count, at)
+
+    def write_all(fd: int, data: Any, at: int) -> None:
+        if is_of(fd) and at <= bad["at"] and at + len(data) >= bad["at"] + 4096:
+            bad.clear()
+        write(fd, data, at)
+
+    monkeypatch.setattr(commitlog, "read_all", read_all)
+    monkeypatch.setattr(commitlog, "write_all", write_all)
+    return bad
+
+
+async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(
+    tmp_path: Path, bad_sector: dict[str, Any]
+) -> None:
+    async with Group(tmp_path, 3) as group:
+        leader, other, empty = group.nodes
+        await group.promote(0, (0, 1), (0, 1))
+        for number in range(100):
+            await leader.put(b"%04d" % number * 1_000)
+        await until(lambda: _same(leader, other), "another one has it", PATIENCE_S)
+        bad_sector.update(path=str(tmp_path / leader.store.log.path(0)), at=40 * 4096)
+        leader.mender.start()
+        await group.tell((2,))
+        await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
+        assert not bad_sector
+        assert leader.mender.mended == 1
+
+
+async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
+    tmp_path: Path, bad_sector: dict[str, Any]
+) -> None:
+    async with Group(tmp_path, 1) as group:
+        node = group.nodes[0]
+        await group.promote(0, (0,))
+        for number in range(20):
+            await node.put(b"%04d" % number * 1_000)
+        index = node.store.index
+        assert index is not None
+        index.clear(0)
+        index.behind = True  # As after a start that has to build it anew.
+        bad_sector.update(path=str(tmp_path / node.store.log.path(0)), at=4096)
+        await node.put(b"later")
+        await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
+        assert not node.reports
+        bad_sector.clear()
+        index.stalled = False
+        await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)
