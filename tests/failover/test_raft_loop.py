@@ -97,18 +97,11 @@ class Group(RaftLoop):
                 silent = tuple(FollowerView(m, 1, 10_000) for m in self.ids[self.place.planned :])
                 watch.report = replace(watch.report, followers=silent, **says)
 
-    async def look(self) -> None:
+    async def look(self, *, guarded: bool = False) -> None:
+        """`guarded`: as the loop looks, so that what the last pass found out does not hide what has not succeeded."""
         for watch in self.watches.values():
             watch.line_at = self._clock.now()
-        await self._pass()
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    async def guarded_look(self) -> None:
-        """As the loop looks: what the last pass found out does not hide what has not succeeded."""
-        for watch in self.watches.values():
-            watch.line_at = self._clock.now()
-        await self._guarded_pass()
+        await (self._guarded_pass() if guarded else self._pass())
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -238,16 +231,16 @@ async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_change
     group = with_two_gone()
     group.told.removal_answer = "nothing is confirmed yet"
     for _ in range(4):
-        await group.guarded_look()
+        await group.look(guarded=True)
     assert len(group.told.removals) > 2
     assert group.told_of("FailoverLoopFailed") == ["member 4 cannot leave the group: nothing is confirmed yet"]
     assert group.problem == "member 4 cannot leave the group: nothing is confirmed yet"
     group.told.removal_answer = "it does not lead"
     for _ in range(2):
-        await group.guarded_look()
+        await group.look(guarded=True)
     assert len(group.told_of("FailoverLoopFailed")) == 2
     group.told.removal_answer = ""
-    await group.guarded_look()
+    await group.look(guarded=True)
     assert group.problem == ""
 
 

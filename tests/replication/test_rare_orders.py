@@ -34,6 +34,18 @@ def _same(one: Node, other: Node) -> bool:
     return one.store.end == other.store.end and one.store.confirmed == other.store.confirmed
 
 
+async def _one_is_away(group: Group) -> tuple[Node, Node]:
+    """The first leads alone, after both have had one record in common."""
+    one, other = group.nodes
+    await group.promote(0, (0, 1))
+    await one.put(b"common")
+    await until(lambda: _same(one, other), "both have it", PATIENCE_S)
+    await other.stop()
+    group.cell = group.cell.with_set(group.ids(0))
+    await group.tell((0,))
+    return one, other
+
+
 class Steps:
     """The durable steps of a full copy; at the given one something happens."""
 
@@ -62,13 +74,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, crash: bool
 ) -> None:
     async with Group(tmp_path, 2, settings=SMALL) as group:
-        leader, away = group.nodes
-        await group.promote(0, (0, 1))
-        await leader.put(b"x" * 100_000)
-        await until(lambda: _same(leader, away), "both have it", PATIENCE_S)
-        await away.stop()
-        group.cell = group.cell.with_set(group.ids(0))
-        await group.tell((0,))
+        leader, away = await _one_is_away(group)
         for _ in range(25):
             await leader.put(b"y" * 100_000)
         retention.remove_before(leader.store, 2 << 20)
@@ -97,13 +103,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
 async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
     """Its own retention has removed the place where its log parted from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
-        old, new = group.nodes
-        await group.promote(0, (0, 1))
-        await old.put(b"common")
-        await until(lambda: _same(old, new), "both have it", PATIENCE_S)
-        await new.stop()
-        group.cell = group.cell.with_set(group.ids(0))
-        await group.tell((0,))
+        old, new = await _one_is_away(group)
         for _ in range(25):
             await old.put(b"only here" * 10_000)
         retention.remove_before(old.store, 1 << 20)
@@ -122,13 +122,7 @@ async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) ->
 @pytest.mark.parametrize("unclean", [True, False])
 async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path: Path, unclean: bool) -> None:
     async with Group(tmp_path, 2) as group:
-        old, new = group.nodes
-        await group.promote(0, (0, 1))
-        await old.put(b"common")
-        await until(lambda: _same(old, new), "both have it", PATIENCE_S)
-        await new.stop()
-        group.cell = group.cell.with_set(group.ids(0))
-        await group.tell((0,))
+        old, new = await _one_is_away(group)
         await old.put(b"only here")
         await old.stop()
         await new.start()
