@@ -388,11 +388,21 @@ class Tour:
         async with Admin(self.name_server) as admin, Producer(self.name_server) as producer:
             for n in range(9):
                 await producer.send(topic, b"%d" % n)
-            stats = await admin.topic_stats(topic)
-            assert [item.max_offset for item in stats.values()] == [3, 3, 3]
+
+            async def counted() -> bool:  # RocketMQ's broker fills its queues after it has answered
+                return [item.max_offset for item in (await admin.topic_stats(topic)).values()] == [3, 3, 3]
+
+            await until(counted, "three in each queue")
             info = await admin.cluster_info()
             address = info.brokers[self.broker].addresses[0]
-            assert "bootTimestamp" in await admin.runtime_info(address)
+
+            async def sampled() -> bool:  # RocketMQ's broker fails in this until it has its first samples
+                try:
+                    return "bootTimestamp" in await admin.runtime_info(address)
+                except BrokerError:
+                    return False
+
+            await until(sampled, "runtime information")
             assert (await admin.broker_config(address))["brokerName"] == self.broker
             async with self.consumer("Admin") as consumer:
                 await consumer.subscribe(topic, handle)

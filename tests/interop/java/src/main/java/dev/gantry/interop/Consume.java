@@ -250,9 +250,14 @@ final class Consume {
             if (assign) {
                 List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(args.get("topic")));
                 consumer.assign(queues);
+                // Each queue is pulled from its start already, and seek() beside a pull under way may lose to it.
+                consumer.pause(queues);
+                while (!consumer.poll(1500).isEmpty()) {
+                }
                 for (MessageQueue queue : queues) {
                     consumer.seek(queue, args.big("offset", 0));
                 }
+                consumer.resume(queues);
             }
             while (!finished(deadline)) {
                 consumer.poll(200).forEach(this::take);
