@@ -294,3 +294,25 @@ async def test_a_leader_that_was_elected_anew_is_not_the_other_one_that_was_aske
     await group.look()
     with pytest.raises(SwitchoverFailed, match="the target is behind"):
         await asked
+
+
+async def test_a_loop_that_has_not_looked_yet_does_not_say_that_nobody_leads() -> None:
+    """As under `gantry switchover` without a supervisor, and under an operator that has just begun to lead."""
+    group = Group()
+    asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+    await asyncio.sleep(0)
+    while not (group.told.handovers or asked.done()):
+        await group.look()
+        await asyncio.sleep(0.01)
+    group.led_by(1, epoch=2)
+    await group.look()
+    assert await asked == "m1 leads a in epoch 2"
+
+
+async def test_a_group_that_elects_for_long_says_so() -> None:
+    group = Group()
+    for watch in group.watches.values():
+        watch.reach = "refused"
+    await group.look()
+    with pytest.raises(SwitchoverFailed, match="a has no leader that could hand over"):
+        await group.switchover(1, "asked for", timeout_s=0.1)

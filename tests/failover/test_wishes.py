@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_operator.failover import loop
 from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.failover.http import httpx
 from gantry_operator.failover.loop import GroupLoop
@@ -17,7 +18,7 @@ from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.registry import Entry
+from gantry_operator.registry import Entry, RegistryUnavailable
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]
@@ -52,8 +53,11 @@ class Place:
 class Registry:
     def __init__(self) -> None:
         self.cell = CELL
+        self.away = False
 
     async def read(self, group: str) -> Entry | None:
+        if self.away:
+            raise RegistryUnavailable("it is away")
         return Entry(self.cell)
 
     async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
@@ -181,3 +185,16 @@ async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_f
         group.told.handover_s = 0.1
         assert group.cell is None
         assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
+
+
+async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does whoever else wants the turn."""
+    monkeypatch.setattr(loop, "READY_S", 0.1)
+    async with running() as group:
+        group.told.handover_s = 0.1
+        asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.3))
+        while not group.told.handovers:
+            await group._next_look()
+        group.registry.away = True
+        with pytest.raises(SwitchoverFailed, match="the role registry does not answer: it is away"):
+            await asyncio.wait_for(asked, 3)

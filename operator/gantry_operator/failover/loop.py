@@ -80,7 +80,7 @@ class GroupLoop(GroupWatch):
         self._switchover = wish
         self._handover_not_before, self._handover_problem = 0.0, ""
         try:
-            while self._goes_on(wish, deadline, self._handover_asked or self._handover_ready is not None):
+            while self._goes_on(wish, deadline, self._under_way()):
                 await self._next_look()
                 cell = self.cell
                 if before is None or cell is None or cell.master is None or not self._leads(cell):
@@ -92,8 +92,15 @@ class GroupLoop(GroupWatch):
                     return f"{name} leads {self.group} in epoch {cell.epoch}"
         finally:
             self._switchover = None
-        said = self._handover_problem or (self.waits.reason if self.waits is not None else "") or self.problem
+        # What the last pass waited for says nothing where there can be no pass.
+        failed = self._handover_problem or self._problems.get("pass", "")
+        said = failed or (self.waits.reason if self.waits is not None else "") or self.problem
         raise SwitchoverFailed(said or "no new master came about in time")
+
+    def _under_way(self) -> bool:
+        """A hand-over was asked for, or is ready to be recorded."""
+        ready = self._handover_ready
+        return self._handover_asked or (ready is not None and time.monotonic() <= ready[1])
 
     def _leads(self, cell: Cell) -> bool:
         """The recorded master says that it leads."""

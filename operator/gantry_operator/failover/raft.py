@@ -74,6 +74,8 @@ class RaftLoop(GroupWatch):
         return self._cell
 
     async def _fulfil(self, wish: Switchover, deadline: float) -> str:
+        while self._cell is None and self._goes_on(wish, deadline, under_way=False):
+            await self._next_look()  # Who leads is not known yet.
         before = self._cell
         if before is None or before.master is None:
             raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
