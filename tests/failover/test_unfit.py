@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gantry_broker.replication.types import Cell, MemberId
@@ -53,6 +54,17 @@ def test_not_when_everybody_is_as_badly_off() -> None:
 
 def test_not_by_itself_where_a_person_decides() -> None:
     assert decide(observed(member(0, FULL), member(1), member(2), automatic=False)) == []
+
+
+def test_one_that_gave_the_role_up_did_not_restart() -> None:
+    failed = "its disk failed: [Errno 5] Input/output error"
+    gave_up = member(0, failed)
+    assert gave_up.report is not None
+    gave_up = replace(gave_up, report=replace(gave_up.report, role="Waiting"))
+    [promoted, *_] = decide(observed(gave_up, member(1), member(2)))
+    assert isinstance(promoted, Promote)
+    assert promoted.new == B
+    assert promoted.reason == f"m0 does not lead epoch 3 any more ({failed})"
 
 
 def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:

@@ -61,7 +61,10 @@ def _heard(view: MemberView, cell: Cell, master: MemberId) -> MasterState:
             return MasterState("outranked", reason)
         return MasterState("leading", f"{view.name} leads epoch {cell.epoch}")
     if report.epoch == cell.epoch:
-        # Rule 21: it holds the assignment of this epoch and does not lead it, so it has begun it before and restarted.
+        # Rule 21: it holds the assignment of this epoch and does not lead it, so it has begun it before and restarted,
+        # or has given the role up.
+        if report.unfit:
+            return MasterState("restarted", f"{view.name} does not lead epoch {cell.epoch} any more ({report.unfit})")
         return MasterState("restarted", f"{view.name} restarted in epoch {cell.epoch}")
     return MasterState("untold", f"{view.name} was not told yet that it leads epoch {cell.epoch}")
 
