@@ -55,6 +55,15 @@ def test_a_leaving_master_hands_over_and_stays_when_nobody_can_take_over() -> No
     assert next_step([member(0, master=True, leaving=True)]).kind == "wait"
 
 
+def test_a_leaving_master_does_not_go_before_somebody_can_take_over() -> None:
+    """Where the highest number goes first, as in Kubernetes, it would go in the place of a leaving slave."""
+    members = [member(n, master=n == 4, outdated=True, leaving=n > 2) for n in range(5)]
+    assert (next_step(members).kind, next_step(members).member) == ("replace", "demo-a-2")
+    members[2] = replace(members[2], outdated=False)
+    step = next_step(members)
+    assert (step.kind, step.member, step.to) == ("handover", "demo-a-4", "demo-a-2")
+
+
 def test_without_a_master_only_broken_members_are_touched() -> None:
     assert next_step([member(0, master=False, outdated=True), member(1, outdated=True)]).kind == "wait"
 
@@ -94,6 +103,7 @@ def test_rolled_to_the_end_without_ever_stopping_the_master_of_a_larger_group(st
             states = [replace(m, master=m.name == step.to) for m in states]
         elif target.leaving:
             assert not target.master
+            assert target.number == max(m.number for m in states), "a StatefulSet can give up no other"
             states = [m for m in states if m.name != step.member]
         else:
             assert not target.master or len([m for m in states if not m.leaving]) == 1

@@ -75,6 +75,9 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
         # First of all: members leave from the highest number down, and the master is never the one to go.
         return _handover(master, heirs, "leaves the group")
     slaves = [m for m in todo if not m.master]
+    if master.leaving:
+        # Who stays first: whoever takes over must be new, and the leaving ones go after the master has handed over.
+        slaves = [m for m in slaves if not m.leaving] or slaves
     if slaves:
         slave = max(slaves, key=lambda m: (m.leaving, m.number))
         return Step("replace", f"{slave.name} is a slave, and everyone is in sync", slave.name)
