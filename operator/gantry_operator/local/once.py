@@ -23,7 +23,7 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
         loop = supervisor.watch_only(group)
         task = asyncio.create_task(loop.run())
         try:
-            number = None if to is None else supervisor.plan.member(to).number
+            number = None if to is None else supervisor.plan.member_of(group, to).number
             return await loop.switchover(number, "asked for by gantry switchover")
         except SwitchoverFailed as error:
             raise ControlError(str(error)) from None

@@ -59,7 +59,8 @@ class Rolling:
             await self._name_servers()
         self.joining &= {m.name for m in self._s.plan.members}
         reasons += [f"{name} has not joined its group yet" for name in sorted(self.joining)]
-        self.reason = "; ".join(reasons)
+        if not self._now.is_set():  # What has come meanwhile is looked at in the next round.
+            self.reason = "; ".join(reasons)
         return bool(reasons)
 
     def _states(self, group: str) -> list[MemberState]:

@@ -351,7 +351,7 @@ class Supervisor:
     async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
         try:
             self.plan.group(group)
-            number = None if to is None else self.plan.member(to).number
+            number = None if to is None else self.plan.member_of(group, to).number
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None
         try:
@@ -359,6 +359,10 @@ class Supervisor:
         except SwitchoverFailed as error:
             raise control.ControlError(str(error)) from None
         return {"done": done}
+
+    def _take(self, cluster: BrokerCluster) -> None:
+        self.cluster, self.plan = cluster, plan(cluster)
+        self.leaving = leaving_members(self.folder, self.plan)
 
     def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -370,10 +374,15 @@ class Supervisor:
             save_manifest(self.folder, wanted)
         except OSError as error:
             raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
-        before = {g.name for g in self.plan.groups}
-        self.cluster, self.plan = wanted, plan(wanted)
-        self.leaving = leaving_members(self.folder, self.plan)
-        self.bring_up()
+        old, before = self.cluster, {g.name for g in self.plan.groups}
+        self._take(wanted)
+        try:
+            self.bring_up()
+        except OSError as error:
+            self._take(old)
+            with suppress(OSError):
+                save_manifest(self.folder, old)
+            raise control.ControlError(f"the spec stays as it was, since this one cannot be run: {error}") from None
         if self.ready and not before >= {g.name for g in self.plan.groups}:
             self.ready, self.not_ready, self._started_at = False, "a group was added", time.monotonic()
             self._spawn(self._report_ready())

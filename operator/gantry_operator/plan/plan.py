@@ -59,6 +59,13 @@ class Plan:
                 return m
         raise KeyError(f"{self.cluster} has no member {name!r}, but {', '.join(m.name for m in self.members)}")
 
+    def member_of(self, group: str, name: str) -> MemberPlan:
+        """As `member`, of this group. Raises KeyError."""
+        found = self.member(name)
+        if found.group != self.group(group).name:
+            raise KeyError(f"{found.name} is a member of group {found.group}, not of {group}")
+        return found
+
 
 def member_name(cluster: str, group: str, number: int) -> str:
     return f"{cluster}-{group}-{number}"

@@ -1,0 +1,82 @@
+"""What a supervisor answers to requests that cannot be carried out as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.local import control
+from gantry_operator.local.control import ControlError
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.once import switchover_once
+from gantry_operator.local.ports import Ports
+from gantry_operator.local.render import process_plans
+from gantry_operator.local.rolling import Rolling
+from gantry_operator.local.supervisor import Supervisor, load_saved, save_manifest
+from gantry_operator.plan import plan
+
+
+def made(*groups: str) -> BrokerCluster:
+    spec = [{"name": g, "members": 2} for g in groups]
+    return BrokerCluster.make("t", "x", nameServers={"replicas": 1}, brokerGroups=spec)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ClusterFolder:
+    """Of two groups, none of whose processes runs."""
+    folder, cluster = ClusterFolder(tmp_path), made("a", "b")
+    folder.make()
+    save_manifest(folder, cluster)
+    ports = Ports.load(folder.ports)
+    ports.choose(plan(cluster), frozenset())
+    for process in process_plans(cluster, plan(cluster), ports, folder):
+        folder.config(process.name).write_text(process.config)
+    return folder
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_a_member_of_another_group_is_not_taken_for_the_one_of_its_number(
+    folder: ClusterFolder, supervised: bool
+) -> None:
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    asked: Awaitable[Any] = (
+        supervisor._switchover("a", "t-b-1") if supervised else switchover_once(folder, "a", "t-b-1")
+    )
+    with pytest.raises(ControlError, match="t-b-1 is a member of group b, not of a"):
+        await asyncio.wait_for(asked, 3)
+    await supervisor.close()
+
+
+async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+
+    def no_port(*_: object) -> list[str]:
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(Ports, "choose", no_port)
+    server = await control.serve(folder, supervisor._handle)
+    manifest: dict[str, Any] = made("a", "b", "c").model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    with pytest.raises(ControlError, match="this one cannot be run: no port is free"):
+        await control.ask(folder, "apply", 3, manifest=manifest)
+    assert [g.name for g in supervisor.plan.groups] == [g.name for g in plan(load_saved(folder)).groups] == ["a", "b"]
+    server.close()
+    await supervisor.close()
+
+
+async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    rolling = Rolling(supervisor)
+
+    async def name_servers() -> None:
+        rolling.start("the spec was changed")
+
+    monkeypatch.setattr(rolling, "_name_servers", name_servers)
+    await rolling._round()
+    assert rolling.reason == "the spec was changed"
+    await supervisor.close()
