@@ -101,6 +101,20 @@ def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
     assert condition(new, "Available")[:2] == ("False", "SpecRefused")
 
 
+def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
+    """The failover goes on, and so does what is told of it."""
+    good = made(seen())
+    now = seen([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
+    status = made(now, good, "t2")
+    assert (status.phase, status.masters, status.readyMembers) == ("Refused", "demo-a-1", "2/3")
+    assert condition(status, "Available")[0] == "True"
+    assert condition(status, "Degraded")[0] == "True"
+    assert condition(status, "Progressing")[1] == "SpecRefused"
+    away = made(seen(available={"a": "it does not answer"}, refused="no"), status, "t3")
+    assert condition(away, "Available") == ("False", "NotServing", "group a: it does not answer")
+    assert away.addresses == good.addresses
+
+
 def test_offsets_alone_are_not_significant() -> None:
     a, b = made(seen()), made(seen([member(0, "Master"), member(1), member(2, status={"role": "Slave", "epoch": 3})]))
     b.members[2].brokerId = a.members[2].brokerId

@@ -58,9 +58,9 @@ class Seen:
 def status_of(cluster: BrokerCluster | None, old: BrokerClusterStatus, seen: Seen, now: str, generation: int,
               paused: bool = False) -> BrokerClusterStatus:  # fmt: skip
     """The new status. `now` is an RFC 3339 time; conditions keep their time unless they change."""
-    if seen.refused:
-        return _refused(old, seen, now, generation)
     rows = [_row(m) for m in seen.members]
+    if seen.refused:
+        return _refused(old, seen, rows, now, generation)
     ready = sum(r.ready for r in rows)
     available = _available(seen)
     degraded = _degraded(seen, rows)
@@ -85,18 +85,29 @@ def status_of(cluster: BrokerCluster | None, old: BrokerClusterStatus, seen: See
     )
 
 
-def _refused(old: BrokerClusterStatus, seen: Seen, now: str, generation: int) -> BrokerClusterStatus:
-    """What runs goes on under the last good spec, so only the conditions that say so change."""
+def _refused(
+    old: BrokerClusterStatus, seen: Seen, rows: list[MemberRow], now: str, generation: int
+) -> BrokerClusterStatus:
+    """What runs goes on under the last good spec: who leads and how the members are, so far as there are any, and what
+    says that the spec is refused. The rest of it needs a spec."""
     message = f"the spec is refused and changes nothing that runs: {seen.refused}"
     changed = {
         "Progressing": _condition(old, "Progressing", "False", "SpecRefused", message, now, generation),
     }
-    if not any(c.type == "Available" for c in old.conditions):
+    update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
+    if rows:
+        changed["Available"] = _condition(old, "Available", *_available(seen), now, generation)
+        changed["Degraded"] = _condition(old, "Degraded", *_degraded(seen, rows), now, generation)
+        update |= {
+            "readyMembers": f"{sum(r.ready for r in rows)}/{len(rows)}",
+            "masters": _masters(None, rows),
+            "members": rows,
+            "lastFailover": seen.last_failover or old.lastFailover,
+        }
+    elif not any(c.type == "Available" for c in old.conditions):
         changed["Available"] = _condition(old, "Available", "False", "SpecRefused", message, now, generation)
     kept = [changed.pop(c.type, c) for c in old.conditions]
-    return old.model_copy(
-        update={"phase": "Refused", "observedGeneration": generation, "conditions": kept + list(changed.values())}
-    )
+    return old.model_copy(update=update | {"conditions": kept + list(changed.values())})
 
 
 def _row(m: SeenMember) -> MemberRow:
