@@ -8,46 +8,79 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
+from gantry_operator.failover.base import SwitchoverFailed
+from gantry_operator.kube import cluster
 from gantry_operator.kube.client import ApiUnavailable
 from gantry_operator.kube.cluster import ClusterKeeper
-from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
 from gantry_operator.plan import plan
 
 PLAN = plan(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}]))
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "AGAIN_S", 0.05)
+
+
 class Resource:
-    """The cluster object as the API server has it, and the loop that is asked."""
+    """The cluster object as the API server has it, and the loop that is asked: who leads is the next one each time."""
 
     def __init__(self, wish: str) -> None:
         self.annotations: dict[str, str] = {SWITCHOVER: wish}
+        self.version = 1
         self.asked: list[int | None] = []
-        self.fails = 0
+        self.refuses: list[str] = []
+        """Annotations of which the next write fails."""
         self.meanwhile = ""
+        self.cell: Cell | None = Cell(1, 1, MemberId(0, "x"), frozenset())
+        self.dies = False
+        self.operator()
+
+    def operator(self) -> None:
+        """One that has just begun to lead."""
         keeper = self.keeper = ClusterKeeper.__new__(ClusterKeeper)
         keeper.namespace, keeper.name = "mq", "demo"
         keeper._dirty, keeper._plan = asyncio.Event(), PLAN
         keeper._untold = keeper._obeying = None
+        keeper._answered = ("", 0)
         parts: Any = keeper
         parts._shared = SimpleNamespace(api=self)
         parts._masters = SimpleNamespace(loops={"a": self})
         parts._events = SimpleNamespace(record=lambda *words: None)
 
     def seen(self) -> dict[str, Any]:
-        return {"metadata": {"annotations": copy.deepcopy(self.annotations)}}
+        meta = {"annotations": copy.deepcopy(self.annotations), "resourceVersion": str(self.version), "generation": 1}
+        return {"metadata": meta}
+
+    async def known_cell(self) -> Cell:
+        for _ in range(100):
+            if self.cell is not None:
+                return self.cell
+            await asyncio.sleep(0.01)
+        raise SwitchoverFailed("nobody knows")
 
     async def switchover(self, to: int | None, reason: str) -> str:
         self.asked.append(to)
+        assert self.cell is not None
+        assert self.cell.master is not None
+        self.cell = self.cell.promoted(MemberId((self.cell.master.member + 1) % 3, "x"), ())
+        if self.dies:
+            raise asyncio.CancelledError
         if self.meanwhile:
             self.annotations[SWITCHOVER], self.meanwhile = self.meanwhile, ""
+            self.version += 1
             self.keeper._obj = self.seen()
         return f"to {to}"
 
     async def merge(self, kind: Any, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
-        if self.fails:
-            self.fails -= 1
-            raise ApiUnavailable("the API server is away")
+        for key in patch["metadata"]["annotations"]:
+            if key in self.refuses:
+                self.refuses.remove(key)
+                raise ApiUnavailable("the API server is away")
+        self.version += 1
         for key, value in patch["metadata"]["annotations"].items():
             if value is None:
                 self.annotations.pop(key, None)
@@ -59,7 +92,7 @@ class Resource:
         self.keeper._obj = self.seen()
         self.keeper._obey_soon()
         if self.keeper._obeying is not None:
-            await self.keeper._obeying
+            await asyncio.wait([self.keeper._obeying])
 
 
 async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_with_it() -> None:
@@ -76,7 +109,7 @@ async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_wi
 async def test_a_wish_whose_answer_cannot_be_written_is_not_fulfilled_twice(again: bool) -> None:
     """The best of the others is another one each time."""
     resource = Resource("a")
-    resource.fails = 1
+    resource.refuses = [SWITCHOVER_RESULT]
     await resource.look()
     await resource.look()
     assert resource.asked == [None]
@@ -85,3 +118,64 @@ async def test_a_wish_whose_answer_cannot_be_written_is_not_fulfilled_twice(agai
         resource.annotations[SWITCHOVER] = "a"
         await resource.look()
         assert resource.asked == [None, None], "the same words later are another wish"
+
+
+async def test_an_operator_that_ends_before_it_has_answered_is_followed_by_one_that_answers() -> None:
+    resource = Resource("a #1")
+    resource.dies = True
+    await resource.look()
+    assert resource.annotations[SWITCHOVER] == "a #1", "nobody has answered it"
+    resource.operator()
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: demo-a-1 leads a in epoch 2"}
+
+
+async def test_an_operator_that_ends_before_anything_came_of_a_wish_is_followed_by_one_that_fulfils_it() -> None:
+    resource = Resource("a #1")
+    before, resource.dies = resource.cell, True
+    await resource.look()
+    resource.operator()
+    resource.cell, resource.dies = before, False
+    await resource.look()
+    assert resource.asked == [None, None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
+
+
+async def test_what_was_written_down_of_another_wish_says_nothing_about_this_one() -> None:
+    resource = Resource("a #2")
+    resource.annotations[SWITCHOVER_BEGUN] = "a #1 in epoch 0 of member 2"
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #2 done: to None"}
+
+
+async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_known_who_leads() -> None:
+    resource = Resource("a #1")
+    resource.refuses = [SWITCHOVER_BEGUN]
+    await resource.look()
+    assert resource.asked == []
+    cell, resource.cell = resource.cell, None
+    asyncio.get_running_loop().call_later(0.1, setattr, resource, "cell", cell)
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
+
+
+async def test_an_older_event_about_the_resource_brings_no_answered_wish_back() -> None:
+    resource = Resource("a #1")
+    older = resource.seen()
+    await resource.look()
+    resource.keeper.update(older)
+    resource.keeper._obey_soon()
+    await asyncio.sleep(0.1)
+    assert resource.asked == [None]
+
+
+async def test_an_answer_that_is_refused_again_and_again_is_not_tried_without_pause() -> None:
+    resource = Resource("a=demo-a-1")
+    resource.refuses = [SWITCHOVER_RESULT]
+    begun = asyncio.get_running_loop().time()
+    await resource.look()
+    assert resource.keeper._dirty.is_set()
+    assert asyncio.get_running_loop().time() - begun >= cluster.AGAIN_S

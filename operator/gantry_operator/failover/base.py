@@ -94,6 +94,17 @@ class GroupWatch(ABC):
     def cell(self) -> Cell | None:
         """Who leads in which epoch, with which set; None: not known yet."""
 
+    async def known_cell(self, timeout_s: float = 15.0) -> Cell:
+        """The cell, as soon as it is known. Raises SwitchoverFailed."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            cell = self.cell
+            if cell is not None:
+                return cell
+            await self._next_look()
+        why = self.problem or (self.waits.reason if self.waits is not None else "nobody has answered yet")
+        raise SwitchoverFailed(f"it is not known who leads {self.group}: {why}")
+
     @property
     def still_counted(self) -> Sequence[int]:
         """Members that the plan has no more and that the group still counts in its majority (mode Raft)."""

@@ -8,13 +8,13 @@ changed, and again after one that failed.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from gantry_broker.config import BrokerConfig
 from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
@@ -24,7 +24,14 @@ from gantry_operator.failover.base import SwitchoverFailed
 from gantry_operator.kube import external, metrics, names, nameserver, volumes
 from gantry_operator.kube.availability import Availability
 from gantry_operator.kube.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
-from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT, parse_switchover
+from gantry_operator.kube.commands import (
+    SWITCHOVER,
+    SWITCHOVER_BEGUN,
+    SWITCHOVER_RESULT,
+    begun,
+    led_since,
+    parse_switchover,
+)
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.masters import Masters
 from gantry_operator.kube.mirror import Mirror
@@ -35,7 +42,7 @@ from gantry_operator.kube.report import Reporter
 from gantry_operator.kube.reports import ReportKeeper
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.state import Seen
-from gantry_operator.plan import Plan, plan
+from gantry_operator.plan import Plan, member_name, plan
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +83,8 @@ class ClusterKeeper:
         self._obeying: asyncio.Task[None] | None = None
         self._untold: tuple[str, str] | None = None
         """A wish that was fulfilled or not, and the answer that could not be written yet."""
+        self._answered = ("", 0)
+        """The last wish that was answered, and the version of the resource that has the answer."""
         api, mirrors, key = shared.api, shared.mirrors, (self.namespace, self.name)
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
         self._report = Reporter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
@@ -141,7 +150,7 @@ class ClusterKeeper:
     # ---- reconcile
 
     async def _reconcile_forever(self) -> None:
-        again = False
+        again = True  # Should this be begun again, then after a pass that failed.
         while True:
             try:
                 async with asyncio.timeout(AGAIN_S if again else None):
@@ -173,13 +182,13 @@ class ClusterKeeper:
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
             self._events.record("Warning", "SpecRefused", found.refused)
-            if self._cluster is None:
-                await self._go_on_without_spec(found)
+            begun = bool(self._masters.loops) or await self._go_on_without_spec(found)
             self._findings = found
-            return True
+            return begun
         self._take(cluster)
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
+        self._masters.keep(cluster)  # Before anything that may be refused.
         if complete and not cluster.paused:
             assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
@@ -187,23 +196,25 @@ class ClusterKeeper:
             found.problems += kept
             complete = complete and not kept
             complete = await self._reports.keep(cluster, self._plan, found) and complete
-        self._masters.keep(cluster)
         await self._masters.right_labels()
         self._findings = found
         self._obey_soon()
         self._obj = await self._reports.run_if_asked(cluster, self._obj) or self._obj
         return complete and not self._pods.lingering()
 
-    async def _go_on_without_spec(self, found: Findings) -> None:
+    async def _go_on_without_spec(self, found: Findings) -> bool:
         """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
-        brokers run with."""
+        brokers run with. False: it could not begin yet."""
         groups: dict[str, int] = {}
         known: dict[str, Any] = {}
+        servers: dict[str, int] = {}
         for live in self._objects.owned("StatefulSet"):
             group = live["metadata"]["labels"].get(names.GROUP_LABEL)
             if group is not None:
                 groups[group] = int(live["spec"]["replicas"])
                 known = self._running_with(group) or known
+            elif live["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.NAME_SERVER:
+                servers = {"replicas": int(live["spec"]["replicas"])}
         if groups:
             spec = [{"name": g, "members": n} for g, n in sorted(groups.items())]
             # Nobody is promoted by itself where that may have been forbidden.
@@ -212,13 +223,16 @@ class ClusterKeeper:
             wanted = (self._obj.get("spec") or {}).get("failover")
             automatic = not isinstance(wanted, dict) or wanted.get("automatic", True) is True
             cluster = BrokerCluster.make(
-                self.name, self.namespace, brokerGroups=spec, failover={"automatic": automatic}, **known
-            )
+                self.name, self.namespace, nameServers=servers, brokerGroups=spec, failover={"automatic": automatic},
+                **known,
+            )  # fmt: skip
             cluster.metadata.uid = self.uid
             self._take(cluster)
-            if await self._objects.keep_secret(cluster, found):
-                self._pods.admin_token = self._objects.token
-                self._masters.keep(cluster)
+            if not await self._objects.keep_secret(cluster, found):
+                return False
+            self._pods.admin_token = self._objects.token
+            self._masters.keep(cluster)
+        return True
 
     def _running_with(self, group: str) -> dict[str, Any]:
         """What of the spec the failover depends on, as the group's members were last configured."""
@@ -226,8 +240,10 @@ class ClusterKeeper:
         texts = [] if live is None else list((live.get("data") or {}).values())
         if not texts:
             return {}
-        config = BrokerConfig.model_validate_json(texts[0])
-        return {"mode": config.mode, "flush": config.flush, "minInSyncReplicas": config.min_in_sync}
+        # Not as a whole: an operator of another version may have written more into it.
+        config = json.loads(texts[0])
+        wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
+        return {field: config[name] for field, name in wanted.items() if name in config}
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
@@ -249,32 +265,51 @@ class ClusterKeeper:
 
     def _obey_soon(self) -> None:
         """`gantry switchover` asks by an annotation; the answer is another one. One wish at a time."""
-        text = (self._obj["metadata"].get("annotations") or {}).get(SWITCHOVER)
-        if text is not None and self._plan is not None and (self._obeying is None or self._obeying.done()):
-            self._obeying = asyncio.create_task(self._obey(text, self._plan))
+        meta = self._obj["metadata"]
+        text = (meta.get("annotations") or {}).get(SWITCHOVER)
+        if text is None or self._plan is None or (self._obeying is not None and not self._obeying.done()):
+            return
+        if text == self._answered[0] and int(meta["resourceVersion"]) < self._answered[1]:
+            return  # An event from before the answer; the one that follows it is still to come.
+        self._obeying = asyncio.create_task(self._obey(text, self._plan))
 
     async def _obey(self, text: str, wanted: Plan) -> None:
-        if self._untold is None or self._untold[0] != text:
-            self._untold = (text, await self._fulfil(text, wanted))
-        answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._untold)}
-        if (self._obj["metadata"].get("annotations") or {}).get(SWITCHOVER) == text:
-            answer[SWITCHOVER] = None  # A wish that has come meanwhile is still to be fulfilled.
         try:
-            patch = {"metadata": {"annotations": answer}}
-            self._obj = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
-            self._untold = None
+            if self._untold is None or self._untold[0] != text:
+                self._untold = (text, await self._fulfil(text, wanted))
+            answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._untold), SWITCHOVER_BEGUN: None}
+            if self._annotation(SWITCHOVER) == text:
+                answer[SWITCHOVER] = None  # A wish that has come meanwhile is still to be fulfilled.
+            await self._annotate(answer)
+            self._untold, self._answered = None, (text, int(self._obj["metadata"]["resourceVersion"]))
         except (ApiError, ApiUnavailable) as error:
             log.warning("answering a wish: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
     async def _fulfil(self, text: str, wanted: Plan) -> str:
+        """Raises ApiError and ApiUnavailable, and then nothing was begun."""
         try:
             group, to = parse_switchover(text, wanted)
-            return "done: " + await self._masters.loops[group].switchover(to, "asked for")
+            loop = self._masters.loops[group]
+            if to is None:
+                cell = await loop.known_cell()
+                done = led_since(self._annotation(SWITCHOVER_BEGUN), text, cell)
+                if done is not None:
+                    return f"done: {member_name(self.name, group, done)} leads {group} in epoch {cell.epoch}"
+                await self._annotate({SWITCHOVER_BEGUN: begun(text, cell)})
+            return "done: " + await loop.switchover(to, "asked for")
         except (SwitchoverFailed, ValueError) as error:
             said = f"failed: {error}"
             self._events.record("Warning", "SwitchoverFailed", said)
             return said
+
+    def _annotation(self, name: str) -> str | None:
+        return (self._obj["metadata"].get("annotations") or {}).get(name)
+
+    async def _annotate(self, annotations: dict[str, str | None]) -> None:
+        patch = {"metadata": {"annotations": annotations}}
+        self._obj = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
 
     # ---- what the status is made from
 
