@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from gantry_spark.decode import Where
+from gantry_spark.decode import LATEST_MS, Where
 from gantry_spark.errors import Expired, NoLog
 from gantry_spark.scan import LogBytes, Range, last_border, last_written, next_record, store_time_at
 
@@ -143,16 +143,27 @@ def _cuts(source: LogBytes, whole: Range, target: int) -> list[int]:
 
 
 def _wanted(parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
-    """Parts that may hold wanted records; a part's last time is at most the first time of the one after it."""
+    """Parts that may hold wanted records; a part's last time is at most the first time of the one after it.
+
+    A head has no checksum: a time that cannot be is not believed, nor is any of two that are out of order by more than
+    clocks may be off.
+    """
     kept = []
     for index, part in enumerate(parts):
         following = parts[index + 1] if index + 1 < len(parts) else None
         last = part.last_ms
         if last is None and following is not None:
             last = following.first_ms
-        if not where.excludes(part.first_ms, last, slack_ms):
-            kept.append(Part(part.segment, part.range, part.first_ms, last))
+        first, last = part.first_ms, _possible(last)
+        if first is not None and (_possible(first) is None or (last is not None and first - slack_ms > last)):
+            first = last = None
+        if not where.excludes(first, last, slack_ms):
+            kept.append(Part(part.segment, part.range, first, last))
     return kept
+
+
+def _possible(ms: int | None) -> int | None:
+    return ms if ms is not None and 0 < ms <= LATEST_MS else None
 
 
 def gaps(log: Log) -> list[tuple[int, int]]:

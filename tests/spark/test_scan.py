@@ -185,6 +185,29 @@ def test_a_segment_outside_the_times_is_not_read(tmp_path: Path) -> None:
     assert [p.segment for p in plan(log, 1 << 30, early)] == [0]
 
 
+@pytest.mark.parametrize("wrong", [-(2**62), 0, 1_600_000_000_000, 1_900_000_000_000, 2**62])
+@pytest.mark.parametrize("segment", [0, 3, -1])
+def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wrong: int) -> None:
+    """A head has no checksum, and where a segment begins its time says what the one before it holds."""
+    writer = LogWriter(tmp_path)
+    hour, start = 3_600_000, 1_700_000_000_000
+    writer.extend(Message(body=b"x" * 1000, store_ms=start + i * hour // 10) for i in range(400))
+    writer.write(DirectoryLog(find(str(tmp_path))).segments[segment].start + 56, wrong.to_bytes(8, "big", signed=True))
+    log = DirectoryLog(find(str(tmp_path)))
+    records = read_plain(tmp_path)[0]
+    assert wrong in {r.store_ms for r in records}
+    for bound in (start + n * hour for n in (5, 20, 36)):
+        for where in (Where(min_ms=bound), Where(max_ms=bound)):
+            found: list[int] = []
+            for part in plan(log, 20_000, where):
+                with log.open(part.segment) as source:
+                    for some in scan(source, part.range):
+                        assert isinstance(some, Records)
+                        found += (some.base + some.at)[where.rows(some)].tolist()
+            low, high = where.min_ms or -(2**63), where.max_ms or 2**63
+            assert found == [r.phys_offset for r in records if low <= r.store_ms <= high]
+
+
 def test_a_record_larger_than_a_block(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=4 << 20)
     writer.extend([Message(body=b"1"), Message(body=b"y" * 3_000_000), Message(body=b"2")])
