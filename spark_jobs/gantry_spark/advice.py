@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_spark.texts import size_text, span_text
+from gantry_spark.texts import count_text, size_text, span_text
 
 if TYPE_CHECKING:
     from gantry_spark.model import Context
@@ -48,7 +48,7 @@ def recommend(
     total = max(1, context.log_bytes)
     if groups and worst <= READ_EARLY * reserved and topic["bytes"] >= BIG * total and growth["fillsBeforeRetention"]:
         return SHORTEN, (
-            f"{why} All {len(groups)} consumer groups have read it up to {span_text(worst)} ago, records are kept "
+            f"{why} All consumer groups ({len(groups)}) have read it up to {span_text(worst)} ago, records are kept "
             f"for {reserved} h, and at {size_text(growth['bytesPerHour'])} an hour the disk is full in "
             f"{span_text(growth['hoursToFull'])}: {span_text(max(1.0, 2 * worst))} would do."
         )
@@ -59,12 +59,13 @@ def _lengthen(lost: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any
     parts = []
     if lost:
         worst = max(lost, key=lambda g: int(g["alreadyLostRecords"]))
-        parts.append(f"group {worst['group']} has missed {worst['alreadyLostRecords']:,} records that expired unread")
+        missed = count_text(worst["alreadyLostRecords"], "record")
+        parts.append(f"group {worst['group']} has missed {missed} that expired unread")
     if late:
         slow = max(late, key=lambda g: float(g["behindHours"]))
         parts.append(
-            f"group {slow['group']} is {span_text(slow['behindHours'])} behind, with {slow['behindRecords']:,} records "
-            f"to read"
+            f"group {slow['group']} is {span_text(slow['behindHours'])} behind, with "
+            f"{count_text(slow['behindRecords'], 'record')} to read"
         )
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}; records are kept for {reserved} h."
@@ -73,10 +74,11 @@ def _lengthen(lost: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any
 def _compact(topic: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], ratio: float, keyless: int) -> str:
     text = (
         f"{topic['supersededRecords']:,} of {topic['records']:,} records are older versions of "
-        f"{topic['distinctKeys']:,} keys: compaction saves {size_text(topic['savedBytes'])}, {ratio:.0%} of the topic."
+        f"{count_text(topic['distinctKeys'], 'key')}: compaction saves {size_text(topic['savedBytes'])}, "
+        f"{ratio:.0%} of the topic."
     )
     if keyless:
-        text += f" The {keyless:,} records without a key stay."
+        text += f" Records without a key stay: {keyless:,}."
     hurt = [g for g in groups if g["wouldLoseRecords"]]
     if hurt:
         worst = max(hurt, key=lambda g: int(g["wouldLoseRecords"]))
@@ -109,13 +111,13 @@ def _not_compact(topic: Mapping[str, Any], ratio: float) -> str:
             f"values; compaction would save {size_text(topic['savedBytes'])} ({ratio:.0%})."
         )
     if not topic["savedBytes"]:
-        return f"Compaction would save nothing: each of its {topic['distinctKeys']:,} keys has one version."
+        return f"Compaction would save nothing: each key has one version ({count_text(topic['distinctKeys'], 'key')})."
     if ratio >= WORTH:
         return (
             f"Compaction would save {size_text(topic['savedBytes'])} ({ratio:.0%}), but a part of the log is missing "
             f"(see the notes), and newest versions may have been there."
         )
     return (
-        f"Compaction would save {size_text(topic['savedBytes'])}, just {ratio:.0%}: there are "
-        f"{topic['distinctKeys']:,} keys in {topic['keyedRecords']:,} records."
+        f"Compaction would save {size_text(topic['savedBytes'])}, just {ratio:.0%}: "
+        f"{count_text(topic['distinctKeys'], 'key')} in {count_text(topic['keyedRecords'], 'record')}."
     )

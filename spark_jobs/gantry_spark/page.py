@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from gantry_spark import plots
 from gantry_spark.advice import COMPACT, LENGTHEN, SHORTEN
-from gantry_spark.texts import size_text, span_text
+from gantry_spark.texts import count_text, size_text, span_text
 
 _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
 _STYLE: Final = """
@@ -224,7 +224,9 @@ def _system(topics: Sequence[Mapping[str, Any]]) -> str:
 
 def _damage(damage: Mapping[str, Any]) -> str:
     rows = [(escape(d["log"]), f"{d['offset']:,}", f"{d['bytes']:,}", escape(d["reason"])) for d in damage["list"][:30]]
-    hint = f"{damage['places']} places of the log, {size_text(damage['bytes'])}, hold no records and were skipped."
+    hint = (
+        f"{count_text(damage['places'], 'place')} of the log, {size_text(damage['bytes'])}, held no records: skipped."
+    )
     return _section("Damage", hint, _table(("Log", "Offset", "Bytes", "Why"), rows, (1, 2)) if rows else "")
 
 

@@ -12,6 +12,11 @@ def size_text(count: float) -> str:
     return f"{count:,.1f} TiB"
 
 
+def count_text(count: int, name: str) -> str:
+    """1 key, 1,200 keys."""
+    return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
+
+
 def span_text(hours: float) -> str:
     """A length of time: 3.5 h, 12.0 days."""
     return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"

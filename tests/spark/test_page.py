@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_spark.advice import recommend
 from gantry_spark.forecast import Disk, forecast
 from gantry_spark.model import Context, build
 from gantry_spark.page import render
@@ -58,6 +59,7 @@ def report() -> dict[str, Any]:
 
 def test_the_figures_of_the_made_up_report() -> None:
     made = report()
+    assert 'hint">1 place of the log, 9 B, held' in render(made)
     prices = made["topics"][0]
     assert prices["topic"] == "Prices"
     assert prices["savedBytes"] == (3000 - 49) * 300
@@ -68,6 +70,21 @@ def test_the_figures_of_the_made_up_report() -> None:
     assert made["retries"] == [
         {"group": "billing", "retries": 3000, "retryBytes": 300_000, "deadLetters": 0, "deadLetterBytes": 0}
     ]
+
+
+def test_one_is_said_as_one() -> None:
+    topic = {"kind": "user", "records": 1, "bytes": 900, "keyedRecords": 1, "unclearKeys": 0, "compactable": True,
+             "distinctKeys": 1, "savedBytes": 0}  # fmt: skip
+    why = "Compaction would save nothing: each key has one version (1 key)."
+    growth = {"fillsBeforeRetention": True, "bytesPerHour": 9, "hoursToFull": 4.0}
+    assert recommend(topic, [], growth, Context("demo", NOW)) == ("leave", why)
+    group = {"group": "g", "alreadyLostRecords": 0, "behindRecords": 0, "behindHours": 0.0, "wouldLoseRecords": 0}
+    assert f"{why} All consumer groups (1) have" in recommend(topic, [group], growth, Context("demo", NOW))[1]
+    hurt = group | {"alreadyLostRecords": 1, "behindRecords": 1, "behindHours": 99.0}
+    assert recommend(topic, [hurt], growth, Context("demo", NOW))[1] == (
+        "Group g has missed 1 record that expired unread; group g is 4.1 days behind, with 1 record to read; "
+        "records are kept for 72 h."
+    )
 
 
 @pytest.mark.parametrize(

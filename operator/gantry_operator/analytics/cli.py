@@ -252,9 +252,13 @@ def _show(report: dict[str, Any]) -> None:
     full = f"; the disk is full at {growth['fullAt']}" if growth["fillsBeforeRetention"] else ""
     note(f"growth: {size(growth['bytesPerHour'])} an hour{full}")
     if report["damage"]["places"]:
-        note(f"damage: {report['damage']['places']} places, {size(report['damage']['bytes'])}; see the report")
+        note(f"damage: {_damage(report['damage'])}; see the report")
     for text in report["notes"]:
         note(f"note: {text}")
+
+
+def _damage(found: dict[str, Any]) -> str:
+    return f"{found['places']:,} place{'' if found['places'] == 1 else 's'}, {size(found['bytes'])}"
 
 
 def compact(
@@ -301,8 +305,7 @@ def compact(
         f"{size(done['bytes'])}; {done['keptRecords']:,} stay"
     )
     if done["damage"]["places"]:
-        bad = done["damage"]
-        note(f"damage: {bad['places']} places, {size(bad['bytes'])}; newest versions may have been there")
+        note(f"damage: {_damage(done['damage'])}; newest versions may have been there")
     for store in done["stores"]:
         note(f"written: {store['path']} ({store['log']}: {store['records']:,} records, {size(store['bytes'])})")
 
