@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -94,11 +94,14 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             "stores": [],
         }
         if out is not None:
+            # The records that were counted may go on beyond what was there when the logs were listed.
+            logs = Options(options).logs()
             around = surroundings(logs, job.token_file)
             for log in logs:
                 root = out if len(logs) == 1 else out / log.name
                 kept = _kept_places(keys, log.name, gone_before)
-                result["stores"].append(_write(log, topic, kept, root, around, counting.options))
+                within = counting.ranges(log.name)
+                result["stores"].append(_write(log, topic, kept, within, root, around, counting.options))
             written = sum(s["bytes"] for s in result["stores"])
             if written != result["keptBytes"]:
                 raise OutputError(
@@ -197,7 +200,13 @@ class _Writer:
 
 
 def _write(
-    log: Any, topic: str, kept: Ints, root: Path, around: Surroundings, options: dict[str, str]
+    log: Any,
+    topic: str,
+    kept: Ints,
+    within: Sequence[tuple[int, int]],
+    root: Path,
+    around: Surroundings,
+    options: dict[str, str],
 ) -> dict[str, Any]:
     folder = root / "commitlog"
     try:
@@ -206,7 +215,7 @@ def _write(
         writer = _Writer(folder, size)
         queues = 0
         try:
-            for records in _of_topic(log, topic, options):
+            for records in _of_topic(log, topic, within, options):
                 queues = max(queues, int(records.field("queue_id").max()) + 1)
                 chosen = _chosen(records, kept)
                 if len(chosen):
@@ -223,10 +232,10 @@ def _write(
     return {"log": log.name, "path": str(root), "records": writer.records, "bytes": writer.written}
 
 
-def _of_topic(log: Any, topic: str, options: dict[str, str]) -> Iterator[Records]:
+def _of_topic(log: Any, topic: str, within: Sequence[tuple[int, int]], options: dict[str, str]) -> Iterator[Records]:
     where = Where(topics=frozenset({topic}))
     verify = Options(options).verify
-    for part in plan(log, PIECE, Where()):
+    for part in plan(log, PIECE, Where(), within):
         with log.open(part.segment) as source:
             for found in scan(source, part.range, verify):
                 if not isinstance(found, Records):

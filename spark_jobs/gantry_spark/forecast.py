@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -38,16 +38,27 @@ class Disk:
         return self.free == other.free or (near and self.place != "" and self.place == other.place)
 
 
+def newest_hour(hours: Iterable[int], now_ms: int) -> int:
+    """The last of these hours since 1970. After a record from the future, of a clock that was ahead or a damaged head,
+    all others would seem to be old, and the log to be idle."""
+    present = now_ms // HOUR_MS
+    known = sorted(hours)
+    return max((h for h in known if h <= present), default=known[-1] if known else present)
+
+
+def first_hour(hours: Iterable[int], otherwise: int) -> int:
+    """The first of these hours; that of 1970 is where times lie that a damaged head has and that cannot be."""
+    return min((h for h in hours if h > 0), default=otherwise)
+
+
 def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reserved_hours: int) -> dict[str, Any]:
     """Growth by hour (`hours`: bytes by hour since 1970, of all that the logs hold) and what it leads to.
 
     The rate is that of the last full hours, up to `LOOK_BACK_H`, idle ones counted. Retention keeps a log at the rate
     times the reserved hours; only if the disk is smaller than that it fills, and then the broker deletes earlier.
     """
-    present = now_ms // HOUR_MS
-    # After a record from the future, of a clock that was ahead or a damaged head, the log would seem to be idle.
-    newest = max((h for h in hours if h <= present), default=max(hours, default=present))
-    first = min(hours, default=newest)
+    newest = newest_hour(hours, now_ms)
+    first = first_hour(hours, newest)
     start = max(first, newest - LOOK_BACK_H)
     span_h = newest - start
     if span_h >= 2:

@@ -13,7 +13,7 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 
 from gantry_spark.advice import recommend
 from gantry_spark.figures import SUMS
-from gantry_spark.forecast import HOUR_MS, Disk, forecast
+from gantry_spark.forecast import HOUR_MS, Disk, first_hour, forecast, newest_hour
 from gantry_spark.summary import GroupOffset, Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
@@ -65,8 +65,8 @@ def iso(ms: int | None) -> str | None:
 def build(summary: Summary, context: Context) -> dict[str, Any]:
     """The whole report, as it is written to report.json."""
     by_topic = _ByTopic(summary)
-    newest_ms = max((r["max_ms"] for r in summary.queues), default=context.now_ms)
-    topics = [_topic(name, by_topic, context, newest_ms) for name in sorted(by_topic.queues)]
+    newest = newest_hour({h["hour"] for h in summary.hours}, context.now_ms)
+    topics = [_topic(name, by_topic, context, newest) for name in sorted(by_topic.queues)]
     groups = _groups(summary, context, {t["topic"] for t in topics if t["compactable"]})
     topics.sort(key=lambda t: (t["kind"] != "user", -t["savedBytes"], -t["bytes"], t["topic"]))
     hours = _per_hour(summary.hours) if context.hours is None else context.hours
@@ -127,7 +127,7 @@ def _grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return result
 
 
-def _topic(name: str, summary: _ByTopic, context: Context, newest_ms: int) -> dict[str, Any]:
+def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[str, Any]:
     rows = summary.queues[name]
     total = {column: sum(r[column] for r in rows) for column in SUMS}
     keys = next(iter(summary.topic_keys[name]), None)
@@ -157,7 +157,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest_ms: int) -> di
         "compactable": compactable,
         "savedRecords": total["keyed"] - keys["kept"] if compactable and keys else 0,
         "savedBytes": total["keyed_bytes"] - keys["kept_bytes"] if compactable and keys else 0,
-        "savingByWindow": _windows(hours, kept, newest_ms) if compactable else [],
+        "savingByWindow": _windows(hours, kept, newest) if compactable else [],
         "versions": _versions(summary.versions[name]),
         "hotKeys": [
             {"key": h["key"], "records": h["n"], "bytes": h["bytes"], "share": _ratio(h["n"], total["n"])}
@@ -209,14 +209,12 @@ def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) ->
     return result
 
 
-def _windows(hours: list[Row], kept: Mapping[int, Row], newest_ms: int) -> list[dict[str, Any]]:
+def _windows(hours: list[Row], kept: Mapping[int, Row], newest: int) -> list[dict[str, Any]]:
     """What compacting only the records of the last hours would save: a newer version is always in the same window."""
-    newest_hour = newest_ms // HOUR_MS
-    oldest = hours[0]["hour"] if hours else newest_hour
+    oldest = first_hour((h["hour"] for h in hours), newest)
     result = []
-    for window in (*[w for w in WINDOWS_H if newest_hour - w + 1 > oldest], None):
-        first = oldest if window is None else newest_hour - window + 1
-        inside = [h for h in hours if h["hour"] >= first]
+    for window in (*[w for w in WINDOWS_H if newest - w + 1 > oldest], None):
+        inside = [h for h in hours if window is None or h["hour"] > newest - window]
         total = sum(h["bytes"] for h in inside)
         saved = sum(h["keyed_bytes"] - kept.get(h["hour"], {"kept_bytes": 0})["kept_bytes"] for h in inside)
         result.append({"hours": window, "bytes": total, "savedBytes": saved, "savedRatio": _ratio(saved, total)})

@@ -27,6 +27,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gantry_spark import state as states
+from gantry_spark.directory import UNSETTLED
 from gantry_spark.errors import Expired, NoSuchTopic, SourceError
 from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.layout import BLANK_HEAD, MAGIC_V1, MAGIC_V2
@@ -34,7 +35,7 @@ from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
 from gantry_spark.plan import Log, gaps, must_hold_records
-from gantry_spark.scan import Range, store_time_at
+from gantry_spark.scan import Range, Records, scan, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options, doubts_of
 from gantry_spark.summary import (
@@ -137,12 +138,12 @@ def run(spark: SparkSession, job: Job) -> Done:
         counting = Counting(spark, place, options, logs, name)
         rows = counting.rows(since_ms)
         logger.info("%s bytes of log are counted", f"{counting.scanned:,}")
-        rows, topics = _chosen(rows, job.topics)
-        keys_at = f"reports/{name}/keys"
-        found = summarize(rows)
         # Of the whole log there are the same figures already, unless a part was chosen.
         part = bool(job.topics) or since_ms is not None
         counts = counting.counts() if part else rows.filter("kind = 'count'")
+        rows, topics = _chosen(rows, counts, job.topics)
+        keys_at = f"reports/{name}/keys"
+        found = summarize(rows)
         found.spans = queue_spans(counts) if part else found.queues
         newest_by_key(rows, found.spread).write.mode("overwrite").parquet(place.url(keys_at))
         keys = spark.read.parquet(literal(place.url(keys_at)))
@@ -249,22 +250,28 @@ class Counting:
     def rows(self, since_ms: int | None) -> DataFrame:
         """The rows of the records stored since then, counted now or by an earlier run."""
         before = states.State.from_json(self.place.read(STATE))
-        self._clean(before.runs)
         self._must_have(before)
+        if not before.runs <= {name.removeprefix("run=") for name in self.place.names(ROWS)}:
+            before = states.State()  # Somebody has removed rows.
+        self._clean(before.runs)
         now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
         ahead = states.unread(before, now, _marks(self.logs, before.segments))
         counted: dict[tuple[str, int], states.Counted] = {}
         damaged: dict[tuple[str, int], int] = {}
+        marks: list[states.Known] = []
         if ahead.ranges:
             logger.info("reading %s bytes of %d logs", f"{ahead.bytes:,}", len(ahead.ranges))
             self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
             for r in counted_segments(self._read([self.run])):
                 place = (r["log"], r["segment"])
                 damaged[place] = r["damaged"] or 0
-                if r["end"] is not None:
-                    counted[place] = states.Counted(r["end"], r["min_ms"], r["max_ms"], r["begin"], r["checksum"])
+                if r["marks"]:
+                    *earlier, (end, begin, checksum) = sorted(tuple(mark) for mark in r["marks"])
+                    counted[place] = states.Counted(end, r["min_ms"], r["max_ms"], begin, checksum)
+                    marks += [states.Known(*place, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
         state = states.after(ahead, now, self.run, counted)
-        state = states.marked(state, _ended(self.logs, states.ended(state, self.run)))
+        state = states.marked(state, _ended(self.logs, states.ended(state, self.run), Options(self.options).verify))
+        state = states.marked(state, _undone(self.logs, ahead, marks))
         ends = {(k.log, k.segment): max(k.end, damaged.get((k.log, k.segment), 0)) for k in state.segments}
         unwritten = sum(
             log.segments[-1].limit - ends[log.name, log.segments[-1].start] for log in self.logs if log.segments
@@ -297,6 +304,10 @@ class Counting:
                 f"log {min(gone)} was there in the last run, and nobody answers for it: {'; '.join(doubts)}"
             )
         self.notes += [f"{log}: it was there in the last run, and is not any more: left out" for log in sorted(gone)]
+
+    def ranges(self, log: str) -> list[tuple[int, int]]:
+        """What is counted of a log, once `rows` was called: records that start there."""
+        return [(k.segment, k.end) for k in self._segments if k.log == log]
 
     def counts(self) -> DataFrame:
         """The counts of the whole log, once `rows` was called, whatever its window: what there is to read, and how fast
@@ -396,19 +407,33 @@ def _marks(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[
     return {place: None if data is None else crc32(data) for place, data in found.items()}
 
 
-def _ended(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
+def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Known]) -> dict[tuple[str, int], None]:
+    """The segments of which the bytes before a place at which a task began are not those any more that were counted: by
+    an earlier run, or by another task. `marks`: where tasks ended."""
+    least = {log.name: log.segments[-1].limit - UNSETTLED for log in logs if log.segments}
+    old = [k for k in ahead.kept if any(a == k.end for a, _ in ahead.ranges.get(k.log, ()))]
+    mine = [*old, *(k for k in marks if k.border > least[k.log])]
+    return {(k.log, k.segment): None for k in mine if _marks(logs, [k]) != {(k.log, k.segment): k.mark}}
+
+
+def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], int | None]:
     """The marks of segments that were read to their end: what follows the last record there is a filler, which may be
     undone with the records after it.
 
     None: it was undone meanwhile, so that a record stands there that was not counted, or others before it.
     """
+    places = _places(logs)
     found: dict[tuple[str, int], int | None] = {}
     around = _around(logs, segments)
     for known in segments:
         data = around.get((known.log, known.segment))
         before = known.border - known.begin
-        if data is not None and (crc32(data[:before]) != known.mark or _is_message(data[before:])):
+        if data is not None and crc32(data[:before]) != known.mark:
             data = None
+        # A damaged record stays where it is.
+        if data is not None and _is_message(data[before:]):
+            log, index = places[known.log, known.segment]
+            data = None if _has_record(log, index, known.border, verify) else data
         found[known.log, known.segment] = None if data is None else crc32(data)
     return found
 
@@ -417,9 +442,22 @@ def _is_message(head: bytearray) -> bool:
     return len(head) == BLANK_HEAD and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
 
 
+def _has_record(log: Any, index: int, at: int, verify: bool) -> bool:
+    """Whether a good record begins there, or nobody can tell."""
+    segment = log.segments[index]
+    whole = Range(at, at + 1, segment.limit, segment.end, index == len(log.segments) - 1)
+    with contextlib.suppress(Expired), log.open(index) as source:
+        return isinstance(next(scan(source, whole, verify), None), Records)
+    return True
+
+
+def _places(logs: Sequence[Any]) -> dict[tuple[str, int], tuple[Any, int]]:
+    return {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
+
+
 def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], bytearray | None]:
     """By log and segment the bytes around the last counted record's end; None: they cannot be had."""
-    places = {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
+    places = _places(logs)
     return {
         (known.log, known.segment): _bytes_around(*places[known.log, known.segment], known)
         for known in segments
@@ -437,13 +475,16 @@ def _bytes_around(log: Any, index: int, known: states.Known) -> bytearray | None
     return None
 
 
-def _chosen(rows: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
-    """The rows of the topics that match, and these topics (None: all). Damage belongs to none and stays."""
+def _chosen(rows: DataFrame, counts: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
+    """The rows of the topics that match, and these topics (None: all). Damage belongs to none and stays.
+
+    `counts`: those of the whole log, since in a window a topic may have no record.
+    """
     if not patterns:
         return rows, None
     from pyspark.sql import functions as f
 
-    names = [r["topic"] for r in rows.filter(f.col("kind") == "count").select("topic").distinct().collect()]
+    names = [r["topic"] for r in counts.select("topic").distinct().collect()]
     topics = {n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)}
     if not topics:
         raise NoSuchTopic(

@@ -59,7 +59,7 @@ class Summary:
     @property
     def spread(self) -> bool:
         """Whether a key can be in more than one log, or in queues of more than one block."""
-        return len({q["log"] for q in self.queues}) > 1 or any(q["queue_id"] >= QUEUES for q in self.queues)
+        return len({q["log"] for q in self.queues}) > 1 or any(not 0 <= q["queue_id"] < QUEUES for q in self.queues)
 
 
 def _rows(frame: DataFrame) -> list[Row]:
@@ -68,16 +68,16 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 def counted_segments(rows: DataFrame) -> list[Row]:
     """Per log and segment of these rows: end of the last record (null: it has none), least and greatest store time,
-    start and checksum of the bytes before that end, and the end of the last damaged place."""
+    where tasks ended with the start and checksum of the bytes before that, and the end of the last damaged place."""
     segments = rows.filter(f.col("kind").isin("count", "end", "damage")).groupBy("log", "segment")
     return _rows(
         segments.agg(
             f.max("end").alias("end"),
             f.min("min_ms").alias("min_ms"),
             f.max("max_ms").alias("max_ms"),
-            f.max(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("mark"),
+            f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("marks"),
             f.max(f.when(f.col("kind") == "damage", f.col("phys") + f.col("bytes"))).alias("damaged"),
-        ).select("*", f.col("mark.phys").alias("begin"), f.col("mark.bits").alias("checksum"))
+        )
     )
 
 
@@ -267,18 +267,20 @@ def _summarize_groups(
         )
     )
     on = ["log", "topic", "queue_id"]
-    first = f.col("bucket") * MARK_BITS
-    skip = f.least(f.lit(MARK_BITS - 1), f.greatest(f.lit(0), f.col("offset") - first)).cast("int")
+    # By buckets: offsets of a damaged head are anywhere, and sums with them may be more than a number holds.
+    at = f.call_function("shiftright", f.col("offset"), f.lit(MARK_BITS.bit_length() - 1))
+    skip = f.when(f.col("bucket") > at, 0).otherwise(f.col("offset").bitwiseAND(MARK_BITS - 1)).cast("int")
     ahead_bits = f.call_function("shiftrightunsigned", f.col("bits"), skip)
     none = f.lit(None).cast("long")
     marks = rows.filter(f.col("kind") == "mark").select(*on, "bucket", "bits").join(table, on)
-    ahead = marks.filter((first + MARK_BITS) > f.col("offset")).select(
+    ahead = marks.filter(f.col("bucket") >= at).select(
         "group", *on, f.bit_count(ahead_bits).cast("long").alias("keyed"), none.alias("kept"), none.alias("oldest")
     )
     newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
     stays = newest.select("group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest"))
     spans = counts.select(*on, "max_qo", "min_ms").join(table, on)
-    unread = spans.filter(f.col("max_qo") >= f.col("offset")).select(
+    # A time in the first hour of 1970 is that of a damaged head.
+    unread = spans.filter((f.col("max_qo") >= f.col("offset")) & (f.col("min_ms") >= HOUR_MS)).select(
         "group", *on, none.alias("keyed"), none.alias("kept"), f.col("min_ms").alias("oldest")
     )
     whole = ahead.unionByName(stays).unionByName(unread).groupBy("group", *on)

@@ -136,6 +136,10 @@ def test_damage_and_what_expires_is_said(
     damage = compact(spark, job, "Table", None)["damage"]
     assert damage["places"] == 1
     assert damage["bytes"] >= 40
+    promised = next(t for t in run(spark, job).report["topics"] if t["topic"] == "Table")
+    done = compact(spark, job, "Table", tmp_path / "damaged")
+    left = sum(r.size for r in read_plain(tmp_path / "damaged")[0])
+    assert (done["savedBytes"], left) == (promised["savedBytes"], promised["bytes"] - promised["savedBytes"])
 
     def expires(*_: object) -> Surroundings:
         (store / "commitlog" / f"{0:020d}").unlink()
@@ -145,6 +149,30 @@ def test_damage_and_what_expires_is_said(
     says = rf"output {tmp_path}/out is not whole: .*{0:020d} is gone; delete the directory and run this again"
     with pytest.raises(OutputError, match=says):
         compact(spark, job, "Table", tmp_path / "out")
+
+
+def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a file are there up to a page's end: records that come later begin, and end, on both sides of it."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    writer.extend(Message("Table", 0, b"x" * 500, f"k{i % 10}", store_ms=START) for i in range(30))
+
+    def listed(*_: object) -> None:
+        writer.extend(Message("Table", 0, b"y" * 500, f"k{i % 10}", store_ms=START) for i in range(20))
+
+    def counted(*_: object) -> Surroundings:
+        writer.extend(Message("Table", 0, b"z" * 500, None, store_ms=START) for _ in range(20))
+        return Surroundings()
+
+    monkeypatch.setattr("gantry_spark.compact.must_be_whole", listed)
+    monkeypatch.setattr("gantry_spark.compact.surroundings", counted)
+    done = compact(spark, Job(paths=(str(root),), now_ms=NOW), "Table", out)
+    after, lost = read_plain(out)
+    assert not lost
+    assert done["records"] > 30
+    assert (done["keptRecords"], len(after), len({r.props["KEYS"] for r in after})) == (10, 10, 10)
 
 
 def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:

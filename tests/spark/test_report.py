@@ -17,6 +17,7 @@ from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.main import summary_of
 from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
+from gantry_spark.state import unread
 from gantry_spark.summary import counted_segments
 from gantry_spark.surroundings import surroundings
 from plainlog import LogWriter, Message, read_plain
@@ -204,6 +205,9 @@ def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> No
     assert {t["topic"] for t in report["topics"]} == {"Prices", "Customers"}
     with pytest.raises(SourceError, match=r"no topic matches Nothing; there are .*Prices"):
         run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
+    # A topic that is there, but has no record in the window.
+    quiet = Job(paths=(str(root),), now_ms=NOW, topics=("Prices",), since_ms=NOW)
+    assert "No record of the log was looked at" in run(spark, quiet).report["notes"][-1]
 
 
 def test_the_disk_fills_with_the_whole_log(
@@ -277,6 +281,40 @@ def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None
     assert (topic["firstStoreTime"][:10], topic["lastStoreTime"][:10]) == ("1970-01-01", "9999-12-31")
 
 
+def test_a_store_time_that_cannot_be_is_in_no_other_figures_way(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.extend(Message("Prices", 0, b"x" * 100, f"k{i % 7}", store_ms=START + i * HOUR // 4) for i in range(150))
+    write_offsets(root, {("slow", "Prices", 0): 140})
+    job = Job(paths=(str(root),), now_ms=NOW)
+    before = run(spark, job).report
+    writer.extend(Message("Prices", 0, b"x" * 100, "k0", store_ms=ms) for ms in (-1, 2**62))
+    after = run(spark, job).report
+    for name in ("bytesPerHour", "steadyBytes", "hours"):
+        assert after["growth"][name] == before["growth"][name]
+    assert after["groups"][0]["behindHours"] == before["groups"][0]["behindHours"]
+    (one,), (other,) = before["topics"], after["topics"]
+    assert (one["recommendation"], other["recommendation"]) == ("compact", "compact")
+    assert (
+        [w["hours"] for w in other["savingByWindow"]] == [w["hours"] for w in one["savingByWindow"]] == [1, 6, 24, None]
+    )
+    for old, new in zip(one["savingByWindow"], other["savingByWindow"], strict=True):
+        assert abs(new["bytes"] - old["bytes"]) < 1000
+
+
+def test_queue_offsets_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    writer = LogWriter(root)
+    writer.extend(Message("Prices", 0, b"x", f"k{i}", store_ms=START) for i in range(10))
+    for number in (2**63 - 1, -(2**63)):
+        writer.offsets["Prices", 0] = number
+        writer.append(Message("Prices", 0, b"x", "k1", store_ms=START))
+    table = {("slow", "Prices", 0): 3}
+    write_offsets(root, table)
+    offsets = {(group, root.name, topic, queue): at for (group, topic, queue), at in table.items()}
+    assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], offsets)
+
+
 def test_names_that_spark_takes_for_patterns(spark: SparkSession, tmp_path: Path) -> None:
     """The second run reads what the first has counted."""
     root, out = tmp_path / "st{o}re[1]*", tmp_path / "o?ut [1] {a,b}\\*"
@@ -292,6 +330,21 @@ def test_queues_beyond_the_first_64(spark: SparkSession, tmp_path: Path) -> None
     writer = LogWriter(root)
     writer.extend(Message("It's", queue * 40, key=str(i)) for i in range(5) for queue in range(3))
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], {})
+    # Nor is there any below 0, but in a damaged head.
+    below = LogWriter(tmp_path / "below")
+    below.extend(Message("Prices", queue, key=str(i)) for i in range(5) for queue in (-7, 0))
+    assert_matches(run(spark, Job(paths=(str(below.root),), now_ms=NOW)).report, [below.root], {})
+
+
+def test_rows_that_were_removed_are_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = make_log(root, 5, 60)
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    run(spark, job)
+    writer.extend(messages(random.Random(6), 20, 30, 1))
+    run(spark, job)
+    shutil.rmtree(min((out / "state" / "rows").iterdir()))
+    assert_matches(run(spark, job).report, [root], {})
 
 
 def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSession, tmp_path: Path) -> None:
@@ -311,6 +364,16 @@ def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSessio
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         run(spark, Job(paths=(str(root),), out=str(tmp_path / "file" / "out"), now_ms=NOW))
+
+
+def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
+    """The log is cut off at `end`, and others are written there."""
+    for path in (writer.root / "commitlog").iterdir():
+        if int(path.name) > end:
+            path.unlink()
+    writer.write(end, bytes(min(writer.end, end - end % writer.segment + writer.segment) - end))
+    writer.end, writer.offsets = end, dict(offsets)
+    writer.extend(new)
 
 
 def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
@@ -368,15 +431,6 @@ def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
 ) -> None:
     """The next run must not take what it finds there for what was counted."""
     out = tmp_path / "out"
-
-    def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
-        for path in (writer.root / "commitlog").iterdir():
-            if int(path.name) > end:
-                path.unlink()
-        writer.write(end, bytes(min(writer.end, end - end % writer.segment + writer.segment) - end))
-        writer.end, writer.offsets = end, offsets
-        writer.extend(new)
-
     # In the middle of the last segment; and before a filler, where another segment follows again.
     cases = (
         ([b"undone"] * 5, [Message("Table", 0, b"undone", f"new-{i}") for i in range(5)]),
@@ -402,6 +456,72 @@ def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
         report = run(spark, job).report
         assert report["totals"]["records"] == 150 + len(new)
         assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was as the run before had left it when it was compared, and is another one when a task comes to it."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
+    confirmed, offsets = writer.end, dict(writer.offsets)
+    writer.extend(Message("Table", 0, b"undone", f"old-{i}") for i in range(5))
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    assert run(spark, job).report["totals"]["records"] == 155
+    writer.extend(Message("Table", 0, b"undone", f"older-{i}") for i in range(5))
+
+    def compared(*args: Any) -> Any:
+        ahead = unread(*args)
+        undone(writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)])
+        return ahead
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gantry_spark.state.unread", compared)
+        run(spark, job)
+    report = run(spark, job).report
+    assert report["totals"]["records"] == 170
+    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes that the last task has read are there still, but not all of those that came before."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
+    confirmed, offsets = writer.end, dict(writer.offsets)
+    after = [Message("Table", 0, b"after", f"a{i}") for i in range(100)]
+    writer.extend([*(Message("Table", 0, b"undone", f"old-{i}") for i in range(100)), *after])
+    new = [*(Message("Table", 0, b"undone", f"new-{i}") for i in range(100)), *after]
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW, read_options={"partitionBytes": "5000"})
+
+    def counted(*args: Any) -> Any:
+        rows = counted_segments(*args)
+        undone(writer, confirmed, offsets, new)
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gantry_spark.report.counted_segments", counted)
+        run(spark, job)
+    report = run(spark, job).report
+    assert report["totals"]["records"] == 300
+    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    """It is no record that was not there yet."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(100))
+    writer.write(max(place for place in places if place < writer.segment) + 500, b"damage")
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    first = run(spark, job).report
+    assert first["damage"]["places"] == 1
+    second = run(spark, job).report
+    assert second["scan"]["scannedBytes"] < 4096
+    assert without_run(second) == without_run(first)
 
 
 def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
