@@ -39,6 +39,15 @@ class BadDisk:
         return sync
 
 
+def _config(tmp_path: Path, **options: Any) -> BrokerConfig:
+    port, http_port, group_port = free_ports(3)
+    return BrokerConfig.model_validate(
+        {"cluster": "test", "group": "a", "member": 0, "name": "a-0", "data_dir": tmp_path / "a",
+         "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port,
+         "member_address": f"127.0.0.1:{port}", "group_address": f"127.0.0.1:{group_port}", **options}
+    )  # fmt: skip
+
+
 def _put(body: bytes) -> Put:
     return Put("T", 0, 0, 0, time.time_ns() // 1_000_000, b"\x7f\0\0\x01\0\0\x2a\xaf", body, b"")
 
@@ -57,19 +66,14 @@ async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
             started.set()
 
     monkeypatch.setattr(main, "BrokerProcess", Watched)
-    port, http_port, group_port = free_ports(3)
-    config = BrokerConfig.model_validate(
-        {"cluster": "test", "group": "a", "member": 0, "name": "a-0", "data_dir": tmp_path / "a",
-         "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port, "flush": flush,
-         "member_address": f"127.0.0.1:{port}", "group_address": f"127.0.0.1:{group_port}"}
-    )  # fmt: skip
+    config = _config(tmp_path, flush=flush)
     started = asyncio.Event()
     first = asyncio.create_task(main.run(config))
     async with asyncio.timeout(20):
         await started.wait()
         broker = made[0].broker
         me = broker.replication.me
-        await broker.replication.assign(Assignment(Cell().promoted(me, [me]), f"127.0.0.1:{port}"))
+        await broker.replication.assign(Assignment(Cell().promoted(me, [me]), config.member_address))
         broker.append([_put(b"flushed")])
         broker.appended(None)
         while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (a thread says it)
@@ -102,6 +106,25 @@ async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
         assert bodies == [b"flushed", b"not flushed"]
         again.must_end.set()
         await second
+
+
+async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = BadDisk(monkeypatch)
+    config = _config(tmp_path, flush="Async", settings={"flushIntervalCommitLog": 600_000})
+    process = main.BrokerProcess(config)
+    await process.start()
+    broker = process.broker
+    me = broker.replication.me
+    await broker.replication.assign(Assignment(Cell().promoted(me, [me]), config.member_address))
+    broker.append([_put(b"not flushed")])
+    broker.appended(None)
+    disk.failed = True
+    with pytest.raises(OSError, match="Input/output error"):
+        await process.stop()
+    held = orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())
+    assert (held["boot"], held["clean"]) == ("", False)
 
 
 @pytest.mark.parametrize("relieved", [True, False], ids=["another leads", "nobody takes over"])

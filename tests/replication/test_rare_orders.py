@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
@@ -255,3 +256,101 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
         bad_sector.clear()
         index.stalled = False
         await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)
+
+
+class Shorts:
+    """The steps of a cut; at the given one there is no descriptor."""
+
+    STEPS = ("erase", "sync", "set_history", "queues", "index")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: str) -> None:
+        self.happened = 0
+        store = node.store
+        assert store.index is not None
+        where: dict[str, tuple[object, str]] = {
+            "erase": (store.log, "_erase"),
+            "sync": (store.log, "sync"),
+            "set_history": (cutting, "set_history"),
+            "queues": (store.queues, "cut"),
+            "index": (store.index, "cut"),
+        }
+        owner, name = where[step]
+        real = getattr(owner, name)
+
+        def short(*given: Any, **named: Any) -> Any:
+            if not self.happened and (step != "set_history" or given[0] is store):
+                self.happened += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, short)
+
+
+def _shown(node: Node) -> list[bytes]:
+    got = node.store.get("T", 0, 0, 100, 1 << 22)
+    return [r.body for r in decode_records(got.data)]
+
+
+@pytest.mark.parametrize("unclean", [True, False], ids=["of what was confirmed", "of a tail"])
+@pytest.mark.parametrize("step", Shorts.STEPS)
+async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, unclean: bool
+) -> None:
+    """What has been cut in one place and not in another must not be gone on with: readers would see what is undone."""
+    async with Group(tmp_path, 2) as group:
+        old, new = await _one_is_away(group)
+        group.cell = group.cell.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))
+        await group.tell((0,))
+        for number in range(3):
+            old.put(b"only here %d" % number)
+        await asyncio.sleep(0.1)
+        assert (old.store.confirmed == old.store.end) is unclean
+        await old.stop()
+        await new.start()
+        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        await group.tell((1,))
+        for number in range(5):
+            await new.put(b"the leader's, and longer: %d" % number)
+        await old.start()
+        shorts = Shorts(monkeypatch, old, step)
+        await old.service.assign(Assignment(group.cell, new.address, unclean))
+        await until(lambda: _same(old, new) or old.store.failed is not None, "it goes on or ends", PATIENCE_S)
+        if old.store.failed is not None:
+            await old.stop(clean=False)
+            await old.start()
+            group.cell = group.cell.with_set(group.ids(1))
+            await group.tell((1,))
+            await old.service.assign(Assignment(group.cell, new.address, unclean))
+            await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
+        assert shorts.happened or (not unclean and step in ("queues", "index"))
+        assert _shown(old) == _shown(new) == new.bodies()
+
+
+async def test_a_reset_to_the_beginning_that_stops_half_way_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Group(tmp_path, 2, settings=SMALL) as group:
+        old, new = await _one_is_away(group)
+        for _ in range(25):
+            await old.put(b"only here" * 10_000)
+        retention.remove_before(old.store, 1 << 20)
+        await old.stop()
+        await new.start()
+        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        await group.tell((1,))
+        await new.put(b"the leader's")
+        await old.start()
+        real, short = old.store.log._fds.get, True
+
+        def get(path: str, *, create_size: int | None = None) -> int:
+            nonlocal short
+            if short and create_size is not None:
+                short = False
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(path, create_size=create_size)
+
+        monkeypatch.setattr(old.store.log._fds, "get", get)
+        await old.service.assign(Assignment(group.cell, new.address, True))
+        await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
+        assert not short
+        assert _shown(old) == [b"common", b"the leader's"]

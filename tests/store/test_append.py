@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record, encode_record, pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.errors import MessageTooLarge
+from gantry_broker.store import append
+from gantry_broker.store.errors import FlushFailed, MessageTooLarge
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -209,3 +211,21 @@ def test_a_tail_that_nobody_confirms_costs_bounded_memory(store: MessageStore, m
     assert store.max_offset("Orders", 0) == 200
     assert len(store.query("Orders", "k39", 99, 0, 10**9)) == 5
     assert decode_record(store.get("Orders", 0, 199, 1, 1).data).queue_offset == 199
+
+
+def test_nothing_is_appended_behind_what_could_not_be_taken_back(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queues would get its entries, and a start would take its bytes for records."""
+    store.begin_epoch(1, b"one", 1)
+
+    def short(*given: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as without:
+        without.setattr(append, "set_history", short)
+        without.setattr(store.log, "bases", short)
+        with pytest.raises(OSError, match="Too many open files"):
+            store.begin_epoch(2, b"two", 2)
+    with pytest.raises(FlushFailed):
+        store.put([message()], 3)

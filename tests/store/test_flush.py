@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import files
+from gantry_broker.store import commitlog, files, flush, upkeep
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.flush import GroupCommit
 from gantry_broker.store.points import Points, PointsFile
@@ -299,3 +299,102 @@ async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_op
             store.put(messages(5), 1)
             await commit.flush()
             assert synced[-1] == (os.stat(store.log.path(store.end)).st_ino, 1)
+
+
+async def test_the_name_of_a_new_segment_is_made_durable_by_the_flush_that_comes_after_one_without_descriptors(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush, "AGAIN_S", 0.01)
+    real, tried = commitlog.fsync_dir, 0
+
+    def fsync_dir(path: Path) -> None:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        real(path)
+
+    monkeypatch.setattr(commitlog, "fsync_dir", fsync_dir)
+    store.put(messages(1), 1)
+    assert await commit.flush() == store.end
+    assert tried == 2
+
+
+def test_a_flush_while_a_segment_is_made_does_not_speak_for_its_name(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that flushes does not wait for the loop."""
+    log = store.log
+    while store.end < log.segment_size - 5_000:
+        store.put(messages(5), 1)
+    store.mark_flushed(store.flush())
+    real, fsync_dir = files.open_sized, commitlog.fsync_dir
+    durable: list[str] = []
+
+    def synced(path: Path) -> None:
+        durable[:] = os.listdir(path)
+        fsync_dir(path)
+
+    def open_sized(path: str, create_size: int | None) -> int:
+        if not os.path.exists(path):
+            log.sync(0, store.end)
+        return real(path, create_size)
+
+    monkeypatch.setattr(commitlog, "fsync_dir", synced)
+    monkeypatch.setattr(files, "open_sized", open_sized)
+    while store.end < log.segment_size:
+        store.put(messages(5), 1)
+    store.mark_flushed(store.flush())
+    assert store.flushed == store.end
+    assert os.path.basename(log.path(store.end)) in durable
+
+
+async def test_what_a_checkpoint_that_was_given_up_had_to_do_is_done_by_the_close(
+    store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a clean stop claims entries of queues that a power loss takes."""
+    disk = SlowDisk(monkeypatch)
+    store.put(messages(1), 1)
+    commit.begin()
+    await disk.entered()
+    store.put(messages(3), 1)
+    store.confirm(store.end)
+    asked = asyncio.create_task(commit.checkpoint())
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(commit.close())
+    await asyncio.sleep(0.01)
+    disk.go.set()
+    await closing
+    with pytest.raises(FlushFailed):
+        await asked
+    synced: list[str] = []
+    monkeypatch.setattr(upkeep, "sync_file", synced.append)
+    path = store.queues.topics["Orders"].queues[0].files()[0]
+    store.close()
+    assert path in synced
+
+
+def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
+    tmp_path: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StoreConfig(tmp_path / "store", small)
+    store = MessageStore.open(config)
+    store.put(messages(1), 1)
+    store.mark_flushed(store.flush())
+    flushed = store.flushed
+    store.put(messages(1), 1)
+    store.upkeep(10_000)
+    told: list[str] = []
+    store.on_failed = lambda: told.append("failed")
+
+    def fdatasync(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(files.os, "fdatasync", fdatasync)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.close()
+    assert told == ["failed"]
+    points = Points.load(config.path / "config" / "storePoint.json")
+    assert points is not None
+    assert (points.boot, points.flushed, points.clean) == ("", flushed, False)

@@ -120,7 +120,11 @@ class BrokerProcess:
         await self.client.close()
         if self.store.failed is None:
             snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta))
-        self.store.close()
+        try:
+            self.store.close()
+        finally:
+            if self.store.failed is not None:
+                broker.replication.disk_failed()
         broker.replication.mark_clean()
         log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
 

@@ -207,10 +207,14 @@ def set_history(store: MessageStore, history: History) -> None:
 
 
 def undo(store: MessageStore, end: int) -> None:
-    """Take back what was appended last; nothing of it is confirmed."""
-    store.log.cut(end)
+    """Take back what was appended last; nothing of it is confirmed. Raises OSError, after which nothing is taken."""
     store.flushed = min(store.flushed, end)
-    shorten_tail(store, end)
+    try:
+        store.log.cut(end)
+        shorten_tail(store, end)
+    except OSError as error:
+        store.mark_failed(error)
+        raise
 
 
 def append_raw(store: MessageStore, at: int, data: bytes) -> int:

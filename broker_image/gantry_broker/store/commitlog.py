@@ -103,9 +103,12 @@ class CommitLog:
             # All files first: where descriptors are short nothing is written that would have to be taken back.
             for offset, _ in pieces:
                 path = self.path(offset)
-                if offset % self.segment_size == 0 and not os.path.exists(path):
-                    self._new_names = True
-                self._fds.get(path, create_size=self.segment_size)
+                is_new = offset % self.segment_size == 0 and not os.path.exists(path)
+                try:
+                    self._fds.get(path, create_size=self.segment_size)
+                finally:
+                    if is_new:
+                        self._new_names = True  # Not before: a flush that runs meanwhile would not find the name.
             for offset, data in pieces:
                 write_all(self._fds.get(self.path(offset)), data, offset % self.segment_size)
         except OSError as error:
@@ -198,7 +201,11 @@ class CommitLog:
             offset += self.segment_size
         if self._new_names:
             self._new_names = False
-            fsync_dir(self.directory)
+            try:
+                fsync_dir(self.directory)
+            except OSError:
+                self._new_names = True  # Where descriptors were short it is tried again.
+                raise
 
     def sync_end(self, start: int, stop: int, opened: OpenSegment) -> None:
         """`sync` for whoever does it all the time, and keeps the last segment open for that. Raises OSError."""

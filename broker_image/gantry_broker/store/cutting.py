@@ -30,8 +30,19 @@ def cut(store: MessageStore, to: int) -> None:
     check_border(store, to)
     # First of all nothing may claim that there was more: a crash half way must not look like lost records.
     _lower_points(store, store.points.at_most(to))
-    log.cut(to)
+    try:
+        _cut(store, to)
+    except OSError as error:
+        # Cut in one place and not in another: only a start brings all of it together again.
+        store.mark_failed(error)
+        raise
+
+
+def _cut(store: MessageStore, to: int) -> None:
+    was_confirmed = store.confirmed
     store.flushed = min(store.flushed, to)
+    store.confirmed = min(store.confirmed, to)
+    store.log.cut(to)
     history = cut_history(store.history, to)
     if history != store.history:
         try:
@@ -42,8 +53,7 @@ def cut(store: MessageStore, to: int) -> None:
             # The log itself says the same, and recovery asks it first.
             _log.warning("cannot write %s: %s", store.epochs_path, error)
             store.history = history
-    if to < store.confirmed:
-        store.confirmed = to
+    if to < was_confirmed:
         store.tail.clear()
         store.queues.cut(to)
         if store.index is not None:
@@ -75,11 +85,13 @@ def reset(
     _lower_points(store, Points(boot=boot_id()))
     set_history(store, ())
     store.tail.clear()
-    store.log.reset(to)
-    store.flushed = store.confirmed = to
+    store.flushed, store.confirmed = min(store.flushed, to), min(store.confirmed, to)
+    # The log last: while it is there nobody goes on with what is left half way.
     store.queues.clear()
     if store.index is not None:
         store.index.clear(to)
+    store.log.reset(to)
+    store.flushed = store.confirmed = to
     for (name, queue_id), number in queue_starts.items():
         store.queues.queue(store.queues.topic(name), queue_id).rebase(number)
     set_history(store, checked)

@@ -156,9 +156,12 @@ class GroupCommit:
 
     async def _checkpoint(self) -> None:
         checkpoint = self._store.checkpoint()
-        await self.wait(checkpoint.offset)
         try:
+            await self.wait(checkpoint.offset)
             await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
+        except FlushFailed:
+            checkpoint.take_back(self._store)
+            raise
         except OSError as error:
             if _short_of_descriptors(error):
                 checkpoint.take_back(self._store)

@@ -18,7 +18,7 @@ from gantry_broker.protocol.message import Record, pack_host
 from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
 from gantry_broker.store.commitlog import CommitLog, OpenSegment
 from gantry_broker.store.errors import OffsetGone
-from gantry_broker.store.files import fsync_dir
+from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
 from gantry_broker.store.history import EpochFile, History
 from gantry_broker.store.keyindex import KeyIndex
 from gantry_broker.store.points import Points, PointsFile
@@ -114,10 +114,7 @@ class MessageStore:
         try:
             if clean and self.failed is None:
                 filing.write_out(self, None)
-                self.mark_flushed(self.flush())
-                checkpoint = self.checkpoint()
-                checkpoint.run()
-                self.checkpointed(checkpoint)
+                self._flush_all()
                 self.points = replace(self.points, clean=True)
                 self.points_file.prepare(self.points, durable=True)()
                 (self.config.path / "abort").unlink(missing_ok=True)
@@ -129,6 +126,17 @@ class MessageStore:
                 self.index.close()
             os.close(self._lock)
             self._lock = None
+
+    def _flush_all(self) -> None:
+        try:
+            self.mark_flushed(self.flush())
+            checkpoint = self.checkpoint()
+            checkpoint.run()
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                self.mark_failed(error)
+            raise
+        self.checkpointed(checkpoint)
 
     # The log
 
