@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.replication import storelog
+from gantry_broker.replication import mending, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import commitlog, cutting, retention
@@ -354,3 +354,84 @@ async def test_a_reset_to_the_beginning_that_stops_half_way_is_asked_for_again(
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert not short
         assert _shown(old) == [b"common", b"the leader's"]
+
+
+@pytest.mark.parametrize("found_by", ["a follower", "a reader", "a reader that chooses", "the index"])
+async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for(
+    tmp_path: Path, bad_sector: dict[str, Any], found_by: str
+) -> None:
+    async with Group(tmp_path, 3) as group:
+        leader, other, empty = group.nodes
+        await group.promote(0, (0, 1), (0, 1))
+        for number in range(100):
+            await leader.put(b"%04d" % number * 1_000)
+        await until(lambda: _same(leader, other), "another one has it", PATIENCE_S)
+        bad_sector.update(path=str(tmp_path / leader.store.log.path(0)), at=40 * 4096)
+        if found_by == "a follower":
+            await group.tell((2,))
+            await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
+        elif found_by == "the index":
+            index = leader.store.index
+            assert index is not None
+            index.clear(0)
+            index.behind = True  # As after a start that has to build it anew.
+            await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)
+        else:
+            offset, chosen = 0, (lambda record: True) if found_by == "a reader that chooses" else None
+            while offset < 100:
+                got = leader.store.get("T", 0, offset, 32, 1 << 20, None, chosen)
+                if got.damaged >= 0:
+                    await until(lambda: not bad_sector, "it is mended", PATIENCE_S)
+                offset = got.next_offset
+        assert not bad_sector
+        assert leader.mender.mended == 1
+
+
+async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mending, "FIRST_S", 0.0)
+    monkeypatch.setattr(mending, "AGAIN_S", 0.01)
+    async with Group(tmp_path, 1) as group:
+        node = group.nodes[0]
+        await group.promote(0, (0,))
+        await node.put(b"a" * 1_000)
+        real, failed = commitlog.read_all, 0
+
+        def read_all(fd: int, count: int, at: int) -> bytes:
+            nonlocal failed
+            failed += 1
+            if failed == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(fd, count, at)
+
+        monkeypatch.setattr(commitlog, "read_all", read_all)
+        node.mender.start()
+        await until(lambda: failed > 20, "it walks on", PATIENCE_S)
+
+
+def _spoil_head(node: Node, at: int) -> None:
+    with open(node.store.log.path(at), "r+b") as file:
+        file.seek(at % node.store.log.segment_size)
+        file.write(b"\xff" * 8)
+
+
+async def test_who_cannot_be_given_anything_does_not_ask_all_the_time(tmp_path: Path) -> None:
+    """Each question is a connection, and a line in the leader's log."""
+    async with Group(tmp_path, 2, settings=SMALL) as group:
+        leader, away = await _one_is_away(group)
+        for number in range(30):
+            await leader.put(b"%04d" % number * 25_000)
+        middle = [r.phys_offset for r in leader.store.walk(0) if r.topic == "T"][15]
+        _spoil_head(leader, middle)
+        await away.start()
+        await group.tell((1,))
+        await until(lambda: away.store.end == middle, "it has what comes before", PATIENCE_S)
+        asked, real = 0, leader.service.on_fetch
+
+        def on_fetch(*given: Any) -> None:
+            nonlocal asked
+            asked += 1
+            real(*given)
+
+        leader.service.on_fetch = on_fetch  # type: ignore[method-assign]
+        await asyncio.sleep(1.0)
+        assert 0 < asked < 20

@@ -46,6 +46,8 @@ class FetchLoop:
         self._following: object = None
         self._task: asyncio.Task[None] | None = None
         self._answered_at = -1.0
+        self._lost = False
+        """The connection ended since the last answer."""
 
     def last_answer_ms(self) -> int:
         """Milliseconds since the leader's last answer; -1: none since it is followed."""
@@ -100,7 +102,8 @@ class FetchLoop:
         except ConnectionLost:
             # The next question tells whether the process is gone (refused) or only this connection.
             self._client.drop(address)
-            return self.state == "connected"
+            first, self._lost = not self._lost, True
+            return first and self.state == "connected"
         except ConnectError as error:
             self._link("silent" if "within" in str(error) else "refused")
             return False
@@ -108,6 +111,7 @@ class FetchLoop:
             log.warning("%s: %s", address, error)
             return False
         self._answered_at = time.monotonic()
+        self._lost = False
         self._link("connected")
         return await self._asker.answered(answer) or (
             answer.kind is not AnswerKind.REFUSED and asked != self._asker.next_fetch()

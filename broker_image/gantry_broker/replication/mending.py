@@ -197,16 +197,18 @@ class Mender:
         return True
 
     def _first_unread(self, at: int, error: OSError) -> int:
-        """The first record from `at` on that the disk does not give back. Raises `error` when it is another one."""
+        """The first record from `at` on that the disk does not give back, or the border behind a piece that it does
+        give back now. Raises `error` when it is another one."""
         if error.errno != errno.EIO:
             raise error
-        for _ in range(PIECE):
+        stop = min(at + PIECE, self._store.confirmed)
+        while at < stop:
             try:
                 at = self._store.check(at, 1)
             except BadRecords as damage:
                 return damage.at
             except OSError:
-                return at
+                break
         return at
 
 

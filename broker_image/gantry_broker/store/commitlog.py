@@ -8,6 +8,7 @@ records after a crash.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,7 +289,7 @@ class CommitLog:
             if offset > limit:
                 raise OffsetGone(offset, self.start, limit)
             return b""
-        data = self.read(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
+        data = self._read_some(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
         size, magic = SIZE_AND_MAGIC.unpack_from(data) if len(data) >= FILLER_MIN else (0, 0)
         if magic not in _MAGICS or not FILLER_MIN <= size <= min(limit - offset, self.room(offset)):
             raise ValueError(f"offset {offset} is not the border of a record")
@@ -304,6 +305,16 @@ class CommitLog:
                 break  # Whoever goes on there is told if it is damaged.
             at += size
         return data[:at] if at < have else data
+
+    def _read_some(self, offset: int, count: int) -> bytes:
+        """At most `count` bytes, fewer where the disk does not give back what lies further on. Raises as `read`."""
+        while True:
+            try:
+                return self.read(offset, count)
+            except OSError as error:
+                if error.errno != errno.EIO or count <= FILLER_MIN:
+                    raise
+                count = max(count // 2, FILLER_MIN)
 
     def chunks(self, offset: int, limit: int, chunk: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
         """[offset, limit) in pieces of whole records: (offset, bytes)."""

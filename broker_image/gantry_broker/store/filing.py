@@ -5,6 +5,7 @@ Also the tail, which waits for that, and the index when it has to read the log a
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
@@ -190,6 +191,8 @@ def catch_up(store: MessageStore, limit: int | None = None) -> bool:
         batch = parse_own(store, index.position, store.log.whole_records(index.position, _CATCH_UP, limit))
     except OSError as error:
         complain(store, f"the index waits at {index.position}", error)
+        if error.errno == errno.EIO:
+            store.on_damage(index.position)
         index.stalled = True
         return False
     except (BadRecords, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import TYPE_CHECKING, Final
@@ -97,11 +98,13 @@ def _collect(
             if tag_hashes is not None and code not in tag_hashes:
                 continue
             if record_filter is not None:
-                raw = store.log.read(phys, size)
                 try:
+                    raw = store.log.read(phys, size)
                     if not record_filter(decode_record(raw)):
                         continue
-                except RecordError:
+                except (RecordError, OSError) as error:
+                    if isinstance(error, OSError) and error.errno != errno.EIO:
+                        raise
                     if not count:
                         return _damaged(store, phys, at - 1, low, high)
                     at -= 1  # The next read says so.
@@ -114,7 +117,15 @@ def _collect(
             total += size
             count += 1
     if wanted:
-        data = _read_records(store, wanted, total)
+        try:
+            data = _read_records(store, wanted, total)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            if count == 1:
+                return _damaged(store, wanted[0][0], places[0], low, high)
+            half = count // 2  # What comes before the place that the disk does not give back.
+            return _collect(store, queue, offset, low, high, half, max_bytes, tag_hashes, record_filter)
         sound = sound_count(store, wanted, data)
         if sound < len(wanted):
             if sound == 0:
