@@ -20,7 +20,7 @@ JAVA = 17
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
 REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "local", "spark")
-"""Folders of tests whose subject are whole processes: one at a time, so that they have the machine for themselves."""
+"""Folders of tests whose subject are whole processes, which mostly wait; the others, which do not, come before them."""
 
 LINT = {
     "style": [[BIN / "ruff", "check", "."], [BIN / "ruff", "format", "--check", "."]],
@@ -120,7 +120,7 @@ def main() -> int:
         jobs = ["-n", os.environ.get("JOBS", "2"), "--dist", "loadfile"]
         real = [f"tests/{name}" for name in REAL_PROCESSES]
         step("tests", [[*pytest, *jobs, *(f"--ignore={folder}" for folder in real)]])
-        step("real processes", [[*pytest, *real]])
+        step("real processes", [[*pytest, *jobs, *real]])
         if any(result == "FAILED" for _, result, _ in done[-2:]):
             # What depends on time is told apart from what is wrong: it must pass alone, and it is named.
             print("\nWhat failed runs once more, alone. What passes now depends on time, and wants mending:")
