@@ -124,8 +124,12 @@ def _segments(folder: Path, files: dict[str, int]) -> list[Segment]:
 
 
 def _untouched(path: str) -> bool:
-    with open(path, "rb", buffering=0) as file:
-        return not any(file.read(8) or b"")
+    """Whether a file begins with zeros, or has gone meanwhile."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return not any(file.read(8) or b"")
+    except FileNotFoundError:
+        return True
 
 
 def _written(path: str, size: int) -> int:

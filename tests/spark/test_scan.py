@@ -366,6 +366,21 @@ def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None
         find(str(root))
 
 
+def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover deletes the newest ones: what is left is the log."""
+    LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(100))
+    files = sorted((tmp_path / "commitlog").iterdir())
+
+    def sized(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
+        files.pop().unlink()
+        return sizes
+
+    monkeypatch.setattr(directory, "_without_foreign", sized)
+    while len(files) > 1:
+        log = DirectoryLog(find(str(tmp_path)))
+        assert [s.start for s in log.segments] == [int(path.name) for path in files]
+
+
 def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message(body=b"x" * 5000) for _ in range(100))
