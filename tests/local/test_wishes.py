@@ -12,11 +12,13 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.local import control
 from gantry_operator.local.control import ControlError
 from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.lock import take_lock
 from gantry_operator.local.once import switchover_once
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.render import process_plans
 from gantry_operator.local.rolling import Rolling
-from gantry_operator.local.supervisor import Supervisor, load_saved, save_manifest
+from gantry_operator.local.status import local_status
+from gantry_operator.local.supervisor import Supervisor, load_saved, main, save_manifest
 from gantry_operator.plan import plan
 
 
@@ -80,3 +82,30 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
     await rolling._round()
     assert rolling.reason == "the spec was changed"
     await supervisor.close()
+
+
+async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(folder: ClusterFolder) -> None:
+    """As under Kubernetes."""
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    supervisor.watch_only("a")._report_problem("pass", "the role registry does not answer")
+    supervisor._rolling.start("t-a-1 is a slave, and everyone is in sync")
+    server = await control.serve(folder, supervisor._handle)
+    conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
+    assert (conditions["Progressing"].status, conditions["Progressing"].message) == ("True", supervisor._rolling.reason)
+    assert (conditions["Degraded"].status, conditions["Degraded"].message) == (
+        "True",
+        "group a: the role registry does not answer",
+    )
+    server.close()
+    await supervisor.close()
+
+
+async def test_another_command_at_work_is_not_called_a_supervisor(
+    folder: ClusterFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`gantry down` holds the lock as well, and so does `gantry switchover`."""
+    with take_lock(folder):
+        assert main([str(folder.root)]) == 1
+        with pytest.raises(ControlError, match="another command is at work here, or `gantry up` is just starting"):
+            await switchover_once(folder, "a", None)
+    assert "another command is at work on this cluster, or another `gantry up`" in capsys.readouterr().err

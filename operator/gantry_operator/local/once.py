@@ -17,7 +17,7 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
     try:
         lock = take_lock(folder)
     except AlreadySupervised:
-        raise ControlError("`gantry up` is just starting: try again") from None
+        raise ControlError("another command is at work here, or `gantry up` is just starting: try again") from None
     with lock:
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         loop = supervisor.watch_only(group)

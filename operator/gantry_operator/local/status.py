@@ -17,7 +17,7 @@ from gantry_operator.failover.raft import leader_of
 from gantry_operator.failover.wire import report_from
 from gantry_operator.kube.probe import name_server_knows, send_and_read
 from gantry_operator.kube.state import Seen, SeenMember, status_of
-from gantry_operator.local.control import supervisor_of
+from gantry_operator.local.control import ControlError, ask, supervisor_of
 from gantry_operator.local.events import last_events, utc
 from gantry_operator.local.folder import ClusterFolder, read_json
 from gantry_operator.local.leaving import leaving_members, with_leaving
@@ -49,7 +49,7 @@ class LocalStatus:
 
 
 async def local_status(folder: ClusterFolder) -> LocalStatus:
-    """Asks everybody at once, with a second at most for each of three steps.
+    """Asks everybody at once, with a second at most for each of four steps.
 
     Raises OSError, pydantic.ValidationError.
     """
@@ -66,6 +66,8 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         except RegistryUnavailable as error:
             cells[group.name] = None
             problems.append(str(error))
+    doing = await _doing(folder)
+    problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
     async with make_client() as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
         asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
@@ -99,6 +101,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         name_servers=rows,
         available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
         problems=problems,
+        progress=[doing["rolling"]] if doing["rolling"] else [],
         addresses=Addresses(nameServers=";".join(r.address for r in rows)),
         last_failover=_last_failover(folder),
     )
@@ -108,6 +111,14 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
     _remember(folder, status)
     return LocalStatus(cluster, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+
+
+async def _doing(folder: ClusterFolder) -> dict[str, Any]:
+    """What the supervisor does and what does not succeed; nothing where none answers."""
+    try:
+        return await ask(folder, "info", ANSWER_S)
+    except ControlError:
+        return {"groups": {}, "rolling": ""}
 
 
 async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[dict[str, Any] | None, str]:

@@ -426,7 +426,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         lock = take_lock(folder)
     except AlreadySupervised:
-        print("another `gantry up` supervises this cluster", file=sys.stderr)
+        print("another command is at work on this cluster, or another `gantry up`: try again", file=sys.stderr)
         return 1
     with lock, suppress(KeyboardInterrupt):
         asyncio.run(_run(folder))
