@@ -37,6 +37,8 @@ class Resource:
         self.meanwhile = ""
         self.cell: Cell | None = Cell(1, 1, MemberId(0, "x"), frozenset())
         self.dies = False
+        self.changed = False
+        """The spec is changed while the answer to a write is on its way."""
         self.operator()
 
     def operator(self) -> None:
@@ -86,7 +88,11 @@ class Resource:
                 self.annotations.pop(key, None)
             else:
                 self.annotations[key] = value
-        return self.seen()
+        written = self.seen()
+        if self.changed:
+            self.version += 1
+            self.keeper.update(self.seen() | {"spec": "another"})
+        return written
 
     async def look(self) -> None:
         self.keeper._obj = self.seen()
@@ -179,3 +185,11 @@ async def test_an_answer_that_is_refused_again_and_again_is_not_tried_without_pa
     await resource.look()
     assert resource.keeper._dirty.is_set()
     assert asyncio.get_running_loop().time() - begun >= cluster.AGAIN_S
+
+
+async def test_what_a_write_answers_does_not_take_the_place_of_what_is_newer() -> None:
+    resource = Resource("a=demo-a-1 #1")
+    resource.changed = True
+    await resource.look()
+    assert resource.keeper._obj["spec"] == "another"
+    assert resource.keeper._answered == ("a=demo-a-1 #1", 2)

@@ -280,8 +280,8 @@ class ClusterKeeper:
             answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._untold), SWITCHOVER_BEGUN: None}
             if self._annotation(SWITCHOVER) == text:
                 answer[SWITCHOVER] = None  # A wish that has come meanwhile is still to be fulfilled.
-            await self._annotate(answer)
-            self._untold, self._answered = None, (text, int(self._obj["metadata"]["resourceVersion"]))
+            self._answered = (text, await self._annotate(answer))
+            self._untold = None
         except (ApiError, ApiUnavailable) as error:
             log.warning("answering a wish: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
             await asyncio.sleep(AGAIN_S)
@@ -307,9 +307,14 @@ class ClusterKeeper:
     def _annotation(self, name: str) -> str | None:
         return (self._obj["metadata"].get("annotations") or {}).get(name)
 
-    async def _annotate(self, annotations: dict[str, str | None]) -> None:
+    async def _annotate(self, annotations: dict[str, str | None]) -> int:
+        """Answers the version of the resource that has them."""
         patch = {"metadata": {"annotations": annotations}}
-        self._obj = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        written = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        version = int(written["metadata"]["resourceVersion"])
+        if version > int(self._obj["metadata"]["resourceVersion"]):  # An event may have been faster.
+            self._obj = written
+        return version
 
     # ---- what the status is made from
 
