@@ -95,6 +95,34 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
     holding.close()
 
 
+async def test_a_place_that_cannot_be_read_keeps_nobody_from_stopping_or_from_asking_anew() -> None:
+    class Other(Follower):
+        def close(self) -> None:
+            self.closed = True
+
+    def ask(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+        if empty:
+            raise OSError(5, "Input/output error")
+        return None
+
+    sent: Any = Other()
+    holding = Holding(
+        ask,
+        lambda *_: None,
+        lambda _: False,
+        lambda: 100,
+        lambda _: False,
+        lambda *_: None,
+        lambda _: None,
+        60.0,
+    )
+    fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
+    holding.take(sent, Frame(0, 1), fetch, None)
+    holding.take(sent, Frame(0, 2), fetch, None)
+    assert sent.closed
+    holding.close()
+
+
 @pytest.mark.parametrize("news", [True, False], ids=["with news", "at the end of the hold"])
 def test_a_held_fetch_is_answered_when_it_is_due_though_the_timer_fires_a_little_early(news: bool) -> None:
     """Else a follower would hear nothing of a leader that believes to hold its question: an idle group would elect."""

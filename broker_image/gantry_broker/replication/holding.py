@@ -162,11 +162,9 @@ class Holding:
                 answer = self._ask(fetch, held.news_at <= now, held.empty_at <= now or self._closed)
             except (ValueError, OSError) as error:
                 # One that asks for what cannot be read must not take the others' answers with it.
-                log.error("the log cannot be read from %d on, for which %s asks: %s", fetch.end, member, error)
                 del self._held[member]
                 self._held_changed(member, False)
-                held.conn.close()
-                self._unreadable(fetch.end)
+                self._give_up(held, error)
                 continue
             if answer is None:
                 continue
@@ -199,9 +197,19 @@ class Holding:
         self._timer = self._loop.call_at(at, self._due)
 
     def _answer_anyhow(self, held: Held) -> None:
-        answer = self._ask(held.fetch, True, True)
+        try:
+            answer = self._ask(held.fetch, True, True)
+        except (ValueError, OSError) as error:
+            self._give_up(held, error)
+            return
         if answer is not None:
             self._answer(held.conn, held.request, answer)
+
+    def _give_up(self, held: Held, error: Exception) -> None:
+        fetch = held.fetch
+        log.error("the log cannot be read from %d on, for which %s asks: %s", fetch.end, fetch.member, error)
+        held.conn.close()
+        self._unreadable(fetch.end)
 
     @staticmethod
     def _answer(conn: Connection, request: Frame, answer: FetchAnswer) -> None:

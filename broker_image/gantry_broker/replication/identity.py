@@ -91,8 +91,13 @@ class ReplicaFile:
     def distrust_boot(self) -> None:
         """The disk failed: from now on it proves nothing that the machine has not booted since. Raises OSError."""
         self._boot = ""
-        if self._state is not None:
+        if self._state is None:
+            return
+        try:
             self._write(self._state, clean=False)
+        except OSError:
+            # Who starts before the machine boots anew reads what is on no disk, too.
+            self._write(self._state, clean=False, durable=False)
 
     def holds_records(self) -> None:
         """The log is not empty any more; written down with the next save."""
@@ -114,7 +119,7 @@ class ReplicaFile:
             raise StateError(f"{self.path}: is no JSON object; restore the file, or empty the member's disk")
         return data
 
-    def _write(self, state: Durable, *, clean: bool) -> None:
+    def _write(self, state: Durable, *, clean: bool, durable: bool = True) -> None:
         data = orjson.dumps(
             {
                 **state.to_json(),
@@ -126,7 +131,7 @@ class ReplicaFile:
             },
             option=orjson.OPT_INDENT_2,
         )
-        atomic_write(self.path, data)
+        atomic_write(self.path, data, durable=durable)
 
 
 def _new_incarnation() -> str:

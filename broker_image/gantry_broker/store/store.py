@@ -290,7 +290,8 @@ class MessageStore:
         if self.failed is None:
             _log.error("the disk of %s failed: %s", self.config.path, error)
             self.failed = error
-            upkeep.save_points(self, durable=True, aside=True)
+            # Not flushed, which may fail as well: it is for who reads it before the machine boots anew.
+            upkeep.save_points(self, durable=False, aside=True)
             self.on_failed()
 
     @property
