@@ -19,6 +19,7 @@ from gantry_operator.kube import cluster as module
 from gantry_operator.kube import names
 from gantry_operator.kube.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
+from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.operator import MIRRORED
 from gantry_operator.kube.render import OperatorSettings
@@ -33,13 +34,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def kept(fake: FakeApi, api: KubeApi, spec: dict[str, Any] | None = None) -> AsyncIterator[ClusterKeeper]:
+async def kept(
+    fake: FakeApi, api: KubeApi, spec: dict[str, Any] | None = None, annotations: dict[str, str] | None = None
+) -> AsyncIterator[ClusterKeeper]:
     """A keeper that has just begun, with the resource as it is or with another spec."""
     kinds = {k: k for k in MIRRORED} | {JOBS: "Job", PODS: "Pod"}
     mirrors = {name: Mirror(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
     following = [asyncio.create_task(m.run()) for m in mirrors.values()]
     await asyncio.gather(*(m.ready() for m in mirrors.values()))
     shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    shown["metadata"]["annotations"] = annotations or {}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
     async with RemotingClient() as remoting:
@@ -128,3 +132,12 @@ async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_a
     async with kept(fake, api, {"mode": 7}) as keeper:
         await until(lambda: keeper._masters.loops)
         assert isinstance(keeper._masters.loops["a"], RaftLoop)
+
+
+async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
+        await until(lambda: SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"])
+    annotations = fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+    assert annotations[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gantry_operator.api import BrokerCluster
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.up import _prepare
 from gantry_operator.local.control import ControlError
+from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.supervisor import refuse_change
 
 
@@ -39,3 +43,11 @@ def test_the_reason_is_told(old: BrokerCluster, new: BrokerCluster, reason: str)
 
 def test_the_rest_may_change() -> None:
     refuse_change(made(), made(flush="Sync", minInSyncReplicas=2, replication="Async"))
+
+
+def test_a_manifest_of_another_version_is_named(tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path)
+    folder.manifest.write_text('{"metadata": {"name": "t"}, "spec": {"brokerGroups": [], "of_the_next_version": 1}}')
+    with pytest.raises(CliError, match=r"cluster\.json was written by another version of gantry .*of_the_next_version"):
+        _prepare(folder, made())
+    assert "of_the_next_version" in folder.manifest.read_text()

@@ -69,6 +69,8 @@ def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Pa
 
 
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
+    from pydantic import ValidationError
+
     from gantry_operator.local.supervisor import load_saved, refuse_change, save_manifest
 
     try:
@@ -79,6 +81,12 @@ def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
         folder.remember(cluster.name)
     except control.ControlError as error:
         raise CliError(str(error), Exit.USAGE) from None
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, e["loc"])) for e in error.errors())
+        raise CliError(
+            f"{folder.manifest} was written by another version of gantry ({fields} cannot be read): go on with that "
+            "version, or use another --dir"
+        ) from None
     except OSError as error:
         raise CliError(f"{folder.root} cannot be used: {error}") from None
 

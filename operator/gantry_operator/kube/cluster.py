@@ -184,6 +184,7 @@ class ClusterKeeper:
             self._events.record("Warning", "SpecRefused", found.refused)
             begun = bool(self._masters.loops) or await self._go_on_without_spec(found)
             self._findings = found
+            self._obey_soon()
             return begun
         self._take(cluster)
         complete = await self._objects.keep_secret(cluster, found)
