@@ -115,7 +115,7 @@ async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = BadDisk(monkeypatch)
-    config = _config(tmp_path, flush="Async", settings={"flushIntervalCommitLog": 600_000})
+    config = _config(tmp_path, flush="Async", settings={"flushIntervalCommitLog": 1 << 40})
     process = main.BrokerProcess(config)
     await process.start()
     broker = process.broker
