@@ -60,3 +60,28 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
     made.role_changed()
     assert stored == [b"nobody waits"]
     await made.close()
+
+
+async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on its way when those whose time is over were looked for, and this member parks again when it is back."""
+    monkeypatch.setattr(forward, "FORWARD_S", 0.2)
+    monkeypatch.setattr(forward, "LATE_S", 0.02)
+    replication = SimpleNamespace(parked=False, handed_to="127.0.0.1:1", master_address=None)
+    refused = asyncio.Event()
+
+    async def request(target: str, frame: Frame, timeout_s: float) -> Frame:
+        await refused.wait()
+        return Frame.response_to(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "not yet")
+
+    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=SimpleNamespace(request=request))
+    made = forward.Forwarder(broker, lambda conn, frames: None)
+    made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a")])  # type: ignore[arg-type]
+    await asyncio.sleep(0.1)
+    replication.parked = True
+    refused.set()
+    async with asyncio.timeout(5):
+        await bench.wire.arrived.wait()
+    assert [f.code for f in bench.wire.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    await made.close()

@@ -105,7 +105,6 @@ class Forwarder:
         late = [p for p in parked if p.due <= now and not p.frame.is_oneway]
         self._put_at_head([p for p in parked if p.due > now or p.frame.is_oneway])
         _answer_all(late, TOO_LATE)
-        self._look_later()
 
     async def drained(self, timeout_s: float) -> None:
         """Until nothing parked is left, or the time is over."""
@@ -191,6 +190,7 @@ class Forwarder:
     def _put_at_head(self, taken: list[Parked]) -> None:
         self._queue.extendleft(reversed(taken))
         self._bytes += sum(_size(parked.frame) for parked in taken)
+        self._look_later()
 
     async def _forward(self, target: str, bundle: list[Parked]) -> str:
         """Empty: every write of the bundle was answered. Otherwise nothing of it was stored: why."""
