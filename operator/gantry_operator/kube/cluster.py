@@ -189,7 +189,9 @@ class ClusterKeeper:
         self._take(cluster)
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
-        self._masters.keep(cluster)  # Before anything that may be refused.
+        # Before anything that the API server may refuse.
+        self._masters.keep(cluster)
+        self._obey_soon()
         if complete and not cluster.paused:
             assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
@@ -199,8 +201,7 @@ class ClusterKeeper:
             complete = await self._reports.keep(cluster, self._plan, found) and complete
         await self._masters.right_labels()
         self._findings = found
-        self._obey_soon()
-        self._obj = await self._reports.run_if_asked(cluster, self._obj) or self._obj
+        self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
         return complete and not self._pods.lingering()
 
     async def _go_on_without_spec(self, found: Findings) -> bool:
@@ -312,10 +313,13 @@ class ClusterKeeper:
         """Answers the version of the resource that has them."""
         patch = {"metadata": {"annotations": annotations}}
         written = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
-        version = int(written["metadata"]["resourceVersion"])
-        if version > int(self._obj["metadata"]["resourceVersion"]):  # An event may have been faster.
+        self._note(written)
+        return int(written["metadata"]["resourceVersion"])
+
+    def _note(self, written: Object) -> None:
+        """What a write of ours returned, unless an event was faster that has something newer."""
+        if int(written["metadata"]["resourceVersion"]) > int(self._obj["metadata"]["resourceVersion"]):
             self._obj = written
-        return version
 
     # ---- what the status is made from
 
