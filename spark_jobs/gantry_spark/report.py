@@ -35,7 +35,7 @@ from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
 from gantry_spark.plan import Log, gaps, must_hold_records
-from gantry_spark.scan import Range, Records, scan, store_time_at
+from gantry_spark.scan import Range, Records, is_record, scan, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options, doubts_of
 from gantry_spark.summary import (
@@ -255,8 +255,11 @@ class Counting:
             before = states.State()  # Somebody has removed rows.
         self._clean(before.runs)
         now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
-        ahead = states.unread(before, now, _marks(self.logs, before.segments))
+        verify = Options(self.options).verify
+        seen = _marks(self.logs, before.segments) | _mended(self.logs, before.segments, verify)
+        ahead = states.unread(before, now, seen)
         counted: dict[tuple[str, int], states.Counted] = {}
+        places: dict[tuple[str, int], list[int]] = {}
         damaged: dict[tuple[str, int], int] = {}
         marks: list[states.Known] = []
         if ahead.ranges:
@@ -264,13 +267,13 @@ class Counting:
             self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
             for r in counted_segments(self._read([self.run])):
                 place = (r["log"], r["segment"])
-                damaged[place] = r["damaged"] or 0
+                places[place], damaged[place] = r["places"], r["damaged"] or 0
                 if r["marks"]:
                     *earlier, (end, begin, checksum) = sorted(tuple(mark) for mark in r["marks"])
                     counted[place] = states.Counted(end, r["min_ms"], r["max_ms"], begin, checksum)
                     marks += [states.Known(*place, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
-        state = states.after(ahead, now, self.run, counted)
-        state = states.marked(state, _ended(self.logs, states.ended(state, self.run), Options(self.options).verify))
+        state = states.after(ahead, now, self.run, counted, places)
+        state = states.marked(state, _ended(self.logs, states.ended(state, self.run), verify))
         state = states.marked(state, _undone(self.logs, ahead, marks))
         ends = {(k.log, k.segment): max(k.end, damaged.get((k.log, k.segment), 0)) for k in state.segments}
         unwritten = sum(
@@ -416,6 +419,16 @@ def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Kn
     return {(k.log, k.segment): None for k in mine if _marks(logs, [k]) != {(k.log, k.segment): k.mark}}
 
 
+def _mended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], None]:
+    """The segments with a record where there was none: a broker has got it from another member."""
+    places = _places(logs)
+    return {
+        (k.log, k.segment): None
+        for k in segments
+        if (k.log, k.segment) in places and any(_has_record(*places[k.log, k.segment], at, verify) for at in k.damaged)
+    }
+
+
 def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], int | None]:
     """The marks of segments that were read to their end: what follows the last record there is a filler, which may be
     undone with the records after it.
@@ -447,7 +460,8 @@ def _has_record(log: Any, index: int, at: int, verify: bool) -> bool:
     segment = log.segments[index]
     whole = Range(at, at + 1, segment.limit, segment.end, index == len(log.segments) - 1)
     with contextlib.suppress(Expired), log.open(index) as source:
-        return isinstance(next(scan(source, whole, verify), None), Records)
+        good = is_record(source, at, whole)
+        return good and isinstance(next(scan(source, whole, verify, block=1 << 20), None), Records)
     return True
 
 

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import orjson
 
-VERSION: Final = 3
+VERSION: Final = 4
 MERGE_AT: Final = 12
 """Runs whose rows lie apart, beyond which they are merged into one."""
 
@@ -25,7 +25,7 @@ class Known:
 
     Times are the store times of its counted records in Unix milliseconds, -1: it has none. `border` is the end of its
     last counted record, and `mark` a checksum of the bytes from `begin` to that (None: not known). With a segment that
-    has a successor it goes on over the head of the filler.
+    has a successor it goes on over the head of the filler. `damaged` are places before `end` that hold no record.
     """
 
     log: str
@@ -38,6 +38,7 @@ class Known:
     border: int
     begin: int
     mark: int | None
+    damaged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class State:
     def to_json(self) -> bytes:
         rows = [
             {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
-             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "border": k.border, "begin": k.begin, "mark": k.mark}
+             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "border": k.border, "begin": k.begin, "mark": k.mark,
+             "damaged": list(k.damaged)}
             for k in self.segments
         ]  # fmt: skip
         return orjson.dumps({"version": VERSION, "segments": rows}, option=orjson.OPT_INDENT_2)
@@ -80,6 +82,7 @@ class State:
                         r["border"],
                         r["begin"],
                         r["mark"],
+                        tuple(map(int, r["damaged"])),
                     )
                     for r in value["segments"]
                 )
@@ -160,8 +163,14 @@ class Counted:
     mark: int
 
 
-def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str, int], Counted]) -> State:
-    """The state after a run has counted all of `ahead`.
+def after(
+    ahead: Unread,
+    logs: Iterable[Now],
+    run: str,
+    counted: Mapping[tuple[str, int], Counted],
+    damaged: Mapping[tuple[str, int], Sequence[int]],
+) -> State:
+    """The state after a run has counted all of `ahead`, and found no record in the places `damaged`.
 
     Everything of a segment that has a successor is read; the last segment goes on growing after its last record. Marks
     end there for all that was read.
@@ -184,7 +193,8 @@ def after(ahead: Unread, logs: Iterable[Now], run: str, counted: dict[tuple[str,
             begin = segment.start if old is None else old.end
             if begin < segment.limit:
                 known = replace(known, runs=(*known.runs, (run, end)))
-            result.append(replace(known, end=end))
+            places = (*known.damaged, *(at for at in damaged.get((log.log, segment.start), ()) if at < end))
+            result.append(replace(known, end=end, damaged=places))
     return State(tuple(result))
 
 

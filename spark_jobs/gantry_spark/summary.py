@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Row = dict[str, Any]
+LOOKED_AT: Final = 100
+"""Damaged places of a segment that are looked at again: a broker that mends one mends them all."""
 QUEUES: Final = 64
 """Queues whose numbers are the bits of one `places` entry."""
 
@@ -68,7 +70,8 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 def counted_segments(rows: DataFrame) -> list[Row]:
     """Per log and segment of these rows: end of the last record (null: it has none), least and greatest store time,
-    where tasks ended with the start and checksum of the bytes before that, and the end of the last damaged place."""
+    where tasks ended with start and checksum of the bytes before that, and the damaged places: the first ones, and the
+    end of the last one."""
     segments = rows.filter(f.col("kind").isin("count", "end", "damage")).groupBy("log", "segment")
     return _rows(
         segments.agg(
@@ -76,6 +79,9 @@ def counted_segments(rows: DataFrame) -> list[Row]:
             f.min("min_ms").alias("min_ms"),
             f.max("max_ms").alias("max_ms"),
             f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("marks"),
+            f.slice(f.sort_array(f.collect_list(f.when(f.col("kind") == "damage", f.col("phys")))), 1, LOOKED_AT).alias(
+                "places"
+            ),
             f.max(f.when(f.col("kind") == "damage", f.col("phys") + f.col("bytes"))).alias("damaged"),
         )
     )

@@ -524,6 +524,29 @@ def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSessi
     assert without_run(second) == without_run(first)
 
 
+def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A broker gets what its disk has lost from another member, and writes it to its place."""
+    root, out = tmp_path / "store", tmp_path / "out"
+    writer = LogWriter(root)
+    places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(200))
+    end, whole = writer.end, {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
+    last = max(place for place in places if place < writer.segment)
+    # A body, a head, the last record of a segment, and one in the last segment.
+    for at in (places[3] + 500, places[10] + 4, last + 500, writer.segment + 500, places[-2] + 500):
+        writer.write(at, b"damage")
+    job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
+    assert run(spark, job).report["damage"]["places"] == 5
+    damaged = run(spark, job).report
+    assert (damaged["totals"]["records"], damaged["scan"]["scannedBytes"] < 4096) == (195, True)
+    writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
+    for path, data in whole.items():
+        writer.write(int(path.name), data[: end - int(path.name)])
+    mended = run(spark, job).report
+    assert (mended["totals"]["records"], mended["damage"]["places"]) == (210, 0)
+    assert without_run(mended) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+    assert run(spark, job).report["scan"]["scannedBytes"] < 4096
+
+
 def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     """Where a file system cannot tell holes, the last segment has bytes to its end."""
     root, out = tmp_path / "store", tmp_path / "out"
