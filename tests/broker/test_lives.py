@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 from gantry_broker.broker import snapshots
+from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.broker.upkeep import Upkeep
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
@@ -178,3 +179,31 @@ async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_pat
     assert away.broker.settings.brokerPermission == master.broker.settings.brokerPermission == 6
     await away.close()
     await master.close()
+
+
+async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
+    make_bench: MakeBench, tmp_path: Path
+) -> None:
+    """Their snapshot lies on the disk still, and the log that took the place of the other one is as long."""
+    master, away = make_bench(tmp_path / "a"), make_bench(tmp_path / "b", member=1, name="demo-a-1")
+    for made in (away, master):
+        await made.lead()
+    copy, source = away.broker.replication._log, master.broker.replication._log
+    away.broker.change({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
+    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta))
+    leader = master.broker.replication.me
+    await master.broker.replication.assign(Assignment(Cell(2, 2, leader, frozenset({leader})), "127.0.0.1:1"))
+    master.broker.change({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})
+    for number in range(5):
+        await master.send(b"%d" % number, "Stays")
+    copy.cut(0)
+    copy.append_raw(0, source.read_raw(0, 1 << 20))
+    copy.confirm(source.confirmed)
+    assert set(away.broker.meta.confirmed.topics) == set(master.broker.meta.confirmed.topics)
+    config = away.config
+    await away.close()
+    await master.close()
+    process = BrokerProcess(config.model_copy(update={"port": 0, "http_port": 0, "listen_host": "127.0.0.1"}))
+    process._load_tables()
+    assert {"GivenUp", "Stays"} & set(process.broker.meta.confirmed.topics) == {"Stays"}
+    process.store.close()

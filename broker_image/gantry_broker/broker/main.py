@@ -95,7 +95,7 @@ class BrokerProcess:
         if found is not None:
             self.broker.meta.load(*found)
         applied = self.broker.meta.applied
-        if applied > self.store.end or 0 < applied < self.store.start:
+        if applied > self.store.end or 0 < applied < self.store.start or self._are_of_another_log(applied):
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are built anew from it",
                 self.store.start, self.store.end, applied,
@@ -103,6 +103,11 @@ class BrokerProcess:
             self.broker.rebuild_tables()
             return
         self.broker.replay_tables()
+
+    def _are_of_another_log(self, applied: int) -> bool:
+        """The log was cut below the tables and has grown again since: another epoch wrote what lies there now."""
+        told = self.broker.meta.confirmed.epoch
+        return told >= 0 and told != max((e.epoch for e in self.store.history if e.start < applied), default=told)
 
     async def stop(self) -> None:
         broker = self.broker

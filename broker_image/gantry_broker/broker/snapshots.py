@@ -43,6 +43,7 @@ def render(meta: Metadata) -> dict[str, bytes]:
         OWN: fastjson.dumps(
             {
                 "applied": meta.applied,
+                "epoch": tables.epoch,
                 "timer": {str(k): v for k, v in tables.timer.items()},
                 "settings": {name: list(pair) for name, pair in tables.settings.items()},
             }
@@ -85,6 +86,7 @@ def load(directory: Path) -> tuple[Tables, int] | None:
     def read_own(value: Any) -> None:
         fields = Fields(value, OWN)
         own[0] = fields.number("applied", 0)
+        tables.epoch = fields.number("epoch", -1)
         tables.timer = _numbers(fields, "timer")
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
 
