@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ from gantry_operator.kube.render import OperatorSettings, render
 from gantry_operator.plan import plan
 
 
-async def taken(cluster: BrokerCluster, refused: dict[str, Any], replicas: int = 3) -> BrokerCluster:
+async def taken(
+    cluster: BrokerCluster, refused: dict[str, Any], replicas: int = 3, leases: Sequence[dict[str, Any]] = ()
+) -> BrokerCluster:
     """What the keeper goes on with, over the objects of `cluster`."""
     settings = OperatorSettings("broker", "spark", "ops", ())
     objects = render(cluster, plan(cluster), settings, external_addresses=None, pinned_ports={}, replicas={})
@@ -32,7 +35,7 @@ async def taken(cluster: BrokerCluster, refused: dict[str, Any], replicas: int =
     parts: Any = keeper
     parts._take = took.append
     parts._objects = SimpleNamespace(
-        owned=lambda kind: [o for o in of_groups if o["kind"] == kind],
+        owned=lambda kind: [o for o in [*of_groups, *leases] if o["kind"] == kind],
         live=lambda kind, name: found.get((kind, name)),
         keep_secret=no_secret,
     )
@@ -57,6 +60,22 @@ async def test_nobody_is_promoted_by_itself_where_that_was_forbidden() -> None:
     assert not (await taken(cluster, {"failover": {"automatic": False}})).spec.failover.automatic
     assert not (await taken(cluster, {"failover": {"automatic": "no"}})).spec.failover.automatic
     assert (await taken(cluster, {"failover": 3})).spec.failover.automatic
+
+
+async def test_a_master_may_be_silent_for_as_long_as_was_said() -> None:
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+    for wanted, taken_for in (("30s", "30s"), ("1ms", "2s"), (7, "2s"), ("soon", "2s")):
+        spec = (await taken(cluster, {"failover": {"detectionTimeout": wanted, "automatic": False}})).spec
+        assert (spec.failover.detectionTimeout, spec.failover.automatic) == (taken_for, False)
+    spec = (await taken(cluster, {"failover": {"unclean": True}})).spec
+    assert not spec.failover.unclean, "nothing is given up for a spec that is refused"
+
+
+async def test_leases_that_go_with_the_cluster_stay_so() -> None:
+    """Without its owner a Lease would outlive the volumes, and no group of its name would ever have a master again."""
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+    assert (await taken(cluster, {"reclaim": "delete"})).spec.reclaim == "Retain"
+    assert (await taken(cluster, {"reclaim": "delete"}, leases=[{"kind": "Lease"}])).spec.reclaim == "Delete"
 
 
 async def test_fewer_members_than_must_acknowledge_are_taken_as_they_are() -> None:

@@ -12,12 +12,15 @@ import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
+from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.base import SwitchoverFailed
@@ -64,6 +67,19 @@ class Shared:
     remoting: RemotingClient
     clock: AttentiveClock
     identity: str
+
+
+def readable_failover(wanted: object) -> dict[str, Any]:
+    """What can be read of `spec.failover` where the spec is refused. Nobody is promoted by itself where that may have
+    been forbidden, and nothing is given up."""
+    if not isinstance(wanted, dict):
+        return {}
+    failover: dict[str, Any] = {"automatic": wanted.get("automatic", True) is True}
+    with suppress(ValidationError):
+        timeout = {"detectionTimeout": wanted.get("detectionTimeout", "")}
+        Failover.model_validate(timeout)
+        failover |= timeout
+    return failover
 
 
 class ClusterKeeper:
@@ -219,15 +235,14 @@ class ClusterKeeper:
                 servers = {"replicas": int(live["spec"]["replicas"])}
         if groups:
             spec = [{"name": g, "members": n} for g, n in sorted(groups.items())]
-            # Nobody is promoted by itself where that may have been forbidden.
             if "minInSyncReplicas" in known:
                 known["minInSyncReplicas"] = min(known["minInSyncReplicas"], *groups.values())
-            wanted = (self._obj.get("spec") or {}).get("failover")
-            automatic = not isinstance(wanted, dict) or wanted.get("automatic", True) is True
+            if self._objects.owned("Lease"):
+                known["reclaim"] = "Delete"
+            failover = readable_failover((self._obj.get("spec") or {}).get("failover"))
             cluster = BrokerCluster.make(
-                self.name, self.namespace, nameServers=servers, brokerGroups=spec, failover={"automatic": automatic},
-                **known,
-            )  # fmt: skip
+                self.name, self.namespace, nameServers=servers, brokerGroups=spec, failover=failover, **known
+            )
             cluster.metadata.uid = self.uid
             self._take(cluster)
             if not await self._objects.keep_secret(cluster, found):
