@@ -398,3 +398,19 @@ def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
     points = Points.load(config.path / "config" / "storePoint.json")
     assert points is not None
     assert (points.boot, points.flushed, points.clean) == ("", flushed, False)
+
+
+def test_a_start_makes_the_names_durable_that_the_process_before_it_had_made(
+    tmp_path: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed before it had flushed them, and the start says that all is flushed."""
+    config = StoreConfig(tmp_path / "store", small)
+    store = MessageStore.open(config)
+    while store.end < store.log.segment_size:
+        store.put(messages(5), 1)
+    store.close(clean=False)
+    durable: list[str] = []
+    monkeypatch.setattr(commitlog, "fsync_dir", lambda path: durable.extend(os.listdir(path)))
+    store = MessageStore.open(config)
+    assert os.path.basename(store.log.path(store.end)) in durable
+    store.close(clean=False)

@@ -69,7 +69,8 @@ class CommitLog:
         """Grows with every cut: what was learned of the bytes before it says nothing of those written after it."""
         self._prefix = str(directory) + os.sep
         self._fds = FdCache(MAX_OPEN_SEGMENTS)
-        self._new_names = False
+        self._new_names = True
+        """There may be names that no flush has made durable, also of the process before this one."""
         self._named = (-1, "")
         self._ahead = 0
         """Up to here zeros were written, if that is above `end`."""
