@@ -11,6 +11,7 @@ import orjson
 import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.replication import raftlog
+from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import Voter
 from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.storelog import StoreLogHooks
@@ -75,6 +76,13 @@ def test_a_change_that_was_appended_but_not_listed_is_found_at_the_next_start(tm
     again.append_members(MEMBERS[2], 1)
     assert [c.members for c in again.member_changes] == MEMBERS
     store.close()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '[{"at": 1}]', '[{"at": "x", "end": 1, "members": []}]', "[[]]", "3"])
+def test_a_list_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / "members.json").write_text(text)
+    with pytest.raises(StateError, match=r"members\.json: .*; restore the file, or empty the member's disk"):
+        opened(tmp_path)
 
 
 class PowerOff(Exception):

@@ -21,8 +21,8 @@ from gantry_broker.store.points import boot_id
 
 
 class StateError(Exception):
-    """config/replica.json cannot be understood, or is not of this member or mode: it names the file and what is
-    wrong."""
+    """A file of config/, replica.json or members.json, cannot be understood, or is not of this member or mode: it names
+    the file and what is wrong."""
 
 
 class Started(NamedTuple):

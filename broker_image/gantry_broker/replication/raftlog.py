@@ -22,6 +22,7 @@ import orjson
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.protocol.message import format_properties, pack_host
 from gantry_broker.replication import epochs
+from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import MemberChange, Members, members_from_json, members_to_json
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import History
@@ -39,7 +40,7 @@ _MARK: Final = b"GANTRY_MEMBERS"
 
 
 class RaftStoreLog(StoreLog):
-    """See `ports.RaftLog`. Raises what the store raises, and ValueError for a members.json that is none."""
+    """See `ports.RaftLog`. Raises what the store raises, and StateError for a members.json that is none."""
 
     def __init__(self, store: MessageStore, path: Path, hooks: StoreLogHooks) -> None:
         super().__init__(store, hooks)
@@ -158,11 +159,14 @@ class RaftStoreLog(StoreLog):
 
     def _load(self) -> tuple[MemberChange, ...]:
         try:
-            return tuple(_from_json(c) for c in orjson.loads(self._path.read_bytes()))
+            listed = orjson.loads(self._path.read_bytes())
+            if not isinstance(listed, list):
+                raise TypeError("is no JSON array")
+            return tuple(_from_json(c) for c in listed)
         except FileNotFoundError:
             return ()
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path}: {error!r}; restore the file, or empty the member's disk") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{self._path}: {error!r}; restore the file, or empty the member's disk") from error
 
 
 def _to_json(change: MemberChange) -> dict[str, Any]:
