@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import time
@@ -184,3 +185,37 @@ async def test_senders_are_answered_when_a_write_fails(bench: Bench, monkeypatch
         assert answer.code == 1
         assert said in (answer.remark or "")
         assert (await bench.send(b"again")).code == (0 if number == errno.EMFILE else 1)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It would be the master for the others, and answer nobody. Where descriptors were short it is tried again."""
+    await bench.lead()
+    broker, store = bench.broker, bench.store
+    me, epoch = broker.replication.me, broker.replication.epoch
+    both = frozenset({me, MemberId(1, "away")})
+    await broker.replication.assign(Assignment(Cell(epoch, epoch + 1, me, both), "127.0.0.1:10911"))
+    broker.append([_put(b"nobody else has it")])
+    store.tail.clear()
+    broker.replication.saw_epoch(epoch + 1)
+
+    def unreadable(*places: int) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(store.log, "chunks", unreadable)
+    with contextlib.suppress(OSError):
+        await broker.replication.assign(Assignment(Cell(epoch + 2, epoch + 2, me, both), "127.0.0.1:10911"))
+    if number == errno.EIO:
+        async with asyncio.timeout(5):
+            await broker.must_end.wait()
+        return
+    leads = asyncio.Event()
+    broker.on_role.append(lambda master: leads.set())
+    assert not broker.leading
+    monkeypatch.undo()
+    async with asyncio.timeout(5):
+        await leads.wait()
+    assert broker.leading
+    assert not broker.must_end.is_set()

@@ -34,7 +34,8 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.errors import StoreError, StoreFull
+from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
+from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.records import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
 
@@ -512,7 +513,7 @@ class Broker:
         master = self.replication.role is Role.MASTER
         epoch = self.replication.epoch
         if master and epoch != self._role_epoch:
-            self.meta.lead(self.store.unconfirmed_control())
+            self.meta.lead(self._unconfirmed_control())
             self.locks.clear()
             self._role_epoch, self._leading = epoch, True
             log.info("master of %s in epoch %d", self.config.group, epoch)
@@ -526,6 +527,16 @@ class Broker:
         for notify in self.on_role:
             notify(master)
         self._status_changed()
+
+    def _unconfirmed_control(self) -> list[bytes]:
+        """Raises what `store.unconfirmed_control` does. Unless only descriptors were short, the process ends then:
+        nobody can give back an end of the log that is on this disk alone, so another member has to lead."""
+        try:
+            return self.store.unconfirmed_control()
+        except (BadRecords, OSError) as error:
+            if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTORS:
+                self.store.mark_failed(error)
+            raise
 
     def _status_changed(self) -> None:
         for told in self.on_status:
