@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -36,6 +37,19 @@ def test_every_use_has_a_port_of_its_own_and_the_same_at_the_next_start(tmp_path
     again = Ports.load(tmp_path / "ports.json")
     assert again.choose(CLUSTER, frozenset()) == []
     assert again.taken == first.taken
+
+
+@pytest.mark.parametrize("port", ["x", None, 1.5, [], 70_000, -1])
+def test_what_is_no_port_is_chosen_anew(tmp_path: Path, port: object) -> None:
+    first = Ports.load(tmp_path / "ports.json")
+    first.choose(CLUSTER, frozenset())
+    (tmp_path / "ports.json").write_text(json.dumps(first.taken | {"group/a": port}))
+    again = Ports.load(tmp_path / "ports.json")
+    again.choose(CLUSTER, frozenset())
+    chosen = again["group/a"]
+    assert again.taken == first.taken | {"group/a": chosen}
+    assert len(set(again.taken.values())) == len(again.taken)
+    assert is_free(chosen)
 
 
 def test_instead_of_a_taken_port_comes_one_that_no_outgoing_connection_can_have(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gantry_operator.local.folder import ClusterFolder, read_json
+from gantry_operator.local.folder import ClusterFolder, read_json, read_ports
 from gantry_operator.local.process import load_record, start_mark
 from gantry_operator.registry.file import write_whole
 
@@ -57,11 +57,11 @@ def _claimed(path: Path, own: Path) -> Iterator[int]:
     root = Path(claim["folder"]) if isinstance(claim, dict) and "folder" in claim else None
     if root == own:
         return
-    ports = None if root is None else read_json(ClusterFolder(root).ports)
-    if root is None or not isinstance(ports, dict) or not _lives(ClusterFolder(root), claim):
+    ports = {} if root is None else read_ports(ClusterFolder(root).ports)
+    if root is None or not ports or not _lives(ClusterFolder(root), claim):
         path.unlink(missing_ok=True)
         return
-    yield from (int(port) for port in ports.values())
+    yield from ports.values()
 
 
 def _lives(cluster: ClusterFolder, claim: dict[str, object]) -> bool:

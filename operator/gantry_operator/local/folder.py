@@ -163,3 +163,9 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def read_ports(path: Path) -> dict[str, int]:
+    """Ports by use, see `ports.Ports`; without those that are no numbers, as if none had been given yet."""
+    known = read_json(path)
+    return {use: port for use, port in known.items() if type(port) is int} if isinstance(known, dict) else {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gantry_operator.local.claims import ports_of_others
-from gantry_operator.local.folder import read_json
+from gantry_operator.local.folder import read_ports
 from gantry_operator.plan import Plan
 from gantry_operator.registry.file import write_durably
 
@@ -37,9 +37,7 @@ class Ports:
 
     @classmethod
     def load(cls, path: Path) -> Ports:
-        known = read_json(path)
-        taken = {str(k): int(v) for k, v in known.items()} if isinstance(known, dict) else {}
-        return cls(path, taken)
+        return cls(path, read_ports(path))
 
     def __getitem__(self, use: str) -> int:
         return self.taken[use]
