@@ -47,6 +47,21 @@ async def _one_is_away(group: Group) -> tuple[Node, Node]:
     return one, other
 
 
+async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
+    """The second leads, and of the first one's log retention has removed the place where they parted."""
+    old, new = await _one_is_away(group)
+    for _ in range(25):
+        await old.put(b"only here" * 10_000)
+    retention.remove_before(old.store, 1 << 20)
+    await old.stop()
+    await new.start()
+    group.cell = group.cell.promoted(new.service.me, group.ids(1))
+    await group.tell((1,))
+    await new.put(b"the leader's")
+    await old.start()
+    return old, new
+
+
 class Steps:
     """The durable steps of a full copy; at the given one something happens."""
 
@@ -104,16 +119,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
 async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:
     """Its own retention has removed the place where its log parted from the leader's."""
     async with Group(tmp_path, 2, settings=SMALL) as group:
-        old, new = await _one_is_away(group)
-        for _ in range(25):
-            await old.put(b"only here" * 10_000)
-        retention.remove_before(old.store, 1 << 20)
-        await old.stop()
-        await new.start()
-        group.cell = group.cell.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
-        await new.put(b"the leader's")
-        await old.start()
+        old, new = await _one_has_nothing_in_common(group)
         assert old.store.start == 1 << 20
         await old.service.assign(Assignment(group.cell, new.address, True))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
@@ -330,16 +336,7 @@ async def test_a_reset_to_the_beginning_that_stops_half_way_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Group(tmp_path, 2, settings=SMALL) as group:
-        old, new = await _one_is_away(group)
-        for _ in range(25):
-            await old.put(b"only here" * 10_000)
-        retention.remove_before(old.store, 1 << 20)
-        await old.stop()
-        await new.start()
-        group.cell = group.cell.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
-        await new.put(b"the leader's")
-        await old.start()
+        old, new = await _one_has_nothing_in_common(group)
         real, short = old.store.log._fds.get, True
 
         def get(path: str, *, create_size: int | None = None) -> int:
