@@ -47,6 +47,21 @@ async def _one_is_away(group: Group) -> tuple[Node, Node]:
     return one, other
 
 
+async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
+    """Both have had 3 MB of two epochs in common; retention has removed the first of it from the one that is away."""
+    one, other = group.nodes
+    for _ in range(2):
+        await group.promote(0, (0, 1))
+        for _ in range(15):
+            await one.put(b"x" * 100_000)
+    await until(lambda: _same(one, other), "both have it", PATIENCE_S)
+    retention.remove_before(other.store, 1 << 20)
+    await other.stop()
+    group.cell = group.cell.with_set(group.ids(0))
+    await group.tell((0,))
+    return one, other
+
+
 async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
     """The second leads, and of the first one's log retention has removed the place where they parted."""
     old, new = await _one_is_away(group)
@@ -86,14 +101,17 @@ class Steps:
 
 @pytest.mark.parametrize("step", range(1, 7))
 @pytest.mark.parametrize("crash", [True, False], ids=["crash", "error"])
+@pytest.mark.parametrize("away_so", [_one_is_away, _one_is_away_without_its_beginning], ids=["whole", "shortened"])
 async def test_a_full_copy_that_was_interrupted_is_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, crash: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, crash: bool, away_so: Any
 ) -> None:
     async with Group(tmp_path, 2, settings=SMALL) as group:
-        leader, away = await _one_is_away(group)
+        leader, away = await away_so(group)
+        common = leader.store.end
         for _ in range(25):
             await leader.put(b"y" * 100_000)
-        retention.remove_before(leader.store, 2 << 20)
+        retention.remove_before(leader.store, (common | (1 << 20) - 1) + 1)
+        assert leader.store.start > common
         await away.start()
         image = tmp_path / "image"
 
@@ -200,30 +218,6 @@ async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypat
         assert await node.put(b"after") is SendStatus.SEND_OK
         await until(lambda: node.store.flushed == node.store.end, "it is flushed", PATIENCE_S)
         assert node.bodies() == [b"before", b"after"]
-
-
-@pytest.fixture
-def bad_sector(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """`{"path": ..., "at": ...}`: 4 KiB that cannot be read until they are written over, as disks have it."""
-    bad: dict[str, Any] = {}
-    read, write = commitlog.read_all, commitlog.write_all
-
-    def is_of(fd: int) -> bool:
-        return bool(bad) and os.readlink(f"/proc/self/fd/{fd}") == bad["path"]
-
-    def read_all(fd: int, count: int, at: int) -> bytes:
-        if is_of(fd) and at < bad["at"] + 4096 and at + count > bad["at"]:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(fd, count, at)
-
-    def write_all(fd: int, data: Any, at: int) -> None:
-        if is_of(fd) and at <= bad["at"] and at + len(data) >= bad["at"] + 4096:
-            bad.clear()
-        write(fd, data, at)
-
-    monkeypatch.setattr(commitlog, "read_all", read_all)
-    monkeypatch.setattr(commitlog, "write_all", write_all)
-    return bad
 
 
 async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(

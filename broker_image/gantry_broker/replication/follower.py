@@ -85,9 +85,11 @@ class Follower:
     def _may_part_from(self, parted: int) -> bool:
         """Rule 3: what was shown is not undone, unless the assignment says so.
 
-        Only a full copy that was interrupted leaves a log without any epoch: it gives up nothing that is not there.
+        Only a full copy that was interrupted leaves a log whose first records are of no epoch that is known: it was to
+        be given up then.
         """
-        if not self._log.history:
+        history = self._log.history
+        if not history or history[0].start > self._log.start:
             return True
         if parted >= self._log.confirmed or self.unclean or Rule.CONFIRM_AFTER_APPLY not in self._rules:
             return True
