@@ -1,14 +1,17 @@
-"""What all tests share: how generated cases are chosen, and disks that are soon full."""
+"""What all tests share: how generated cases are chosen, and disks that are soon full or fail."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gantry_broker.store import commitlog
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for free_ports
@@ -38,3 +41,27 @@ def small_disk() -> Iterator[Callable[[Path, int], Path]]:
     yield make
     for folder in mounted:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def bad_sector(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """`{"path": ..., "at": ...}`: 4 KiB that cannot be read until they are written over, as disks have it."""
+    bad: dict[str, Any] = {}
+    read, write = commitlog.read_all, commitlog.write_all
+
+    def is_of(fd: int) -> bool:
+        return bool(bad) and os.readlink(f"/proc/self/fd/{fd}") == bad["path"]
+
+    def read_all(fd: int, count: int, at: int) -> bytes:
+        if is_of(fd) and at < bad["at"] + 4096 and at + count > bad["at"]:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(fd, count, at)
+
+    def write_all(fd: int, data: Any, at: int) -> None:
+        if is_of(fd) and at <= bad["at"] and at + len(data) >= bad["at"] + 4096:
+            bad.clear()
+        write(fd, data, at)
+
+    monkeypatch.setattr(commitlog, "read_all", read_all)
+    monkeypatch.setattr(commitlog, "write_all", write_all)
+    return bad

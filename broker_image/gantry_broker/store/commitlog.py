@@ -25,6 +25,8 @@ AHEAD: Final = 1 << 20
 """Zeros that are written ahead in one go: one flush in some thirty small ones takes a millisecond longer for it."""
 AHEAD_LOW: Final = 128 << 10
 """As soon as less than this is left of them."""
+_SECTOR: Final = 4096
+"""Bytes that a disk reads or does not read as a whole; of some disks it is less."""
 _ZEROS: Final = bytes(64 << 10)
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2, MAGIC_BLANK})
 
@@ -290,7 +292,7 @@ class CommitLog:
             if offset > limit:
                 raise OffsetGone(offset, self.start, limit)
             return b""
-        data = self._read_some(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
+        data = self.read_some(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
         size, magic = SIZE_AND_MAGIC.unpack_from(data) if len(data) >= FILLER_MIN else (0, 0)
         if magic not in _MAGICS or not FILLER_MIN <= size <= min(limit - offset, self.room(offset)):
             raise ValueError(f"offset {offset} is not the border of a record")
@@ -307,15 +309,23 @@ class CommitLog:
             at += size
         return data[:at] if at < have else data
 
-    def _read_some(self, offset: int, count: int) -> bytes:
+    def read_some(self, offset: int, count: int) -> bytes:
         """At most `count` bytes, fewer where the disk does not give back what lies further on. Raises as `read`."""
-        while True:
+        try:
+            return self.read(offset, count)
+        except OSError as error:
+            if error.errno != errno.EIO or count <= FILLER_MIN:
+                raise
+        # A read that fails may take seconds, so there are few of them.
+        head = self.read(offset, FILLER_MIN)
+        while count > _SECTOR:
+            count = max(count // 8, _SECTOR)
             try:
                 return self.read(offset, count)
             except OSError as error:
-                if error.errno != errno.EIO or count <= FILLER_MIN:
+                if error.errno != errno.EIO:
                     raise
-                count = max(count // 2, FILLER_MIN)
+        return head
 
     def chunks(self, offset: int, limit: int, chunk: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
         """[offset, limit) in pieces of whole records: (offset, bytes)."""

@@ -59,8 +59,8 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
 def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confirmed:
     """Records below `offset` cannot be undone any more: file them in queues and index.
 
-    Ends early, after some of it, when it is later than `until` by `time.monotonic`. Never goes back. Raises
-    ValueError above `end` or within a record; OSError.
+    Ends early, after some of it, when it is later than `until` by `time.monotonic`, and at what cannot be read. Never
+    goes back. Raises, and then it has filed nothing: ValueError above `end` or within a record; BadRecords; OSError.
     """
     if offset <= store.confirmed:
         return Confirmed(store.confirmed, [], [])
@@ -69,12 +69,18 @@ def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confir
     grew: set[tuple[str, int]] = set()
     control: list[tuple[int, bytes]] = []
     tail = store.tail
+    began = store.confirmed
     while store.confirmed < offset:
         batch = tail.pop(store.confirmed, offset)
         if batch is None:
             stop = min(offset, max(tail.first_start(offset), store.confirmed + 1))
-            data = store.log.whole_records(store.confirmed, _CATCH_UP, stop)
-            batch = parse_own(store, store.confirmed, data)
+            try:
+                data = store.log.whole_records(store.confirmed, _CATCH_UP, stop)
+                batch = parse_own(store, store.confirmed, data)
+            except (BadRecords, ValueError, OSError):
+                if store.confirmed == began:
+                    raise
+                break  # What was filed is to be told; the next call says why it goes no further.
         file_batch(store, batch, grew)
         if batch.control:
             control += batch.control

@@ -115,7 +115,7 @@ def sound_bytes(store: MessageStore, at: int, max_bytes: int) -> bytes:
 
 def before_damage(store: MessageStore, at: int, limit: int) -> bytes:
     """The sound records of [at, limit), up to the first damaged one, of which `on_damage` is told."""
-    data = store.log.read(at, limit - at)
+    data = store.log.read_some(at, limit - at)
     try:
         return data[: _sound_end(store, at, data) - at]
     except BadRecords as error:

@@ -386,7 +386,8 @@ class MessageStore:
             yield from reading.records(data)
 
     def unconfirmed_control(self) -> list[bytes]:
-        """Bodies of the control records that are not confirmed yet, in the order of the log. Raises BadRecords."""
+        """Bodies of the control records that are not confirmed yet, in the order of the log. Raises BadRecords;
+        ValueError where not even the border of a record is left; OSError."""
         found = [item for batch in self.tail.batches for item in batch.control if item[0] >= self.confirmed]
         for start, stop in self.tail.gaps(self.confirmed, self.log.end):
             for offset, data in self.log.chunks(start, stop):

@@ -1,0 +1,83 @@
+"""A sector that cannot be read: what lies before it is given, and the disk is not asked more often than it must."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.protocol.codes import CONTROL_TOPIC
+from gantry_broker.protocol.message import pack_host
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+HOST = pack_host("10.1.2.3", 50_000)
+SETTINGS = BrokerSettings(mappedFileSizeCommitLog=8 << 20, maxHashSlotNum=100, maxIndexNum=400)
+
+
+def opened(path: Path) -> MessageStore:
+    """With a control record, a message, and 400 KB more; nothing of it is confirmed, or in memory."""
+    store = MessageStore.open(StoreConfig(path, SETTINGS))
+    for topic, size in ((CONTROL_TOPIC, 10), ("T", 10), *[("T", 5_000)] * 80):
+        store.put([Put(topic, 0, 0, 0, 1, HOST, b"y" * size, b"")], time.time_ns() // 1_000_000)
+    store.tail.clear()
+    return store
+
+
+@pytest.mark.parametrize("sector", range(1, 90, 8))
+def test_what_is_confirmed_before_it_is_told_and_no_more_is_lost(
+    tmp_path: Path, bad_sector: dict[str, Any], sector: int
+) -> None:
+    store = opened(tmp_path)
+    bad_sector.update(path=store.log.path(0), at=sector * 4096)
+    control: list[tuple[int, bytes]] = []
+    grew: set[tuple[str, int]] = set()
+    for _ in range(90):
+        began = store.confirmed
+        try:
+            told = store.confirm(store.end)
+        except OSError:
+            assert store.confirmed == began
+            break
+        control += told.control
+        grew |= set(told.grew)
+        assert began < told.offset == store.confirmed <= sector * 4096
+    assert sector * 4096 - 5_200 < store.confirmed
+    bad_sector.clear()
+    told = store.confirm(store.end)
+    assert told.offset == store.end
+    assert len(control + told.control) == 1
+    assert grew | set(told.grew) == {("T", 0), (CONTROL_TOPIC, 0)}
+    assert store.next_offset("T", 0) == 81
+    store.close()
+
+
+@pytest.mark.parametrize(("sector", "most"), [(0, 2), (1, 5), (40, 4), (99, 3)])
+def test_the_disk_is_asked_few_times(
+    tmp_path: Path, bad_sector: dict[str, Any], monkeypatch: pytest.MonkeyPatch, sector: int, most: int
+) -> None:
+    """Each read that fails may take seconds, in which nobody is answered."""
+    store = opened(tmp_path)
+    bad_sector.update(path=store.log.path(0), at=sector * 4096)
+    real, failed = store.log.read, 0
+
+    def read(offset: int, count: int) -> bytes:
+        nonlocal failed
+        try:
+            return real(offset, count)
+        except OSError:
+            failed += 1
+            raise
+
+    monkeypatch.setattr(store.log, "read", read)
+    if sector:
+        data = store.log.whole_records(0, 1 << 20, store.end)
+        assert 0 < len(data) <= sector * 4096
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            store.log.whole_records(0, 1 << 20, store.end)
+    assert failed <= most
+    bad_sector.clear()
+    store.close(clean=False)
