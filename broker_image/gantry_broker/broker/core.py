@@ -533,7 +533,7 @@ class Broker:
         nobody can give back an end of the log that is on this disk alone, so another member has to lead."""
         try:
             return self.store.unconfirmed_control()
-        except (BadRecords, OSError) as error:
+        except (BadRecords, ValueError, OSError) as error:
             if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTORS:
                 self.store.mark_failed(error)
             raise
