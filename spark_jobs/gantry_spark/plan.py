@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Final, Protocol
 
 from gantry_spark.decode import LATEST_MS, Where
 from gantry_spark.errors import Expired, NoLog
-from gantry_spark.scan import LogBytes, Range, last_border, last_written, next_record, store_time_at
+from gantry_spark.scan import LogBytes, Range, last_border, last_written, next_record, store_time_after, store_time_at
 
 SMALLEST_PART: Final = 16 * 1024 * 1024
 LARGEST_PART: Final = 512 * 1024 * 1024
@@ -86,7 +87,7 @@ def plan(
         except Expired:
             # It went between the listing and now. Who reads it says so, as of one that goes a little later.
             parts += [Part(index, Range(a, b, segment.limit, segment.end, last), None, None) for a, b in spans]
-    return _wanted(parts, where, slack_ms)
+    return _wanted(log, parts, where, slack_ms)
 
 
 def pack(parts: Sequence[Part], target: int) -> list[tuple[Part, ...]]:
@@ -142,28 +143,42 @@ def _cuts(source: LogBytes, whole: Range, target: int) -> list[int]:
     return cuts
 
 
-def _wanted(parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
+def _wanted(log: Log, parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
     """Parts that may hold wanted records; a part's last time is at most the first time of the one after it.
 
-    A head has no checksum: a time that cannot be is not believed, nor is any of two that are out of order by more than
-    clocks may be off.
+    A head has no checksum. A time that cannot be, as one from the future, is not believed, nor is any of two that are
+    out of order by more than clocks may be off; where no part follows whose time could be compared, that of the second
+    record is. So one damaged head hides other records only if its time is still in order, between the first times of
+    the parts before and after: too late a one begins its own part too late, too early a one ends that before too early.
     """
     kept = []
+    latest = min(LATEST_MS, int(time.time() * 1000) + slack_ms)
     for index, part in enumerate(parts):
         following = parts[index + 1] if index + 1 < len(parts) else None
         last = part.last_ms
         if last is None and following is not None:
             last = following.first_ms
-        first, last = part.first_ms, _possible(last)
-        if first is not None and (_possible(first) is None or (last is not None and first - slack_ms > last)):
+        first, last = part.first_ms, _possible(last, latest)
+        if first is not None and (_possible(first, latest) is None or (last is not None and first - slack_ms > last)):
             first = last = None
-        if not where.excludes(first, last, slack_ms):
+        excluded = where.excludes(first, last, slack_ms)
+        if excluded and first is not None and last is None and not _is_confirmed(log, part, first - slack_ms):
+            first, excluded = None, False
+        if not excluded:
             kept.append(Part(part.segment, part.range, first, last))
     return kept
 
 
-def _possible(ms: int | None) -> int | None:
-    return ms if ms is not None and 0 < ms <= LATEST_MS else None
+def _possible(ms: int | None, latest_ms: int) -> int | None:
+    return ms if ms is not None and 0 < ms <= latest_ms else None
+
+
+def _is_confirmed(log: Log, part: Part, least_ms: int) -> bool:
+    """Whether the second record of a part is there, and no older than this."""
+    with suppress(Expired), log.open(part.segment) as source:
+        second = store_time_after(source, part.range.start, part.range)
+        return second is not None and second >= least_ms
+    return False
 
 
 def gaps(log: Log) -> list[tuple[int, int]]:

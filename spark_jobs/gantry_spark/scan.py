@@ -265,6 +265,14 @@ def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
     return int(_phys_at(head, 56 + moved)[0])
 
 
+def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None:
+    """As `store_time_at`, of the record that follows the one at `offset`."""
+    raw = bytearray(4)
+    if source.read_into(offset, memoryview(raw)) < len(raw) or _size_at(raw, 0)[0] < MIN_RECORD:
+        return None
+    return store_time_at(source, offset + _size_at(raw, 0)[0], wanted)
+
+
 def last_border(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
     """The offset after the last good record of a range: where a log that is being written ends for now."""
     end = wanted.start

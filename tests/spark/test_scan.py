@@ -185,9 +185,10 @@ def test_a_segment_outside_the_times_is_not_read(tmp_path: Path) -> None:
     assert [p.segment for p in plan(log, 1 << 30, early)] == [0]
 
 
-@pytest.mark.parametrize("wrong", [-(2**62), 0, 1_600_000_000_000, 1_900_000_000_000, 2**62])
+@pytest.mark.parametrize("wrong", [-(2**62), 0, 1_600_000_000_000, 1_710_000_000_000, 4_000_000_000_000, 2**62])
 @pytest.mark.parametrize("segment", [0, 3, -1])
-def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wrong: int) -> None:
+@pytest.mark.parametrize("target", [20_000, 1 << 30])
+def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wrong: int, target: int) -> None:
     """A head has no checksum, and where a segment begins its time says what the one before it holds."""
     writer = LogWriter(tmp_path)
     hour, start = 3_600_000, 1_700_000_000_000
@@ -198,14 +199,29 @@ def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wron
     assert wrong in {r.store_ms for r in records}
     for bound in (start + n * hour for n in (5, 20, 36)):
         for where in (Where(min_ms=bound), Where(max_ms=bound)):
-            found: list[int] = []
-            for part in plan(log, 20_000, where):
-                with log.open(part.segment) as source:
-                    for some in scan(source, part.range):
-                        assert isinstance(some, Records)
-                        found += (some.base + some.at)[where.rows(some)].tolist()
             low, high = where.min_ms or -(2**63), where.max_ms or 2**63
-            assert found == [r.phys_offset for r in records if low <= r.store_ms <= high]
+            assert places_of(log, where, target) == [r.phys_offset for r in records if low <= r.store_ms <= high]
+
+
+def places_of(log: DirectoryLog, where: Where, target: int) -> list[int]:
+    """Where the records of a log begin that are read with a filter."""
+    found: list[int] = []
+    for part in plan(log, target, where):
+        with log.open(part.segment) as source:
+            for some in scan(source, part.range):
+                assert isinstance(some, Records)
+                found += (some.base + some.at)[where.rows(some)].tolist()
+    return found
+
+
+def test_records_from_the_future_hide_none_after_them(tmp_path: Path) -> None:
+    """Nothing follows the last part that would say that its first time cannot be."""
+    start, future = 1_700_000_000_000, 4_000_000_000_000
+    times = (future, future, *range(start, start + 50))
+    places = LogWriter(tmp_path).extend(Message(body=b"x" * 100, store_ms=ms) for ms in times)
+    log = DirectoryLog(find(str(tmp_path)))
+    assert places_of(log, Where(max_ms=start + 9), 1 << 30) == places[2:12]
+    assert places_of(log, Where(min_ms=future), 1 << 30) == places[:2]
 
 
 def test_a_record_larger_than_a_block(tmp_path: Path) -> None:
