@@ -12,18 +12,24 @@ from typing import Any
 import pytest
 from fakeapi import FakeApi
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.failover.attention import AttentiveClock
+from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.model import Report
 from gantry_operator.failover.raft import RaftLoop
+from gantry_operator.failover.watch import MemberWatch
 from gantry_operator.kube import cluster as module
 from gantry_operator.kube import names
 from gantry_operator.kube.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
 from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.kube.masters import Masters
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.operator import MIRRORED
 from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.kube.reports import JOBS, PODS
+from gantry_operator.registry import Entry
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 
@@ -146,3 +152,76 @@ async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fa
     async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
         await until(lambda: SWITCHOVER not in annotated(fake))
     assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
+
+
+class Led(GroupLoop):
+    """Nothing happens."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def led(masters: Masters, group: str, mode: str) -> GroupLoop:
+    """Member 1 leads and says so."""
+    made = Led(group, masters.registry, masters.pods, masters._http, lambda: masters._settings, masters._clock)
+    leads = MemberId(1, "x")
+    made.entry = Entry(Cell(2, 1, leads, frozenset({leads})))
+    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", masters._http, made.wake, time.monotonic)
+    watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
+    return made
+
+
+@pytest.fixture
+def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Member 0 led, and its label is to go in a moment."""
+    monkeypatch.setattr(Masters, "_loop", led)
+    for name in ("demo-a-0", "demo-a-1"):
+        labels = {names.CLUSTER_LABEL: "demo", names.ROLE_LABEL: names.ROLE_MASTER}
+        meta = {"name": name, "namespace": "mq", "labels": labels}
+        fake.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {}})
+
+
+def roles(fake: FakeApi) -> list[str]:
+    pods = [fake.get("Pod", f"demo-a-{n}") for n in (0, 1)]
+    return [pod["metadata"]["labels"][names.ROLE_LABEL] for pod in pods if pod is not None]
+
+
+@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.parametrize("refused", ["the spec", "an object"])
+async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_refused(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    apply = api.apply
+
+    async def refuse(obj: Any) -> Any:
+        if refused == "an object" and obj["kind"] == "NetworkPolicy":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    async with kept(fake, api) as keeper:
+        keeper._pods._lingering["demo-a-0"] = time.monotonic() + 0.5
+        await until(lambda: keeper._masters.loops)
+        if refused == "the spec":
+            changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
+            keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+            await until(lambda: keeper._findings.refused)
+        assert roles(fake) == ["master", "master"]
+        await until(lambda: roles(fake) == ["slave", "master"])
+
+
+@pytest.mark.usefixtures("after_a_hand_over")
+async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = api.merge
+
+    async def refuse(kind: Any, *arguments: Any) -> Any:
+        if kind.kind == "Pod":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await merge(kind, *arguments)
+
+    monkeypatch.setattr(api, "merge", refuse)
+    async with kept(fake, api) as keeper:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+        await until(lambda: keeper._findings.problems == ["an admission webhook says no"])

@@ -198,16 +198,18 @@ class ClusterKeeper:
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
             self._events.record("Warning", "SpecRefused", found.refused)
+            righted = await self._right_labels(found)
             begun = bool(self._masters.loops) or await self._go_on_without_spec(found)
             self._findings = found
             self._obey_soon()
-            return begun
+            return begun and righted
         self._take(cluster)
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before anything that the API server may refuse.
         self._masters.keep(cluster)
         self._obey_soon()
+        righted = await self._right_labels(found)
         if complete and not cluster.paused:
             assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
@@ -215,10 +217,19 @@ class ClusterKeeper:
             found.problems += kept
             complete = complete and not kept
             complete = await self._reports.keep(cluster, self._plan, found) and complete
-        await self._masters.right_labels()
         self._findings = found
         self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
-        return complete and not self._pods.lingering()
+        return complete and righted
+
+    async def _right_labels(self, found: Findings) -> bool:
+        """False: look again soon. What is refused here keeps nothing else from being done."""
+        lingering = self._pods.lingering()  # Asked first: what ends meanwhile is looked at again.
+        try:
+            await self._masters.right_labels()
+        except (ApiError, ApiUnavailable) as error:
+            found.problems.append(str(error))
+            return False
+        return not lingering
 
     async def _go_on_without_spec(self, found: Findings) -> bool:
         """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
