@@ -51,13 +51,13 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
         await first.send(b"%d" % number, queueId=number % 2)
     await first.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2})
     first.broker.flush_offsets()
-    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta))
+    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.history))
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
     found = snapshots.load(second.config.data_dir / "config")
     assert found is not None
-    second.broker.meta.load(*found)
+    second.broker.meta.load(found.tables, found.applied)
     second.broker.replay_tables()
     await second.lead()
     assert {"T", "Late"} <= set(second.broker.meta.working.topics)
@@ -108,7 +108,7 @@ async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path:
     made = make_bench(path)
     found = snapshots.load(path / "store" / "config")
     assert found is not None
-    made.broker.meta.load(*found)
+    made.broker.meta.load(found.tables, found.applied)
     made.broker.replay_tables()
     await made.lead()
     manifest = orjson.loads((STORES / f"{version}-manifest.json").read_bytes())
@@ -190,7 +190,7 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
         await made.lead()
     copy, source = away.broker.replication._log, master.broker.replication._log
     away.broker.change({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
-    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta))
+    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.history))
     leader = master.broker.replication.me
     await master.broker.replication.assign(Assignment(Cell(2, 2, leader, frozenset({leader})), "127.0.0.1:1"))
     master.broker.change({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})

@@ -84,14 +84,14 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
         made = another(settings=settings)
         found = snapshots.load(made.config.data_dir / "config") if from_snapshot else None
         if found is not None:
-            made.broker.meta.load(*found)
+            made.broker.meta.load(found.tables, found.applied)
         made.broker.replay_tables()
         await made.lead()
         return made
 
     async def stop(made: Any) -> None:
         if from_snapshot:
-            snapshots.write(made.config.data_dir / "config", snapshots.render(made.broker.meta))
+            snapshots.write(made.config.data_dir / "config", snapshots.render(made.broker.meta, made.store.history))
         await made.close()
 
     first = await start()

@@ -45,7 +45,7 @@ from .faults import NotStored, NotWritable
 from .livesettings import LiveSettings
 from .locks import QueueLocks
 from .longpoll import HeldPulls
-from .metadata import EPOCH_KIND, Change, Metadata, Tables, encode_change
+from .metadata import Change, Metadata, Tables, encode_change
 from .pull import Filters, Pull
 from .stats import Stats
 from .topics import TIMER_TOPIC, retry_topic, system_topics
@@ -433,9 +433,7 @@ class Broker:
     # ---- what replication tells
 
     def _epoch_body(self, epoch: int) -> bytes:
-        return orjson.dumps(
-            {"kind": EPOCH_KIND, "epoch": epoch, "group": self.config.group, "member": self.config.member}
-        )
+        return orjson.dumps({"kind": "epoch", "epoch": epoch, "group": self.config.group, "member": self.config.member})
 
     def _on_confirmed(self, confirmed: Confirmed) -> None:
         changed = False

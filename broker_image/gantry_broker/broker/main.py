@@ -93,9 +93,11 @@ class BrokerProcess:
     def _load_tables(self) -> None:
         found = snapshots.load(self.config.data_dir / "config")
         if found is not None:
-            self.broker.meta.load(*found)
+            self.broker.meta.load(found.tables, found.applied)
         applied = self.broker.meta.applied
-        if applied > self.store.end or 0 < applied < self.store.start or self._are_of_another_log(applied):
+        # Of another epoch: the log was cut below the tables and has grown again since.
+        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(self.store.history, applied))
+        if applied > self.store.end or 0 < applied < self.store.start or other:
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are built anew from it",
                 self.store.start, self.store.end, applied,
@@ -103,11 +105,6 @@ class BrokerProcess:
             self.broker.rebuild_tables()
             return
         self.broker.replay_tables()
-
-    def _are_of_another_log(self, applied: int) -> bool:
-        """The log was cut below the tables and has grown again since: another epoch wrote what lies there now."""
-        told = self.broker.meta.confirmed.epoch
-        return told >= 0 and told != max((e.epoch for e in self.store.history if e.start < applied), default=told)
 
     async def stop(self) -> None:
         broker = self.broker
@@ -124,7 +121,7 @@ class BrokerProcess:
         await self.http.close()
         await self.client.close()
         if self.store.failed is None:
-            snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta))
+            snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta, self.store.history))
         try:
             self.store.close()
         finally:

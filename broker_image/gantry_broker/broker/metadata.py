@@ -21,7 +21,6 @@ import orjson
 from gantry_broker.protocol.bodies import DataVersion, SubscriptionGroup, TopicConfig, TopicConfigs
 
 KIND: Final = "meta"
-EPOCH_KIND: Final = "epoch"
 CHUNK: Final = 500
 """Entries of a table in one control record of `all_changes`."""
 
@@ -47,8 +46,6 @@ class Tables:
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
-    epoch: int = -1
-    """The epoch of the newest record in it; -1: not known."""
 
     def copy(self) -> Tables:
         """Configurations are replaced as a whole, never changed in place, so they are shared."""
@@ -61,7 +58,6 @@ class Tables:
             dict(self.settings),
             self.topic_version,
             self.group_version,
-            self.epoch,
         )
 
     def apply(self, change: Mapping[str, Any]) -> bool:
@@ -148,22 +144,11 @@ def encode_change(change: Change) -> bytes:
 
 def decode_change(body: bytes) -> Change | None:
     """None: another kind of control record (the beginning of an epoch)."""
-    value = _decode(body)
-    return value if value.get("kind") == KIND else None
-
-
-def epoch_of(body: bytes, otherwise: int) -> int:
-    """The epoch that a control record begins."""
-    value = _decode(body)
-    return int(value["epoch"]) if value.get("kind") == EPOCH_KIND else otherwise
-
-
-def _decode(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) and value.get("kind") == KIND else None
 
 
 class Metadata:
@@ -211,7 +196,6 @@ class Metadata:
         self.applied = phys + 1
         change = decode_change(body)
         if change is None:
-            self.confirmed.epoch = epoch_of(body, self.confirmed.epoch)
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)

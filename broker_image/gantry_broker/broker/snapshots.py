@@ -1,8 +1,8 @@
 """The confirmed tables in `config/*.json`, in RocketMQ's own formats, and back.
 
-`gantryTables.json` is written last: it holds how far the others are in the log (`applied`) and what RocketMQ has no
-file for. Older files beside a newer position cannot be, and newer files beside an older position do no harm: applying
-the records from there again gives the same tables.
+`gantryTables.json` is written last: it holds how far the others are in the log (`applied`, and of which `epoch` it is
+there) and what RocketMQ has no file for. Older files beside a newer position cannot be, and newer files beside an older
+position do no harm: applying the records from there again gives the same tables.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
 from gantry_broker.store.files import atomic_write
+from gantry_broker.store.history import History
 
 from .metadata import Metadata, Tables
 
@@ -27,8 +28,21 @@ DELAY: Final = "delayOffset.json"
 OWN: Final = "gantryTables.json"
 
 
-def render(meta: Metadata) -> dict[str, bytes]:
-    """The files' contents, in the order in which they are to be written."""
+class Snapshot(NamedTuple):
+    """The tables, the position in the log that they are at, and the epoch in which that was written; -1: not known."""
+
+    tables: Tables
+    applied: int
+    epoch: int
+
+
+def epoch_before(history: History, applied: int) -> int:
+    """The epoch in force below the position `applied`; -1: there is none."""
+    return max((e.epoch for e in history if e.start < applied), default=-1)
+
+
+def render(meta: Metadata, history: History) -> dict[str, bytes]:
+    """The files' contents, in the order in which they are to be written. `history`: that of the log."""
     tables = meta.confirmed
     return {
         TOPICS: fastjson.dumps(tables.configs().to_json()),
@@ -43,7 +57,7 @@ def render(meta: Metadata) -> dict[str, bytes]:
         OWN: fastjson.dumps(
             {
                 "applied": meta.applied,
-                "epoch": tables.epoch,
+                "epoch": epoch_before(history, meta.applied),
                 "timer": {str(k): v for k, v in tables.timer.items()},
                 "settings": {name: list(pair) for name, pair in tables.settings.items()},
             }
@@ -66,8 +80,8 @@ def write(directory: Path, files: dict[str, bytes]) -> None:
         atomic_write(path, data)
 
 
-def load(directory: Path) -> tuple[Tables, int] | None:
-    """The tables and the position that they are at; None: there is no snapshot. Raises OSError.
+def load(directory: Path) -> Snapshot | None:
+    """None: there is no snapshot. Raises OSError.
 
     A file that cannot be read is replaced by its `.bak`; with neither, that table is empty, which is said in the log.
     A store of RocketMQ has no position: 0, and nothing of ours is in its log.
@@ -81,17 +95,16 @@ def load(directory: Path) -> tuple[Tables, int] | None:
         (DELAY, _read_delay),
     ):
         found = _load(directory, name, lambda value, read=read: read(tables, value)) or found  # type: ignore[misc]
-    own: list[int] = [0]
+    own = [0, -1]
 
     def read_own(value: Any) -> None:
         fields = Fields(value, OWN)
-        own[0] = fields.number("applied", 0)
-        tables.epoch = fields.number("epoch", -1)
+        own[:] = fields.number("applied", 0), fields.number("epoch", -1)
         tables.timer = _numbers(fields, "timer")
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
 
     found = _load(directory, OWN, read_own) or found
-    return (tables, own[0]) if found else None
+    return Snapshot(tables, *own) if found else None
 
 
 def _load(directory: Path, name: str, read: Callable[[Any], None]) -> bool:

@@ -102,7 +102,7 @@ class Upkeep:
         if not meta.changed or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
-        files = snapshots.render(meta)
+        files = snapshots.render(meta, self._broker.store.history)
         self._saving = asyncio.get_running_loop().create_task(self._write(files))
 
     async def _write(self, files: dict[str, bytes]) -> None:
