@@ -146,6 +146,44 @@ async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_a
         assert isinstance(keeper._masters.loops["a"], RaftLoop)
 
 
+async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_from_failover(
+    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")))
+    empty = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
+    empty["spec"]["replicas"] = 0
+    fake.objects["StatefulSet", "mq", names.name_servers("demo")]["spec"]["replicas"] = 0
+    configs = fake.objects["ConfigMap", "mq", names.group_set("demo", "b")]
+    for name, text in configs["data"].items():
+        configs["data"][name] = json.dumps(json.loads(text) | {"flush": "Sometimes"})
+    caplog.clear()
+    async with kept(fake, api, {"mode": 7}) as keeper:
+        await until(lambda: keeper._masters.loops)
+        assert keeper._findings.refused
+        assert set(keeper._masters.loops) == {"c"}
+        a, b = keeper._findings.problems
+        assert a == "group a has no failover: its StatefulSet has 0 replicas"
+        assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
+        fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
+        await until(lambda: set(keeper._masters.loops) == {"a", "c"})
+        assert keeper._plan is not None
+        assert [g.name for g in keeper._plan.groups] == ["a", "c"]
+        assert keeper._findings.problems == [b]
+    assert "reconcile of" not in caplog.text
+
+
+async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_that_it_is_refused(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
+    async with kept(fake, api, {"mode": 7}):
+        await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
+
+
 async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))

@@ -81,3 +81,10 @@ async def test_leases_that_go_with_the_cluster_stay_so() -> None:
 async def test_fewer_members_than_must_acknowledge_are_taken_as_they_are() -> None:
     cluster = BrokerCluster.make("demo", "mq", minInSyncReplicas=3, brokerGroups=[{"name": "a", "members": 3}])
     assert (await taken(cluster, {}, replicas=2)).spec.minInSyncReplicas == 2
+
+
+async def test_a_raft_group_from_which_members_were_taken_is_still_one() -> None:
+    groups = [{"name": "a", "members": 3}]
+    cluster = BrokerCluster.make("demo", "mq", mode="Raft", brokerGroups=groups)
+    spec = (await taken(cluster, {"mode": 7}, replicas=2)).spec
+    assert (spec.mode, spec.brokerGroups[0].members) == ("Raft", 3)

@@ -20,6 +20,7 @@ from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.manifest import problems_of
 from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.attention import AttentiveClock
@@ -94,6 +95,8 @@ class ClusterKeeper:
         self._plan: Plan | None = None
         self._dirty = asyncio.Event()
         self._findings = Findings()
+        self._left_out = False
+        """Under a refused spec: a group that exists has no failover yet."""
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._obeying: asyncio.Task[None] | None = None
@@ -198,11 +201,13 @@ class ClusterKeeper:
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
             self._events.record("Warning", "SpecRefused", found.refused)
-            righted = await self._right_labels(found)
-            begun = bool(self._masters.loops) or await self._go_on_without_spec(found)
             self._findings = found
+            righted = await self._right_labels(found)
+            begun = bool(self._masters.loops) and not self._left_out
+            begun = begun or await self._go_on_without_spec(found)
             self._obey_soon()
             return begun and righted
+        self._left_out = False
         self._take(cluster)
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
@@ -233,34 +238,57 @@ class ClusterKeeper:
 
     async def _go_on_without_spec(self, found: Findings) -> bool:
         """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
-        brokers run with. False: it could not begin yet."""
+        brokers run with. False: it could not begin yet for all of them."""
         groups: dict[str, int] = {}
-        known: dict[str, Any] = {}
         servers: dict[str, int] = {}
         for live in self._objects.owned("StatefulSet"):
             group = live["metadata"]["labels"].get(names.GROUP_LABEL)
             if group is not None:
                 groups[group] = int(live["spec"]["replicas"])
-                known = self._running_with(group) or known
             elif live["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.NAME_SERVER:
-                servers = {"replicas": int(live["spec"]["replicas"])}
-        if groups:
-            spec = [{"name": g, "members": n} for g, n in sorted(groups.items())]
-            if "minInSyncReplicas" in known:
-                known["minInSyncReplicas"] = min(known["minInSyncReplicas"], *groups.values())
-            if self._objects.owned("Lease"):
-                known["reclaim"] = "Delete"
-            failover = readable_failover((self._obj.get("spec") or {}).get("failover"))
-            cluster = BrokerCluster.make(
-                self.name, self.namespace, nameServers=servers, brokerGroups=spec, failover=failover, **known
-            )
+                servers = {"replicas": max(1, int(live["spec"]["replicas"]))}
+        failover = readable_failover((self._obj.get("spec") or {}).get("failover"))
+        common: dict[str, Any] = {"nameServers": servers, "failover": failover}
+        if self._objects.owned("Lease"):
+            common["reclaim"] = "Delete"
+        taken, left_out = self._groups_that_run(groups, common)
+        found.problems += left_out
+        self._left_out = bool(left_out)
+        if taken:
+            cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
             self._take(cluster)
             if not await self._objects.keep_secret(cluster, found):
                 return False
             self._pods.admin_token = self._objects.token
             self._masters.keep(cluster)
-        return True
+        return not left_out
+
+    def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """A spec of the groups that can be read, empty where none can be; and why the others cannot."""
+        known = {g: self._running_with(g) for g in groups}
+        usual = next((k for k in known.values() if k), {})
+        spec: dict[str, Any] = {}
+        left_out = []
+        for group, replicas in sorted(groups.items()):
+            if replicas == 0:
+                left_out.append(f"group {group} has no failover: its StatefulSet has 0 replicas")
+                continue
+            fields = common | (known[group] or usual)
+            # Somebody may have taken members away; those of a Raft group still count.
+            members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
+            least = fields.get("minInSyncReplicas", 1)
+            fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
+            fields["brokerGroups"] = [{"name": group, "members": members}]
+            try:
+                BrokerCluster.make(self.name, self.namespace, **fields)
+            except ValidationError as error:
+                why = "; ".join(str(p) for p in problems_of(error.errors()))
+                left_out.append(f"group {group} has no failover: what it runs with is not understood: {why}")
+                continue
+            fields["brokerGroups"] = [*spec.get("brokerGroups", []), *fields["brokerGroups"]]
+            spec |= fields
+        return spec, left_out
 
     def _running_with(self, group: str) -> dict[str, Any]:
         """What of the spec the failover depends on, as the group's members were last configured."""
