@@ -201,6 +201,8 @@ class ReplicationService:
 
     def disk_failed(self) -> None:
         """After a write or flush that failed the kernel may hold no longer what was written: see rule 16."""
+        if not self._store.doubts_disk:
+            return
         try:
             self._file.distrust_boot()
         except OSError as error:

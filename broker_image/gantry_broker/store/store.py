@@ -295,6 +295,12 @@ class MessageStore:
             self.on_failed()
 
     @property
+    def doubts_disk(self) -> bool:
+        """Whether the kernel may hold no longer what was written: after any failure but a want of descriptors."""
+        error = self.failed
+        return error is not None and not (isinstance(error, OSError) and error.errno in NO_DESCRIPTORS)
+
+    @property
     def checkpoint_due(self) -> bool:
         """Whether so much was filed since the last checkpoint that recovery would take its time."""
         return self.confirmed - self.points.durable > upkeep.CHECKPOINT_BYTES
