@@ -32,6 +32,8 @@ class Segment:
     end: int
     limit: int
     path: str
+    first_ms: int = -1
+    """Store time of its first record, where a listing says it; that of a directory does not."""
 
 
 @dataclass(frozen=True)

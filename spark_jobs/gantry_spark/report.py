@@ -394,29 +394,31 @@ class Counting:
 
 
 def _first_times(log: Any) -> list[int]:
+    """By segment the store time of its first record, as listed or else read; -1: none begins there."""
     times = []
     for index, segment in enumerate(log.segments):
-        whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
-        found = None
-        with contextlib.suppress(Expired), log.open(index) as source:
-            found = store_time_at(source, segment.start, whole)
+        found = segment.first_ms if segment.first_ms > 0 else None
+        if found is None:
+            whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
+            with contextlib.suppress(Expired), log.open(index) as source:
+                found = store_time_at(source, segment.start, whole)
         times.append(-1 if found is None else found)
     return times
 
 
 def _marks(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
     """By log and segment what `Known.mark` is compared with; None: the bytes cannot be had."""
-    found = _around(logs, segments)
-    return {place: None if data is None else crc32(data) for place, data in found.items()}
+    return {(k.log, k.segment): None if data is None else crc32(data) for k, data in _around(logs, segments)}
 
 
 def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Known]) -> dict[tuple[str, int], None]:
     """The segments of which the bytes before a place at which a task began are not those any more that were counted: by
     an earlier run, or by another task. `marks`: where tasks ended."""
     least = {log.name: log.segments[-1].limit - UNSETTLED for log in logs if log.segments}
-    old = [k for k in ahead.kept if any(a == k.end for a, _ in ahead.ranges.get(k.log, ()))]
+    begins = {(log, a) for log, spans in ahead.ranges.items() for a, _ in spans}
+    old = [k for k in ahead.kept if (k.log, k.end) in begins]
     mine = [*old, *(k for k in marks if k.border > least[k.log])]
-    return {(k.log, k.segment): None for k in mine if _marks(logs, [k]) != {(k.log, k.segment): k.mark}}
+    return {(k.log, k.segment): None for k, data in _around(logs, mine) if data is None or crc32(data) != k.mark}
 
 
 def _mended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], None]:
@@ -437,9 +439,7 @@ def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) 
     """
     places = _places(logs)
     found: dict[tuple[str, int], int | None] = {}
-    around = _around(logs, segments)
-    for known in segments:
-        data = around.get((known.log, known.segment))
+    for known, data in _around(logs, segments):
         before = known.border - known.begin
         if data is not None and crc32(data[:before]) != known.mark:
             data = None
@@ -469,14 +469,13 @@ def _places(logs: Sequence[Any]) -> dict[tuple[str, int], tuple[Any, int]]:
     return {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
 
 
-def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], bytearray | None]:
-    """By log and segment the bytes around the last counted record's end; None: they cannot be had."""
+def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> Iterator[tuple[states.Known, bytearray | None]]:
+    """One after the other the segments that are there, with the bytes around the last counted record's end; None: they
+    cannot be had."""
     places = _places(logs)
-    return {
-        (known.log, known.segment): _bytes_around(*places[known.log, known.segment], known)
-        for known in segments
-        if (known.log, known.segment) in places
-    }
+    for known in segments:
+        if (known.log, known.segment) in places:
+            yield known, _bytes_around(*places[known.log, known.segment], known)
 
 
 def _bytes_around(log: Any, index: int, known: states.Known) -> bytearray | None:

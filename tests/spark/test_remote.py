@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import SourceError
 from gantry_spark.main import summary_of
 from gantry_spark.report import Job, run
+from gantry_spark.report import _first_times as first_times
 from gantry_spark.schema import spark_schema
 from gantry_spark.source import CommitLogReader, CommitLogStream, Options
 from livecluster import LiveCluster
@@ -333,3 +335,36 @@ def test_addresses_with_their_group_on_the_command_line() -> None:
     assert resolve("http://10.0.0.1:2").brokers == ("http://10.0.0.1:2",)
     assert remote.named("a=10.0.0.1:2") == ("a", "http://10.0.0.1:2")
     assert remote.named("http://10.0.0.1:2/?a=b") == (None, "http://10.0.0.1:2/?a=b")
+
+
+def test_many_segments_are_opened_at_no_great_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What TLS trusts takes 25 ms to read, and the listing says already when each segment begins."""
+    made: list[int] = []
+    create = ssl.create_default_context
+
+    def counted(*args: Any, **named: Any) -> ssl.SSLContext:
+        made.append(1)
+        return create(*args, **named)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    size = 1 << 20
+    segments = [SegmentInfo(start=i * size, end=(i + 1) * size, first_store_ms=1 + i) for i in range(1000)]
+    info = LogInfo(
+        cluster="demo", group="a", member=MemberRef(member=0, incarnation="x"), role="Master", start=0,
+        confirmed=1000 * size, segment_bytes=size, segments=segments,
+    )  # fmt: skip
+    log = remote.RemoteLog([(DEAD, info)], None, 0)
+    for index in range(len(log.segments)):
+        log.open(index).close()
+    assert len(made) <= 1
+    opened: list[int] = []
+    monkeypatch.setattr(log, "open", opened.append)
+    assert first_times(log) == [1 + i for i in range(1000)]
+    assert not opened
+
+
+def test_a_first_time_that_is_not_listed_is_read(served: tuple[Answers, str]) -> None:
+    _, url = served
+    (log,) = remote.logs([url], None, 0)
+    assert {s.first_ms for s in log.segments} == {-1}
+    assert first_times(log) == [1_700_000_000_000] * len(log.segments)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 from gantry_operator.analytics.status import summary_text
+from gantry_spark.directory import Segment
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.main import summary_of
 from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
-from gantry_spark.state import unread
+from gantry_spark.report import _ended as ended
+from gantry_spark.report import _marks as marks
+from gantry_spark.state import Known, unread
 from gantry_spark.summary import counted_segments
 from gantry_spark.surroundings import surroundings
 from plainlog import LogWriter, Message, read_plain
@@ -508,6 +514,39 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
     report = run(spark, job).report
     assert report["totals"]["records"] == 300
     assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
+class Blank:
+    """A log of nothing but zeros."""
+
+    name = "blank"
+
+    def __init__(self, count: int, size: int) -> None:
+        self.segments = [Segment(i * size, (i + 1) * size, (i + 1) * size, "") for i in range(count)]
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[Blank]:
+        yield self
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        into[:] = bytes(len(into))
+        return len(into)
+
+
+def test_the_marks_of_many_segments_take_little_memory() -> None:
+    size = 1 << 16
+    log = Blank(300, size)
+    mark = crc32(bytes(size - 8))
+    segments = [Known("blank", s.start, s.end, 1, 1, 1, (), s.end - 8, s.start, mark) for s in log.segments]
+    for compared in (marks, partial(ended, verify=True)):
+        tracemalloc.start()
+        try:
+            found = compared([log], segments)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert found == dict.fromkeys((("blank", s.start) for s in log.segments), crc32(bytes(size)))
+        assert most < 10 * size
 
 
 def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
