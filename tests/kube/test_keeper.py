@@ -172,6 +172,8 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert [g.name for g in keeper._plan.groups] == ["a", "c"]
         assert keeper._findings.problems == [b]
     assert "reconcile of" not in caplog.text
+    events = [o for (kind, _, _), o in fake.objects.items() if kind == "Event"]
+    assert [e["count"] for e in events if e["reason"] == "SpecRefused"] == [1], "not each time that it is looked at"
 
 
 async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_that_it_is_refused(

@@ -200,7 +200,8 @@ class ClusterKeeper:
             cluster = parse_manifest(obj)
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
-            self._events.record("Warning", "SpecRefused", found.refused)
+            if found.refused != self._findings.refused:
+                self._events.record("Warning", "SpecRefused", found.refused)
             self._findings = found
             righted = await self._right_labels(found)
             begun = bool(self._masters.loops) and not self._left_out
