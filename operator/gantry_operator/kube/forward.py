@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 from gantry_broker.protocol.frame import FrameDecoder, FrameError, encode_frame
 
-from gantry_operator.api import parse_manifest
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
 from gantry_operator.kube import names
 from gantry_operator.kube.client import POD, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.kube.group import member_host
@@ -32,6 +32,24 @@ PodChooser = Callable[[], Awaitable[str | None]]
 """Name of the pod that a new connection leads to; None: there is none now."""
 
 
+def cluster_that_runs(resource: Object) -> BrokerCluster:
+    """By its spec; where that is refused, by the names in its status. Raises ManifestError where there are none."""
+    try:
+        return parse_manifest(resource)
+    except ManifestError:
+        status = resource.get("status") or {}
+        groups: dict[str, int] = {}
+        for row in status.get("members") or []:
+            number = int(row["name"].rsplit("-", 1)[1])
+            groups[row["group"]] = max(groups.get(row["group"], 0), number + 1)
+        servers = len(status.get("nameServerMembers") or [])
+        if not groups or not servers:
+            raise
+    meta = resource["metadata"]
+    spec = [{"name": g, "members": n} for g, n in groups.items()]
+    return BrokerCluster.make(meta["name"], meta["namespace"], nameServers={"replicas": servers}, brokerGroups=spec)
+
+
 class ForwardedCluster:
     """Local listeners until `close`. Each has no state but its connections."""
 
@@ -46,8 +64,8 @@ class ForwardedCluster:
 
     @classmethod
     async def open(cls, api: KubeApi, resource: Object) -> ForwardedCluster:
-        """Listeners for the NameServers, for each group's master and for each member."""
-        cluster = parse_manifest(resource)
+        """Listeners for the NameServers, for each group's master and for each member. Raises ManifestError."""
+        cluster = cluster_that_runs(resource)
         wanted = plan(cluster)
         self = cls(api, cluster.namespace)
         for g in wanted.groups:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Any
 
-from gantry_operator.api import parse_manifest
+from gantry_operator.api import ManifestError, parse_manifest
 from gantry_operator.kube import access, names
 from gantry_operator.kube.client import (
     BROKER_CLUSTER,
@@ -118,6 +118,8 @@ class KubeTarget:
         """Asks the operator to hand the group over. Returns what was done; raises TargetError with why it was not."""
         try:
             parse_switchover(group if to is None else f"{group}={to}", plan(parse_manifest(await self.resource())))
+        except ManifestError:
+            pass  # Refused: the operator knows what runs, and answers.
         except ValueError as error:
             raise TargetError(str(error)) from None
         wish = switchover_wish(group, to)
@@ -141,15 +143,19 @@ class KubeTarget:
         outside = str((resource.get("status") or {}).get("addresses", {}).get("external") or "")
         if outside:
             return outside
-        if self._forwarded is None:
-            self._forwarded = await ForwardedCluster.open(self.api, resource)
-        return self._forwarded.name_servers
+        return (await self._forward(resource)).name_servers
 
     async def members_http(self) -> list[str]:
         """HTTP base URLs of the members, through forwarded ports."""
+        return list((await self._forward(await self.resource())).members_http)
+
+    async def _forward(self, resource: Object) -> ForwardedCluster:
         if self._forwarded is None:
-            self._forwarded = await ForwardedCluster.open(self.api, await self.resource())
-        return list(self._forwarded.members_http)
+            try:
+                self._forwarded = await ForwardedCluster.open(self.api, resource)
+            except ManifestError as error:
+                raise TargetError(f"the spec is refused, and the status does not say what runs: {error}") from None
+        return self._forwarded
 
     async def token(self) -> str:
         """The admin token of the members' HTTP interface. Raises TargetError when it may not be read."""

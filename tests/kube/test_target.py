@@ -1,0 +1,60 @@
+"""The `gantry` command on a cluster whose spec is refused: what runs can be used all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakeapi import FakeApi
+from gantry_operator.api import BrokerCluster
+from gantry_operator.kube.client import KubeApi
+from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.kube.target import KubeTarget, TargetError
+
+CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+RUNS = {
+    "members": [{"name": f"demo-{g}-{n}", "group": g} for g in ("a", "b") for n in range(2)],
+    "nameServerMembers": [{"name": "demo-namesrv-0", "address": "x:9876", "ready": True}],
+}
+
+
+def opened(fake: FakeApi, api: KubeApi, status: dict[str, Any], **spec: Any) -> KubeTarget:
+    shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    fake.put(shown | {"spec": shown["spec"] | spec, "status": status})
+    target = KubeTarget()
+    target._api, target.namespace, target.name = api, "mq", "demo"
+    return target
+
+
+async def test_a_switchover_is_asked_for_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, {}, mode=7)
+    asked = asyncio.create_task(target.switchover("a", "demo-a-1", 3))
+    annotations: dict[str, str] = {}
+    while SWITCHOVER not in annotations:
+        await asyncio.sleep(0.02)
+        assert not asked.done(), asked.exception()
+        annotations = fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+    annotations[SWITCHOVER_RESULT] = f"{annotations[SWITCHOVER]} done: demo-a-1 leads a"
+    assert await asked == "demo-a-1 leads a"
+
+
+async def test_a_switchover_of_what_is_not_there_is_not_asked_for(fake: FakeApi, api: KubeApi) -> None:
+    with pytest.raises(TargetError, match="demo has no group 'z', but a"):
+        await opened(fake, api, {}).switchover("z")
+    assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+
+
+async def test_ports_of_what_runs_are_forwarded_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, RUNS, mode=7)
+    assert (await target.name_servers()).startswith("127.0.0.1:")
+    assert len(await target.members_http()) == 4
+    forwarded = target._forwarded
+    assert forwarded is not None
+    assert b"demo-b-master.mq.svc:10911" in forwarded._addresses
+    await forwarded.close()
+
+
+async def test_where_nothing_says_what_runs_that_is_said(fake: FakeApi, api: KubeApi) -> None:
+    with pytest.raises(TargetError, match=r"refused, and the status does not say what runs: spec\.mode is 7"):
+        await opened(fake, api, {}, mode=7).name_servers()
