@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import json
+import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gantry_operator.analytics.cli import resolve
 from gantry_operator.api import BrokerCluster
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.target import LocalTarget, run_async
 from gantry_operator.local import control
 from gantry_operator.local.control import ControlError
-from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.folder import ClusterFolder, read_json
 from gantry_operator.local.lock import take_lock
 from gantry_operator.local.once import switchover_once
 from gantry_operator.local.ports import Ports
@@ -51,6 +56,34 @@ async def test_a_member_of_another_group_is_not_taken_for_the_one_of_its_number(
     with pytest.raises(ControlError, match="t-b-1 is a member of group b, not of a"):
         await asyncio.wait_for(asked, 3)
     await supervisor.close()
+
+
+async def test_a_group_that_is_not_there_is_named_without_a_supervisor_too(folder: ClusterFolder) -> None:
+    with pytest.raises(ControlError, match="t has no group 'nosuch', but a, b"):
+        await switchover_once(folder, "nosuch", None)
+
+
+async def servers_of(target: LocalTarget) -> str:
+    async with target.name_servers() as servers:
+        return servers
+
+
+COMMANDS: dict[str, Callable[[LocalTarget], object]] = {
+    "status": lambda target: run_async(target.resource()),
+    "produce": lambda target: run_async(servers_of(target)),
+    "switchover": lambda target: run_async(target.switchover("a", None)),
+    "analyze": lambda target: resolve(None, target.folder.root),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "use"),
+    [("status", "group/a"), ("produce", "t-namesrv-0"), ("switchover", "t-a-1"), ("analyze", "t-b-0/http")],
+)
+def test_a_port_that_is_missing_is_named_with_what_to_do(folder: ClusterFolder, command: str, use: str) -> None:
+    folder.ports.write_text(json.dumps({u: p for u, p in read_json(folder.ports).items() if u != use}))
+    with pytest.raises(CliError, match=re.escape(f"{folder.ports} holds no port of {use}: `gantry up` chooses one")):
+        COMMANDS[command](LocalTarget(folder))
 
 
 async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
     from pydantic import ValidationError
 
     from gantry_operator.local.folder import ClusterNotFound, find_folder
+    from gantry_operator.local.ports import NoPort
     from gantry_operator.local.status import http_urls
 
     try:
@@ -82,8 +83,8 @@ def resolve(text: str | None, directory: Path | None = None) -> Source:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
     except ValidationError as error:
         raise CliError(f"the cluster's folder holds a manifest of another version: {error}") from None
-    except KeyError as error:
-        raise CliError(f"{folder.root} holds no port of {error}: start the cluster with gantry up") from None
+    except NoPort as error:
+        raise CliError(str(error)) from None
     return Source(text or folder.root.name, brokers=brokers, folder=folder.root)
 
 

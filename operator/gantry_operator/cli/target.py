@@ -127,8 +127,12 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     from gantry_broker.remoting.errors import RemotingError
     from pydantic import ValidationError
 
+    from gantry_operator.local.ports import NoPort
+
     try:
         return asyncio.run(work)
+    except NoPort as error:
+        raise CliError(str(error)) from None
     except (ClientError, RemotingError, BodyError) as error:
         raise CliError(str(error) or type(error).__name__) from None
     except ValidationError as error:

@@ -28,6 +28,10 @@ for the group's port again and again while nobody has it would else be connected
 below the ports that a Kubernetes of this machine takes."""
 
 
+class NoPort(LookupError):
+    """A use that was given no port: the text says what to do."""
+
+
 @dataclass(slots=True)
 class Ports:
     """Ports by use: "demo-namesrv-0", "group/a", "demo-a-0", "demo-a-0/http"."""
@@ -40,10 +44,15 @@ class Ports:
         return cls(path, read_ports(path))
 
     def __getitem__(self, use: str) -> int:
-        return self.taken[use]
+        """Raises NoPort."""
+        port = self.taken.get(use)
+        if port is None:
+            raise NoPort(f"{self.path} holds no port of {use}: `gantry up` chooses one")
+        return port
 
     def address(self, use: str) -> str:
-        return f"{HOST}:{self.taken[use]}"
+        """Raises NoPort."""
+        return f"{HOST}:{self[use]}"
 
     def choose(self, plan: Plan, running: frozenset[str]) -> list[str]:
         """Give every use a port, and write the choice down. Raises OSError.

@@ -51,7 +51,7 @@ class LocalStatus:
 async def local_status(folder: ClusterFolder) -> LocalStatus:
     """Asks everybody at once, with a second at most for each of four steps.
 
-    Raises OSError, pydantic.ValidationError.
+    Raises OSError, pydantic.ValidationError, NoPort.
     """
     cluster = load_saved(folder)
     planned = plan(cluster)
@@ -213,13 +213,14 @@ def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
 
 
 def http_urls(folder: ClusterFolder) -> list[str]:
-    """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError."""
+    """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
+    NoPort."""
     ports = Ports.load(folder.ports)
     planned: Plan = plan(load_saved(folder))
-    return [f"{m.group}=http://127.0.0.1:{ports.taken[f'{m.name}/http']}" for m in planned.members]
+    return [f"{m.group}=http://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
 
 
 def name_server_addresses(folder: ClusterFolder) -> str:
-    """What clients are configured with. Raises OSError, pydantic.ValidationError."""
+    """What clients are configured with. Raises OSError, pydantic.ValidationError, NoPort."""
     ports = Ports.load(folder.ports)
     return ";".join(ports.address(s.name) for s in plan(load_saved(folder)).name_servers)
