@@ -35,7 +35,7 @@ from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
 from gantry_spark.plan import Log, gaps, must_hold_records
-from gantry_spark.scan import Range, Records, is_record, scan, store_time_at
+from gantry_spark.scan import Range, is_good_record, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options, doubts_of
 from gantry_spark.summary import (
@@ -424,11 +424,8 @@ def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Kn
 def _mended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], None]:
     """The segments with a record where there was none: a broker has got it from another member."""
     places = _places(logs)
-    return {
-        (k.log, k.segment): None
-        for k in segments
-        if (k.log, k.segment) in places and any(_has_record(*places[k.log, k.segment], at, verify) for at in k.damaged)
-    }
+    looked_at = (k for k in segments if k.damaged and (k.log, k.segment) in places)
+    return {(k.log, k.segment): None for k in looked_at if _has_record(*places[k.log, k.segment], k.damaged, verify)}
 
 
 def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], int | None]:
@@ -446,7 +443,7 @@ def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) 
         # A damaged record stays where it is.
         if data is not None and _is_message(data[before:]):
             log, index = places[known.log, known.segment]
-            data = None if _has_record(log, index, known.border, verify) else data
+            data = None if _has_record(log, index, [known.border], verify) else data
         found[known.log, known.segment] = None if data is None else crc32(data)
     return found
 
@@ -455,13 +452,12 @@ def _is_message(head: bytearray) -> bool:
     return len(head) == BLANK_HEAD and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
 
 
-def _has_record(log: Any, index: int, at: int, verify: bool) -> bool:
-    """Whether a good record begins there, or nobody can tell."""
+def _has_record(log: Any, index: int, places: Sequence[int], verify: bool) -> bool:
+    """Whether a good record begins at one of these places, or nobody can tell."""
     segment = log.segments[index]
-    whole = Range(at, at + 1, segment.limit, segment.end, index == len(log.segments) - 1)
+    whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
     with contextlib.suppress(Expired), log.open(index) as source:
-        good = is_record(source, at, whole)
-        return good and isinstance(next(scan(source, whole, verify, block=1 << 20), None), Records)
+        return any(is_good_record(source, at, whole, verify) for at in places)
     return True
 
 

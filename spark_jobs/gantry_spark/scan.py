@@ -236,8 +236,12 @@ def _is_filler(source: LogBytes, offset: int, wanted: Range) -> bool:
 
 def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
     """Whether a record with consistent head and lengths, or the segment's filler, begins at `offset`."""
-    if _is_filler(source, offset, wanted):
-        return True
+    return _is_filler(source, offset, wanted) or is_good_record(source, offset, wanted, None)
+
+
+def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | None) -> bool:
+    """Whether a record begins at `offset` that `scan` gives with this `verify`; None: if its head and lengths fit,
+    whatever its body and topic."""
     head = bytearray(MIN_RECORD)
     if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return False
@@ -249,8 +253,8 @@ def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
     raw = bytearray(size)
     if source.read_into(offset, memoryview(raw)) < size:
         return False
-    checked, _ = check(np.frombuffer(raw, dtype=np.uint8), offset, np.zeros(1, dtype=np.int64), False)
-    return checked is not None and bool(checked.structure[0])
+    checked, _ = check(np.frombuffer(raw, dtype=np.uint8), offset, np.zeros(1, dtype=np.int64), bool(verify))
+    return checked is not None and bool(checked.structure[0]) and (verify is None or bool(checked.content[0]))
 
 
 def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:

@@ -16,13 +16,14 @@ from zlib import crc32
 
 import pytest
 from gantry_operator.analytics.status import summary_text
-from gantry_spark.directory import Segment
+from gantry_spark.directory import DirectoryLog, Segment, find
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.main import summary_of
 from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
 from gantry_spark.report import _ended as ended
 from gantry_spark.report import _marks as marks
+from gantry_spark.report import _mended as mended
 from gantry_spark.state import Known, unread
 from gantry_spark.summary import counted_segments
 from gantry_spark.surroundings import surroundings
@@ -584,6 +585,57 @@ def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: 
     assert (mended["totals"]["records"], mended["damage"]["places"]) == (210, 0)
     assert without_run(mended) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
     assert run(spark, job).report["scan"]["scannedBytes"] < 4096
+
+
+class Counted(DirectoryLog):
+    """Counts the times that it is opened, and the bytes that are read."""
+
+    opened = 0
+    taken = 0
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[Any]:  # type: ignore[override]
+        self.opened += 1
+        with super().open(index) as source:
+
+            def read_into(offset: int, into: memoryview) -> int:
+                self.taken += len(into)
+                return source.read_into(offset, into)
+
+            def mapped(offset: int, size: int) -> memoryview:
+                into = memoryview(bytearray(size))
+                return into[: read_into(offset, into)]
+
+            yield SimpleNamespace(read_into=read_into, mapped=mapped)
+
+
+def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, segment=4 << 20)
+    places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(3000))
+    size = places[1] - places[0]
+    for at in places[1:41]:
+        writer.write(at + 500, b"damage")
+    writer.write(places[50] + 4, b"damage")
+    writer.write(places[60] + size - 20, b"\xff")
+    damaged = (*places[1:41], places[50], places[60])
+    known = Known("store", 0, places[-1], 1, 1, 1, (), 0, 0, None, damaged)
+
+    def found(verify: bool = True) -> tuple[dict[tuple[str, int], None], int]:
+        log = Counted(find(str(tmp_path)))
+        log.name = "store"
+        result = mended([log], [known], verify)
+        assert log.opened == 1
+        return result, log.taken
+
+    result, taken = found()
+    assert not result
+    assert taken < 2 * len(damaged) * size
+    # Whoever does not check bodies reads the first one as a record.
+    result, taken = found(False)
+    assert list(result) == [("store", 0)]
+    assert taken < 2 * size
+    writer.write(places[40] + 500, b"xxxxxx")
+    assert list(found()[0]) == [("store", 0)]
 
 
 def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
