@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gantry_broker.protocol.codes import GetStatus, SendStatus
@@ -96,6 +97,28 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
         await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)
         assert group.nodes[0].mender.mended == 1
         assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+async def test_two_members_that_lost_different_records_have_them_from_each_other(
+    tmp_path: Path, bad_sector: dict[str, Any], unreadable: bool
+) -> None:
+    """What is asked for lies just before what the other one has lost, and does not know of yet."""
+    async with Group(tmp_path, 2) as group:
+        await group.promote(0, (0, 1))
+        for number in range(20):
+            await group.nodes[0].put(b"%02d" % number * 2_500)
+        one, other = group.nodes
+        await until(lambda: one.store.confirmed == other.store.confirmed, "both know it", PATIENCE_S)
+        places = [r.phys_offset for r in one.store.walk(0) if r.topic == "T"]
+        _spoil(one, places[3])
+        if unreadable:
+            bad_sector.update(path=str(tmp_path / other.store.log.path(0)), at=10 * 4096)
+        else:
+            _spoil(other, places[6])
+        one.mender.suspect(places[3])
+        await until(lambda: one.mender.mended == other.mender.mended == 1, "both are whole", PATIENCE_S)
+        assert one.bodies() == other.bodies() == [b"%02d" % number * 2_500 for number in range(20)]
 
 
 async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

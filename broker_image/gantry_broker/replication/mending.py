@@ -102,13 +102,22 @@ class Mender:
         """Another member asks for what lies at an offset."""
         try:
             at = int(request.ext["at"])
-            return Frame.response_to(request, ResponseCode.SUCCESS, body=self._store.sound_bytes(at, PIECE))
+            return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
         except BadRecords as error:
-            if error.at == at:
-                self.suspect(at)
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: it is damaged here, too: {error}")
+
+    def _sound_bytes(self, at: int) -> bytes:
+        """What is good here from `at` on, at most up to the first record that is not. Raises as `store.sound_bytes`."""
+        try:
+            return self._store.sound_bytes(at, PIECE)
+        except (BadRecords, OSError) as error:
+            bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
+            self.suspect(bad)
+            if bad == at:
+                raise
+            return self._store.sound_bytes(at, bad - at)
 
     # ---- mending
 
