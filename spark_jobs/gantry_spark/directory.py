@@ -117,11 +117,12 @@ def _segments(folder: Path, files: dict[str, int]) -> list[Segment]:
         if size:
             segments.append(Segment(start, start + size, start + size, str(folder / name)))
     # Brokers make the next file ahead of need: zeros at the end of the log are not part of it yet.
-    while len(segments) > 1 and _untouched(segments[-1].path):
-        segments.pop()
-    if segments:
-        last = segments[-1]
-        segments[-1] = Segment(last.start, last.end, last.start + _written(last.path, last.end - last.start), last.path)
+    while segments:
+        last = segments.pop()
+        written = None if segments and _untouched(last.path) else _written(last.path, last.end - last.start)
+        if written is not None:
+            segments.append(Segment(last.start, last.end, last.start + written, last.path))
+            break
     return segments
 
 
@@ -134,9 +135,12 @@ def _untouched(path: str) -> bool:
         return True
 
 
-def _written(path: str, size: int) -> int:
-    """Bytes of a file up to the end of its last piece of data: the tail of the last segment is mostly a hole."""
-    with open(path, "rb", buffering=0) as file:
+def _written(path: str, size: int) -> int | None:
+    """Bytes of a file up to the end of its last piece of data: the tail of the last segment is mostly a hole.
+
+    None: it has gone meanwhile.
+    """
+    with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
         end = at = 0
         while at < size:
             try:
@@ -147,6 +151,7 @@ def _written(path: str, size: int) -> int:
                     return end
                 return size  # this file system cannot tell
         return min(end, size)
+    return None
 
 
 class FileBytes:

@@ -397,6 +397,28 @@ def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest
         assert [s.start for s in log.segments] == [int(path.name) for path in files]
 
 
+def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One goes after it was looked at, and the one before it, which ends there, is found to be the last."""
+    LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(30))
+    files = sorted((tmp_path / "commitlog").iterdir())
+    written = directory._written
+    gone: list[str] = []
+
+    def measured(path: str, size: int) -> int | None:
+        if not gone:
+            gone.append(path)
+            Path(path).unlink()
+        return written(path, size)
+
+    monkeypatch.setattr(directory, "_written", measured)
+    while files:
+        gone.clear()
+        log = find(str(tmp_path))
+        assert gone == [str(files.pop())]
+        assert [s.path for s in log.segments] == [str(path) for path in files]
+        assert all(s.limit > s.start for s in log.segments)
+
+
 def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message(body=b"x" * 5000) for _ in range(100))
