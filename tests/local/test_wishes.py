@@ -82,7 +82,8 @@ COMMANDS: dict[str, Callable[[LocalTarget], object]] = {
 )
 def test_a_port_that_is_missing_is_named_with_what_to_do(folder: ClusterFolder, command: str, use: str) -> None:
     folder.ports.write_text(json.dumps({u: p for u, p in read_json(folder.ports).items() if u != use}))
-    with pytest.raises(CliError, match=re.escape(f"{folder.ports} holds no port of {use}: `gantry up` chooses one")):
+    said = f"{folder.ports} holds no port of {use}: start the cluster with gantry up"
+    with pytest.raises(CliError, match=re.escape(said)):
         COMMANDS[command](LocalTarget(folder))
 
 

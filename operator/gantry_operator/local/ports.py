@@ -47,7 +47,7 @@ class Ports:
         """Raises NoPort."""
         port = self.taken.get(use)
         if port is None:
-            raise NoPort(f"{self.path} holds no port of {use}: `gantry up` chooses one")
+            raise NoPort(f"{self.path} holds no port of {use}: start the cluster with gantry up, which chooses one")
         return port
 
     def address(self, use: str) -> str:
