@@ -54,6 +54,7 @@ class Registry:
     def __init__(self) -> None:
         self.cell = CELL
         self.away = False
+        self.swap_s = 0.0
 
     async def read(self, group: str) -> Entry | None:
         if self.away:
@@ -62,21 +63,26 @@ class Registry:
 
     async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
         assert expected == Entry(self.cell)
+        await asyncio.sleep(self.swap_s)
         self.cell = new
         return True
 
 
 class Told(Teller):
-    """Everybody does at once what it is told; hand-overs take `handover_s` and end as the test says."""
+    """Everybody does after `tell_s` what it is told; hand-overs take `handover_s` and end as the test says."""
 
     def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
         super().__init__(HTTP, lambda: None, wake, time.monotonic)
         self.take = take
         self.handovers: list[int] = []
         self.handover_s = 0.0
+        self.tell_s = 0.0
         self.answer: tuple[bool, str] = (True, "")
 
     def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+        asyncio.get_running_loop().call_later(self.tell_s, self._told, member, assignment, then)
+
+    def _told(self, member: int, assignment: Assignment, then: Callable[[], None] | None) -> None:
         self._accepted[member] = assignment
         self.take(member, assignment)
         if then is not None:
@@ -176,6 +182,14 @@ async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -
 async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
     async with running() as group:
         group.told.handover_s = 0.4
+        assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
+
+
+async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one whose new master is just being told: both take longer here than what is ready may wait."""
+    monkeypatch.setattr(loop, "READY_S", 0.2)
+    async with running() as group:
+        group.told.handover_s, group.registry.swap_s, group.told.tell_s = 0.2, 0.5, 0.1
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 

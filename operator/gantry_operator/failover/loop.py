@@ -8,6 +8,7 @@ beside it, so that one that does not answer holds nobody up. A pass that raises 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -39,7 +40,8 @@ from gantry_operator.registry import Entry, RoleRegistry
 log = logging.getLogger(__name__)
 
 READY_S = 2.0
-"""A hand-over that is ready is swapped within this time or ended; the master parks for longer."""
+"""A hand-over that is ready is swapped within this time or ended; the master parks for longer.
+Once it is recorded the new master is waited for as long."""
 ANNOUNCE_AFTER_S = 1.0
 """The address moves after the old master has forwarded what it parked, but does not wait longer for it."""
 
@@ -65,6 +67,7 @@ class GroupLoop(GroupWatch):
         self._handover_ready: tuple[HandoverReady, float] | None = None
         self._handover_not_before = 0.0
         self._handover_problem = ""
+        self._recorded_until = 0.0
         self._pending_change: tuple[Promote, float] | None = None
 
     # ---- from outside
@@ -98,9 +101,9 @@ class GroupLoop(GroupWatch):
         raise SwitchoverFailed(said or "no new master came about in time")
 
     def _under_way(self) -> bool:
-        """A hand-over was asked for, or is ready to be recorded."""
-        ready = self._handover_ready
-        return self._handover_asked or (ready is not None and time.monotonic() <= ready[1])
+        """A hand-over was asked for, is ready to be recorded, is being recorded, or was just now."""
+        now, ready = time.monotonic(), self._handover_ready
+        return self._handover_asked or now <= self._recorded_until or (ready is not None and now <= ready[1])
 
     def _leads(self, cell: Cell) -> bool:
         """The recorded master says that it leads."""
@@ -204,7 +207,15 @@ class GroupLoop(GroupWatch):
     # ---- acting
 
     async def _write(self, obs: Observation, write: Write) -> bool:
-        if not await self._registry.swap(self.group, self.entry, write.cell):
+        swapped = False
+        if isinstance(write, Promote):
+            self._recorded_until = math.inf
+        try:
+            swapped = await self._registry.swap(self.group, self.entry, write.cell)
+        finally:
+            if isinstance(write, Promote):
+                self._recorded_until = time.monotonic() + READY_S if swapped else 0.0
+        if not swapped:
             log.info("group %s: somebody else has written the cell; looking again", self.group)
             return True
         now = time.monotonic()
