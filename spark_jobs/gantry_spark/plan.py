@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -75,11 +76,10 @@ def plan(
     """
     parts: list[Part] = []
     segments = log.segments
-    for index, segment in enumerate(segments):
+    for index, (segment, spans) in enumerate(zip(segments, _spans(segments, within), strict=True)):
         last = index == len(segments) - 1
-        spans = [(segment.start, segment.limit)] if within is None else _overlap(segment, within)
         if where.min_offset is not None or where.max_offset is not None:
-            spans = [s for s in spans if not _outside(s, where)]
+            spans = [span for span in spans if not _outside(span, where)]
         if not spans:
             continue
         try:
@@ -120,9 +120,20 @@ def _parts_of(log: Log, index: int, spans: Sequence[tuple[int, int]], target: in
     return parts
 
 
-def _overlap(segment: LogSegment, within: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    spans = [(max(a, segment.start), min(b, segment.limit)) for a, b in within]
-    return sorted((a, b) for a, b in spans if a < b)
+def _spans(segments: Sequence[LogSegment], within: Sequence[tuple[int, int]] | None) -> list[list[tuple[int, int]]]:
+    """What these ranges have of each segment, in order; None: all of it."""
+    if within is None:
+        return [[(segment.start, segment.limit)] for segment in segments]
+    spans: list[list[tuple[int, int]]] = [[] for _ in segments]
+    limits = [segment.limit for segment in segments]
+    for a, b in sorted(within):
+        for index in range(bisect_right(limits, a), len(segments)):
+            if segments[index].start >= b:
+                break
+            start, stop = max(a, segments[index].start), min(b, limits[index])
+            if start < stop:
+                spans[index].append((start, stop))
+    return spans
 
 
 def _outside(span: tuple[int, int], where: Where) -> bool:

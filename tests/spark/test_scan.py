@@ -7,6 +7,7 @@ import json
 import re
 import tarfile
 import zlib
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,37 @@ def test_small_parts_are_read_together(tmp_path: Path) -> None:
     # What is just begun goes with what is before it, though that is as big as it should be.
     assert len(pack([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
     assert pack([], 1) == []
+
+
+class Looked(list[tuple[int, int]]):
+    """Ranges that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for one in super().__iter__():
+            self.looks += 1
+            yield one
+
+
+def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, segment=1024)
+    places = writer.extend(Message(body=b"x" * 100, key=str(i)) for i in range(1000))
+    log = DirectoryLog(find(str(tmp_path)))
+    assert len(log.segments) > 150
+    everything = [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where())]
+    within = Looked(reversed(everything))
+    assert [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where(), within)] == everything
+    assert within.looks == len(everything)
+    # Over several segments, within one, empty, and outside of the log.
+    first, size = log.segments[-1].limit, writer.segment
+    some = [(places[500], places[510]), (places[1], places[3]), (places[5], places[5]), (first, first + size)]
+    expected = [(places[1], places[3])]
+    for segment in log.segments:
+        low, high = max(segment.start, places[500]), min(segment.limit, places[510])
+        expected += [(low, high)] * (low < high)
+    assert len(expected) > 2
+    assert [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where(), some)] == expected
 
 
 def test_partitions_meet_at_record_borders(tmp_path: Path) -> None:
