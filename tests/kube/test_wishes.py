@@ -156,6 +156,23 @@ async def test_what_was_written_down_of_another_wish_says_nothing_about_this_one
     assert resource.annotations == {SWITCHOVER_RESULT: "a #2 done: to None"}
 
 
+async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_the_next_one() -> None:
+    """The same words again, after a failover in between."""
+    resource = Resource("a")
+    resource.annotations = {SWITCHOVER_BEGUN: "a in epoch 1 of member 0"}
+    resource.refuses = [SWITCHOVER_BEGUN]
+    await resource.look()
+    assert resource.keeper._dirty.is_set(), "to be tried again"
+    await resource.look()
+    assert resource.annotations == {}
+    assert resource.cell is not None
+    resource.cell = resource.cell.promoted(MemberId(1, "x"), ())
+    resource.annotations = {SWITCHOVER: "a"}
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
+
+
 async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_known_who_leads() -> None:
     resource = Resource("a #1")
     resource.refuses = [SWITCHOVER_BEGUN]

@@ -324,11 +324,23 @@ class ClusterKeeper:
         """`gantry switchover` asks by an annotation; the answer is another one. One wish at a time."""
         meta = self._obj["metadata"]
         text = (meta.get("annotations") or {}).get(SWITCHOVER)
-        if text is None or self._plan is None or (self._obeying is not None and not self._obeying.done()):
+        if self._obeying is not None and not self._obeying.done():
             return
-        if text == self._answered[0] and int(meta["resourceVersion"]) < self._answered[1]:
+        if text in (None, self._answered[0]) and int(meta["resourceVersion"]) < self._answered[1]:
             return  # An event from before the answer; the one that follows it is still to come.
-        self._obeying = asyncio.create_task(self._obey(text, self._plan))
+        if text is not None and self._plan is not None:
+            self._obeying = asyncio.create_task(self._obey(text, self._plan))
+        elif text is None and self._annotation(SWITCHOVER_BEGUN) is not None:
+            self._obeying = asyncio.create_task(self._forget())
+
+    async def _forget(self) -> None:
+        """A wish was withdrawn while no operator ran: the same words later are another one."""
+        try:
+            await self._annotate({SWITCHOVER_BEGUN: None})
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("forgetting a wish: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            await asyncio.sleep(AGAIN_S)
+        self._dirty.set()
 
     async def _obey(self, text: str, wanted: Plan) -> None:
         try:
