@@ -79,7 +79,7 @@ def counted_segments(rows: DataFrame) -> list[Row]:
             f.min("min_ms").alias("min_ms"),
             f.max("max_ms").alias("max_ms"),
             f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("marks"),
-            f.slice(f.sort_array(f.collect_list(f.when(f.col("kind") == "damage", f.col("phys")))), 1, LOOKED_AT).alias(
+            f.coalesce(f.min_by("phys", f.when(f.col("kind") == "damage", f.col("phys")), LOOKED_AT), f.array()).alias(
                 "places"
             ),
             f.max(f.when(f.col("kind") == "damage", f.col("phys") + f.col("bytes"))).alias("damaged"),

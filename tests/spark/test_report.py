@@ -25,10 +25,11 @@ from gantry_spark.report import _ended as ended
 from gantry_spark.report import _marks as marks
 from gantry_spark.report import _mended as mended
 from gantry_spark.state import Known, unread
-from gantry_spark.summary import counted_segments
+from gantry_spark.summary import LOOKED_AT, counted_segments
 from gantry_spark.surroundings import surroundings
 from plainlog import LogWriter, Message, read_plain
 from plainreport import comparable, figures, growth
+from pyspark.sql import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -607,6 +608,23 @@ class Counted(DirectoryLog):
                 return into[: read_into(offset, into)]
 
             yield SimpleNamespace(read_into=read_into, mapped=mapped)
+
+
+def test_of_many_damaged_places_the_first_ones_are_looked_at_again(spark: SparkSession) -> None:
+    """However many there are, no more of them are held."""
+    rng = random.Random(1)
+    places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * LOOKED_AT), (2, 3))}
+    rows = [("damage", "a", segment, at, 5) for segment, found in places.items() for at in found]
+    schema = "kind string, log string, segment long, phys long, bytes long"
+    others = ("end long", "min_ms long", "max_ms long", "bits long")
+    none = [f.lit(None).cast(kind).alias(name) for name, kind in (one.split() for one in others)]
+    frame = spark.createDataFrame([*rows, ("count", "a", 3, None, 7)], schema).repartition(7).select("*", *none)
+    found = {r["segment"]: (r["places"], r["damaged"]) for r in counted_segments(frame)}
+    assert found == {
+        1: (sorted(places[1])[:LOOKED_AT], max(places[1]) + 5),
+        2: (sorted(places[2]), max(places[2]) + 5),
+        3: ([], None),
+    }
 
 
 def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) -> None:
