@@ -220,16 +220,22 @@ async def test_a_lack_of_descriptors_is_no_failed_disk(tmp_path: Path, monkeypat
         assert node.bodies() == [b"before", b"after"]
 
 
+async def _leader_with(bad_sector: dict[str, Any], group: Group) -> tuple[Node, Node]:
+    """In the middle of its log, which the second has whole; and the third, which was told nothing yet."""
+    leader, other, empty = group.nodes
+    await group.promote(0, (0, 1), (0, 1))
+    for number in range(100):
+        await leader.put(b"%04d" % number * 1_000)
+    await until(lambda: _same(leader, other), "another one has it", PATIENCE_S)
+    bad_sector.update(path=str(leader.store.log.path(0)), at=40 * 4096)
+    return leader, empty
+
+
 async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(
     tmp_path: Path, bad_sector: dict[str, Any]
 ) -> None:
     async with Group(tmp_path, 3) as group:
-        leader, other, empty = group.nodes
-        await group.promote(0, (0, 1), (0, 1))
-        for number in range(100):
-            await leader.put(b"%04d" % number * 1_000)
-        await until(lambda: _same(leader, other), "another one has it", PATIENCE_S)
-        bad_sector.update(path=str(tmp_path / leader.store.log.path(0)), at=40 * 4096)
+        leader, empty = await _leader_with(bad_sector, group)
         leader.mender.start()
         await group.tell((2,))
         await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
@@ -352,12 +358,7 @@ async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for
     tmp_path: Path, bad_sector: dict[str, Any], found_by: str
 ) -> None:
     async with Group(tmp_path, 3) as group:
-        leader, other, empty = group.nodes
-        await group.promote(0, (0, 1), (0, 1))
-        for number in range(100):
-            await leader.put(b"%04d" % number * 1_000)
-        await until(lambda: _same(leader, other), "another one has it", PATIENCE_S)
-        bad_sector.update(path=str(tmp_path / leader.store.log.path(0)), at=40 * 4096)
+        leader, empty = await _leader_with(bad_sector, group)
         if found_by == "a follower":
             await group.tell((2,))
             await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)

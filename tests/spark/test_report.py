@@ -112,6 +112,11 @@ def without_run(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def of_all(spark: SparkSession, root: Path) -> dict[str, Any]:
+    """What a run says that has no state of another one."""
+    return without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+
+
 def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Path) -> None:
     roots = [tmp_path / "group-a", tmp_path / "group-b"]
     offsets = {}
@@ -399,7 +404,7 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     writer.extend(Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20))
     report = run(spark, job).report
     assert (report["totals"]["records"], report["damage"]["places"]) == (170, 0)
-    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+    assert without_run(report) == of_all(spark, root)
 
     # Of a log that has only grown nothing is read again.
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
@@ -431,7 +436,7 @@ def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path
     writer.extend(Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100))
     report = run(spark, job).report
     assert report["totals"]["records"] == 200
-    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+    assert without_run(report) == of_all(spark, root)
 
 
 def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
@@ -463,7 +468,7 @@ def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
             assert run(spark, job).report["totals"]["records"] == 150 + len(old)
         report = run(spark, job).report
         assert report["totals"]["records"] == 150 + len(new)
-        assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+        assert without_run(report) == of_all(spark, root)
 
 
 def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
@@ -489,7 +494,7 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 170
-    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+    assert without_run(report) == of_all(spark, root)
 
 
 def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
@@ -515,7 +520,7 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 300
-    assert without_run(report) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+    assert without_run(report) == of_all(spark, root)
 
 
 class Blank:
@@ -584,7 +589,7 @@ def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: 
         writer.write(int(path.name), data[: end - int(path.name)])
     mended = run(spark, job).report
     assert (mended["totals"]["records"], mended["damage"]["places"]) == (210, 0)
-    assert without_run(mended) == without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
+    assert without_run(mended) == of_all(spark, root)
     assert run(spark, job).report["scan"]["scannedBytes"] < 4096
 
 
