@@ -1,16 +1,22 @@
 """Ports for the servers of a test, on 127.0.0.1.
 
 They are drawn below those that the system gives to whoever connects: one of these could become some client's own
-between the moment in which it was found to be free and that in which a server binds it.
+between the moment in which it was found to be free and that in which a server binds it. They are also below those that
+`gantry up` draws, and each of several test processes has its own: two clusters of tests that run at once take none from
+each other.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
 HOST = "127.0.0.1"
-FIRST, LAST = 12_000, 31_000
+FIRST, LAST = 12_000, 20_000  # As far as `gantry_operator.local.ports.OTHER_PORTS`.
+
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 _given: set[int] = set()
 _random = random.SystemRandom()
@@ -23,7 +29,7 @@ def free_ports(count: int) -> list[int]:
 
 def free_port() -> int:
     while True:
-        port = _random.randrange(FIRST, LAST)
+        port = _random.randrange(FIRST + _worker, LAST, _workers)
         if port in _given:
             continue
         with socket.socket() as probe:
