@@ -186,6 +186,28 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
 
 
+async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = api.apply
+
+    async def refuse(obj: Any) -> Any:
+        if obj["kind"] == "NetworkPolicy":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    async with kept(fake, api, {"mode": 7}) as keeper:
+        await until(lambda: keeper._findings.refused)
+        shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": shown["spec"]}
+        keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        await until(lambda: keeper._findings.problems)
+        assert keeper._findings.problems == ["an admission webhook says no"]
+        assert not keeper._findings.refused
+        assert keeper._may_change()
+
+
 async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))

@@ -34,6 +34,8 @@ class Resource:
         self.asked: list[int | None] = []
         self.refuses: list[str] = []
         """Annotations of which the next write fails."""
+        self.loses: list[str] = []
+        """The same, and the write is done all the same."""
         self.meanwhile = ""
         self.cell: Cell | None = Cell(1, 1, MemberId(0, "x"), frozenset())
         self.dies = False
@@ -89,6 +91,10 @@ class Resource:
             else:
                 self.annotations[key] = value
         written = self.seen()
+        for key in patch["metadata"]["annotations"]:
+            if key in self.loses:
+                self.loses.remove(key)
+                raise ApiUnavailable("the connection broke")
         if self.changed:
             self.version += 1
             self.keeper.update(self.seen() | {"spec": "another"})
@@ -171,6 +177,22 @@ async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_t
     await resource.look()
     assert resource.asked == [None]
     assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
+
+
+async def test_a_wish_whose_answer_was_written_and_the_word_of_it_lost_does_not_answer_the_next_one() -> None:
+    """The same words again, later."""
+    resource = Resource("a")
+    resource.loses = [SWITCHOVER_RESULT]
+    older = resource.seen()
+    await resource.look()
+    assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
+    resource.keeper.update(older)
+    await resource.look()
+    assert resource.asked == [None]
+    resource.annotations[SWITCHOVER] = "a"
+    resource.version += 1
+    await resource.look()
+    assert resource.asked == [None, None]
 
 
 async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_known_who_leads() -> None:

@@ -103,7 +103,8 @@ class ClusterKeeper:
         self._untold: tuple[str, str] | None = None
         """A wish that was fulfilled or not, and the answer that could not be written yet."""
         self._answered = ("", 0)
-        """The last wish that was answered, and the version of the resource that has the answer."""
+        """The last wish that was fulfilled or not, and the version of the resource then; once it was told, the version
+        that has the answer."""
         api, mirrors, key = shared.api, shared.mirrors, (self.namespace, self.name)
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
         self._report = Reporter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
@@ -210,6 +211,7 @@ class ClusterKeeper:
             return begun and righted
         self._left_out = False
         self._take(cluster)
+        self._findings.refused = ""  # Whatever the API server refuses below, the spec is not.
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before anything that the API server may refuse.
@@ -328,6 +330,9 @@ class ClusterKeeper:
             return
         if text in (None, self._answered[0]) and int(meta["resourceVersion"]) < self._answered[1]:
             return  # An event from before the answer; the one that follows it is still to come.
+        if text is None:
+            # Withdrawn, or answered and the word of that lost: the same words later are another wish.
+            self._untold = None
         if text is not None and self._plan is not None:
             self._obeying = asyncio.create_task(self._obey(text, self._plan))
         elif text is None and self._annotation(SWITCHOVER_BEGUN) is not None:
@@ -346,6 +351,7 @@ class ClusterKeeper:
         try:
             if self._untold is None or self._untold[0] != text:
                 self._untold = (text, await self._fulfil(text, wanted))
+                self._answered = (text, int(self._obj["metadata"]["resourceVersion"]))
             answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._untold), SWITCHOVER_BEGUN: None}
             if self._annotation(SWITCHOVER) == text:
                 answer[SWITCHOVER] = None  # A wish that has come meanwhile is still to be fulfilled.
