@@ -1,13 +1,19 @@
-"""The `gantry` command on a cluster whose spec is refused: what runs can be used all the same."""
+"""The `gantry` command on a cluster whose spec is refused: what runs can be used all the same. And where the API server
+refuses."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from fakeapi import FakeApi
+from gantry_operator.analytics import ondemand
 from gantry_operator.api import BrokerCluster
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.target import KubernetesTarget
+from gantry_operator.kube import target as kube_target
 from gantry_operator.kube.client import KubeApi
 from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.kube.target import KubeTarget, TargetError
@@ -58,3 +64,42 @@ async def test_ports_of_what_runs_are_forwarded_though_the_spec_is_refused(fake:
 async def test_where_nothing_says_what_runs_that_is_said(fake: FakeApi, api: KubeApi) -> None:
     with pytest.raises(TargetError, match=r"refused, and the status does not say what runs: spec\.mode is 7"):
         await opened(fake, api, {}, mode=7).name_servers()
+
+
+def status() -> Awaitable[Any]:
+    return KubernetesTarget(None, None, None).resource()
+
+
+def switchover() -> Awaitable[Any]:
+    return KubernetesTarget(None, None, None).switchover("a", None)
+
+
+async def produce() -> None:
+    async with KubernetesTarget(None, None, None).name_servers():
+        pass
+
+
+def analyze() -> Awaitable[Any]:
+    return ondemand.analyze(None, None, None, 3)
+
+
+@pytest.mark.parametrize("command", [status, switchover, produce, analyze])
+async def test_what_the_api_server_does_not_allow_is_one_line(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, command: Callable[[], Awaitable[Any]]
+) -> None:
+    """Whoever may read a cluster may not change it, for example."""
+    target = opened(fake, api, {})
+
+    class Opened:
+        def __init__(self, *wanted: Any) -> None: ...
+
+        async def __aenter__(self) -> KubeTarget:
+            fake.down = True
+            return target
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    for module in (kube_target, ondemand):
+        monkeypatch.setattr(module, "KubeTarget", Opened)
+    with pytest.raises(CliError, match="the Kubernetes API server refuses or does not answer: it is down"):
+        await command()

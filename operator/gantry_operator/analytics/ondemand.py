@@ -37,6 +37,8 @@ async def analyze(context: str | None, namespace: str | None, name: str | None, 
             return await _wait(target, before, timeout_s)
     except TargetError as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
+    except (ApiError, ApiUnavailable) as error:
+        raise CliError(f"the Kubernetes API server refuses or does not answer: {error}") from None
 
 
 def _status(resource: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class KubernetesTarget:
                 yield opened
         except target.TargetError as error:
             raise CliError(str(error)) from None
+        except (target.ApiError, target.ApiUnavailable) as error:
+            raise CliError(f"the Kubernetes API server refuses or does not answer: {error}") from None
 
     async def resource(self) -> dict[str, Any]:
         async with self._open() as target:
