@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.retention import remove_before
 from group import Group, Node, until
+
+STORES = Path(__file__).parent.parent / "data" / "stores"
 
 
 async def test_a_send_is_ok_when_every_member_of_the_set_has_it(tmp_path: Path) -> None:
@@ -170,6 +173,31 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
             found = [node.store.get("T", 0, offset, 1, 1 << 20).data for node in (master, away)]
             assert found[0] == found[1] != b""
         assert b"old" not in away.bodies()
+
+
+@pytest.mark.parametrize("version", ["49", "5x"])
+async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(tmp_path: Path, version: str) -> None:
+    """It begins with records of no epoch; who has some of them goes on from there, also after a restart."""
+    with tarfile.open(STORES / f"{version}-clean.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (tmp_path / "clean").rename(tmp_path / "m0")
+    settings = BrokerSettings(mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000)
+    async with Group(tmp_path, 2, settings=settings) as group:
+        leader, follower = group.nodes
+        began = leader.store.end
+        assert (leader.store.start, leader.store.confirmed) == (0, began)
+        follower.store.append_raw(0, leader.store.read_raw(0, began // 2))
+        await follower.stop()
+        await follower.start()
+        assert 0 < follower.store.end < began
+        cuts: list[int] = []
+        follower.store.cut = cuts.append  # type: ignore[method-assign]
+        await group.promote(0, (0,))
+        assert await leader.put(b"new") is SendStatus.SEND_OK
+        await until(lambda: follower.store.confirmed == leader.store.end, "the follower has everything")
+        await until(lambda: leader.service.core.ask is not None, "a proposal")
+        assert follower.store.history == leader.store.history == ((0, 0), (1, began))
+        assert not cuts
 
 
 async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:

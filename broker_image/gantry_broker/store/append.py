@@ -16,7 +16,7 @@ from gantry_broker.store.consumequeue import ENTRY
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
 from gantry_broker.store.filing import remember, shorten_tail
-from gantry_broker.store.history import EPOCH_PROPERTY, EpochFile, EpochStart, History, extended
+from gantry_broker.store.history import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
 from gantry_broker.store.records import FILLER_MIN, filler, tags_code
 from gantry_broker.store.tail import Batch, parse
 from gantry_broker.store.types import Put, Stored
@@ -239,8 +239,11 @@ def append_raw(store: MessageStore, at: int, data: bytes) -> int:
         check=True,
         keys=store.index is not None and not store.index.behind,
     )
+    history = store.history
+    if at == 0 and not history and not (batch.epochs and batch.epochs[0].start == 0):
+        history = FOREIGN  # A log of ours begins with an epoch's record (rule 7).
     try:
-        history = extended(store.history, batch.epochs) if batch.epochs else store.history
+        history = extended(history, batch.epochs) if batch.epochs else history
     except Exception as error:
         raise BadRecords(at, str(error)) from error
     pieces = []
