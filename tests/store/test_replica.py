@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -197,6 +199,35 @@ def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: M
     assert len(leader.query("Orders", "k59", 9, 0, 10**9)) == 1
     stored = leader.put([message(0)], 9)[0]
     assert stored.queue_offset == 20
+
+
+def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
+    leader: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue has nothing left in memory, the others have what is undone: the process has to end."""
+    fill(leader, 0, 60)
+    leader.confirm(leader.end)
+    leader.upkeep(10**12)
+    border = leader.end
+    fill(leader, 60, 60)
+    leader.confirm(leader.end)
+    told: list[str] = []
+    leader.on_failed = lambda: told.append("failed")
+    real, cuts = ConsumeQueue.cut, 0
+
+    def cut(queue: ConsumeQueue, limit: int) -> bool:
+        nonlocal cuts
+        cuts += 1
+        if cuts == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(queue, limit)
+
+    monkeypatch.setattr(ConsumeQueue, "cut", cut)
+    with pytest.raises(OSError, match="Input/output error"):
+        leader.cut(border)
+    assert told == ["failed"]
+    assert leader.failed is not None
+    assert (leader.points.boot, leader.points.written) == ("", border)
 
 
 @pytest.mark.parametrize("where", [-1, 5, 10**9])

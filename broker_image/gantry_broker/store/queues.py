@@ -120,8 +120,9 @@ class QueueTable:
     def oldest_pending(self) -> int | None:
         """The offset in the log of the oldest record whose entry is only in memory."""
         for queue in self.dirty:
-            phys: int = ENTRY.unpack_from(queue.pending)[0]
-            return phys
+            if queue.pending:  # A cut that failed may have left one without.
+                phys: int = ENTRY.unpack_from(queue.pending)[0]
+                return phys
         return None
 
     def write_out(self, limit: int | None = None, until: float | None = None) -> None:
