@@ -13,7 +13,8 @@ import pytest
 from fakeapi import FakeApi
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import Cell, MemberId
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus
+from gantry_operator.api.status import Condition
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.model import Report
@@ -29,6 +30,7 @@ from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.operator import MIRRORED
 from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.kube.reports import JOBS, PODS
+from gantry_operator.kube.state import Seen, status_of
 from gantry_operator.registry import Entry
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
@@ -146,8 +148,13 @@ async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_a
         assert isinstance(keeper._masters.loops["a"], RaftLoop)
 
 
+def available(before: BrokerClusterStatus, seen: Seen) -> tuple[str, str]:
+    conditions = status_of(None, before, seen, "now", 1).conditions
+    return next((c.status, c.message) for c in conditions if c.type == "Available")
+
+
 async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_from_failover(
-    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
+    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
     async with kept(fake, api, spec):
@@ -166,6 +173,11 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         a, b = keeper._findings.problems
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
+        monkeypatch.setattr(keeper._availability, "answers", lambda: {"c": None})
+        looked = keeper._look()
+        assert looked is not None
+        status, why = available(BrokerClusterStatus(), looked[2])
+        assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
         fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
         await until(lambda: set(keeper._masters.loops) == {"a", "c"})
         assert keeper._plan is not None
@@ -182,8 +194,12 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
-    async with kept(fake, api, {"mode": 7}):
+    async with kept(fake, api, {"mode": 7}) as keeper:
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
+        looked = keeper._look()
+        assert looked is not None
+        went = Condition(type="Available", status="True", reason="SendAndRead", lastTransitionTime="before")
+        assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
 
 
 async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(

@@ -95,8 +95,8 @@ class ClusterKeeper:
         self._plan: Plan | None = None
         self._dirty = asyncio.Event()
         self._findings = Findings()
-        self._left_out = False
-        """Under a refused spec: a group that exists has no failover yet."""
+        self._left_out: dict[str, str] = {}
+        """Under a refused spec: groups that exist and have no failover yet, and why."""
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
         self._obeying: asyncio.Task[None] | None = None
@@ -209,7 +209,7 @@ class ClusterKeeper:
             begun = begun or await self._go_on_without_spec(found)
             self._obey_soon()
             return begun and righted
-        self._left_out = False
+        self._left_out = {}
         self._take(cluster)
         self._findings.refused = ""  # Whatever the API server refuses below, the spec is not.
         complete = await self._objects.keep_secret(cluster, found)
@@ -254,9 +254,8 @@ class ClusterKeeper:
         common: dict[str, Any] = {"nameServers": servers, "failover": failover}
         if self._objects.owned("Lease"):
             common["reclaim"] = "Delete"
-        taken, left_out = self._groups_that_run(groups, common)
-        found.problems += left_out
-        self._left_out = bool(left_out)
+        taken, self._left_out = self._groups_that_run(groups, common)
+        found.problems += [f"group {group} has no failover: {why}" for group, why in self._left_out.items()]
         if taken:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
@@ -265,17 +264,17 @@ class ClusterKeeper:
                 return False
             self._pods.admin_token = self._objects.token
             self._masters.keep(cluster)
-        return not left_out
+        return not self._left_out
 
-    def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """A spec of the groups that can be read, empty where none can be; and why the others cannot."""
+    def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """A spec of the groups that can be read, empty where none can be; and why each of the others cannot."""
         known = {g: self._running_with(g) for g in groups}
         usual = next((k for k in known.values() if k), {})
         spec: dict[str, Any] = {}
-        left_out = []
+        left_out: dict[str, str] = {}
         for group, replicas in sorted(groups.items()):
             if replicas == 0:
-                left_out.append(f"group {group} has no failover: its StatefulSet has 0 replicas")
+                left_out[group] = "its StatefulSet has 0 replicas"
                 continue
             fields = common | (known[group] or usual)
             # Somebody may have taken members away; those of a Raft group still count.
@@ -287,7 +286,7 @@ class ClusterKeeper:
                 BrokerCluster.make(self.name, self.namespace, **fields)
             except ValidationError as error:
                 why = "; ".join(str(p) for p in problems_of(error.errors()))
-                left_out.append(f"group {group} has no failover: what it runs with is not understood: {why}")
+                left_out[group] = f"what it runs with is not understood: {why}"
                 continue
             fields["brokerGroups"] = [*spec.get("brokerGroups", []), *fields["brokerGroups"]]
             spec |= fields
@@ -405,7 +404,7 @@ class ClusterKeeper:
         seen = Seen(
             members=seen_members(self._running(), self._masters.loops, self._pods),
             name_servers=seen_name_servers(self._plan, self._shared.mirrors["Pod"]),
-            available=self._availability.answers(),
+            available=self._availability.answers() | self._left_out,
             problems=[*self._findings.problems, *self._masters.problems()],
             progress=[*self._findings.progress, *self._roller.progress.values()],
             refused=self._findings.refused,

@@ -95,17 +95,18 @@ def _refused(
         "Progressing": _condition(old, "Progressing", "False", "SpecRefused", message, now, generation),
     }
     update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
-    if rows:
+    if rows or any(seen.available.values()):
         changed["Available"] = _condition(old, "Available", *_available(seen), now, generation)
         changed["Degraded"] = _condition(old, "Degraded", *_degraded(seen, rows), now, generation)
+    elif not any(c.type == "Available" for c in old.conditions):
+        changed["Available"] = _condition(old, "Available", "False", "SpecRefused", message, now, generation)
+    if rows:
         update |= {
             "readyMembers": f"{sum(r.ready for r in rows)}/{len(rows)}",
             "masters": _masters(None, rows),
             "members": rows,
             "lastFailover": seen.last_failover or old.lastFailover,
         }
-    elif not any(c.type == "Available" for c in old.conditions):
-        changed["Available"] = _condition(old, "Available", "False", "SpecRefused", message, now, generation)
     kept = [changed.pop(c.type, c) for c in old.conditions]
     return old.model_copy(update=update | {"conditions": kept + list(changed.values())})
 
