@@ -246,6 +246,7 @@ def led(masters: Masters, group: str, mode: str) -> GroupLoop:
     made.entry = Entry(Cell(2, 1, leads, frozenset({leads})))
     watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", masters._http, made.wake, time.monotonic)
     watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
+    made._announced = 2
     return made
 
 
@@ -285,6 +286,26 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
             keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
             await until(lambda: keeper._findings.refused)
         assert roles(fake) == ["master", "master"]
+        await until(lambda: roles(fake) == ["slave", "master"])
+
+
+@pytest.mark.usefixtures("after_a_hand_over")
+async def test_no_label_is_changed_before_the_new_master_is_announced(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former one still forwards what it parked (rule 23), and keeps its place until the Service has moved."""
+
+    def unannounced(masters: Masters, group: str, mode: str) -> GroupLoop:
+        made = led(masters, group, mode)
+        made._announced = 1
+        return made
+
+    monkeypatch.setattr(Masters, "_loop", unannounced)
+    async with kept(fake, api) as keeper:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+        assert roles(fake) == ["master", "master"]
+        keeper._masters.loops["a"]._announced = 2
+        keeper._dirty.set()
         await until(lambda: roles(fake) == ["slave", "master"])
 
 

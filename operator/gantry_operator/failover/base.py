@@ -106,6 +106,11 @@ class GroupWatch(ABC):
         raise SwitchoverFailed(f"it is not known who leads {self.group}: {why}")
 
     @property
+    def announced(self) -> bool:
+        """The group's address leads to the master of the present cell, as far as this program has brought it about."""
+        return self.cell is not None and self._announced == self.cell.epoch
+
+    @property
     def still_counted(self) -> Sequence[int]:
         """Members that the plan has no more and that the group still counts in its majority (mode Raft)."""
         return ()

@@ -91,10 +91,13 @@ class Masters:
         return (loop.problem for loop in self.loops.values() if loop.problem)
 
     async def right_labels(self) -> None:
-        """Each master that leads says so by its label. Raises ApiError and ApiUnavailable."""
+        """Each master that leads says so by its label. Raises ApiError and ApiUnavailable.
+
+        Not one whose loop is still to announce it: that knows how long the former one keeps its label beside it.
+        """
         for group, loop in self.loops.items():
             cell = loop.cell
-            if cell is None or cell.master is None:
+            if cell is None or cell.master is None or not loop.announced:
                 continue
             watch = loop.watches.get(cell.master.member)
             report = None if watch is None else watch.report
