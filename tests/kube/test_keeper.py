@@ -188,6 +188,25 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
     assert [e["count"] for e in events if e["reason"] == "SpecRefused"] == [1], "not each time that it is looked at"
 
 
+async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_from_failover(
+    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody puts them right as long as the spec is refused."""
+    spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")))
+    configs = {g: fake.objects["ConfigMap", "mq", names.group_set("demo", g)]["data"] for g in "bc"}
+    for name in configs["b"]:
+        configs["b"][name] = '{"mode": '
+        configs["c"][name.replace("-b-", "-c-")] = '{"min_in_sync": "two"}'
+    async with kept(fake, api, {"mode": 7}) as keeper:
+        await until(lambda: keeper._masters.loops)
+        assert set(keeper._masters.loops) == {"a", "b"}
+        [c] = keeper._findings.problems
+        assert "group c has no failover: what it runs with is not understood: spec.minInSyncReplicas" in c
+    assert "reconcile of" not in caplog.text
+
+
 async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_that_it_is_refused(
     fake: FakeApi, api: KubeApi
 ) -> None:

@@ -280,7 +280,8 @@ class ClusterKeeper:
             # Somebody may have taken members away; those of a Raft group still count.
             members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
             least = fields.get("minInSyncReplicas", 1)
-            fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
+            if isinstance(least, int):
+                fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
             fields["brokerGroups"] = [{"name": group, "members": members}]
             try:
                 BrokerCluster.make(self.name, self.namespace, **fields)
@@ -295,13 +296,14 @@ class ClusterKeeper:
     def _running_with(self, group: str) -> dict[str, Any]:
         """What of the spec the failover depends on, as the group's members were last configured."""
         live = self._objects.live("ConfigMap", names.group_set(self.name, group))
-        texts = [] if live is None else list((live.get("data") or {}).values())
-        if not texts:
-            return {}
-        # Not as a whole: an operator of another version may have written more into it.
-        config = json.loads(texts[0])
         wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
-        return {field: config[name] for field, name in wanted.items() if name in config}
+        for text in [] if live is None else (live.get("data") or {}).values():
+            # Not as a whole: an operator of another version may have written more into it. Nor is one needed that
+            # somebody has damaged.
+            with suppress(ValueError, TypeError):
+                config = json.loads(text)
+                return {field: config[name] for field, name in wanted.items() if name in config}
+        return {}
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
