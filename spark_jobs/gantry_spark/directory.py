@@ -49,6 +49,14 @@ class LogFiles:
 def find(path: str) -> LogFiles:
     """The log in a store directory (or in its `commitlog` directory). Raises SourceError: there is none, or why not."""
     root = Path(path.removeprefix("file://").removeprefix("file:"))
+    try:
+        return _find(root)
+    except OSError as error:
+        raise SourceError(f"{error.filename or root} cannot be read: {error.strerror}") from None
+
+
+def _find(root: Path) -> LogFiles:
+    """Raises SourceError as `find` does, and OSError: what is there cannot be looked at."""
     if not root.exists():
         raise SourceError(f"{root} does not exist; give a store directory, the one that holds commitlog/")
     if not root.is_dir():

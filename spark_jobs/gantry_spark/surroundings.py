@@ -52,10 +52,10 @@ def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
     usage = shutil.disk_usage(root)
     found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE}{root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
-    if not path.exists():
-        found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")
-        return
     try:
+        if not path.exists():
+            found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")
+            return
         _add(found, log.name, wire.parse_offsets(path.read_bytes(), str(path)))
     except (OSError, SourceError) as error:
         found.notes.append(f"{log.name}: {error}")

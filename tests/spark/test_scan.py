@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from gantry_spark.plan import gaps, pack, plan
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
+from gantry_spark.surroundings import surroundings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plainlog import LogWriter, Message, read_plain
@@ -449,6 +453,41 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
         assert gone == [str(files.pop())]
         assert [s.path for s in log.segments] == [str(path) for path in files]
         assert all(s.limit > s.start for s in log.segments)
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Root may read everything, and so is somebody else meanwhile."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+    else:
+        yield
+
+
+def test_what_may_not_be_read_is_said() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        root = Path(folder) / "store"
+        LogWriter(root).append(Message())
+        (root / "config").mkdir()
+        (root / "config" / "consumerOffset.json").write_text('{"offsetTable": {"Orders@g": {"0": 1}}}')
+        for path, mode in ((root / "commitlog" / f"{0:020d}", 0), (root / "commitlog", 0o444), (root, 0)):
+            before = path.stat().st_mode
+            path.chmod(mode)
+            with nobody(), pytest.raises(SourceError, match=rf"{path}.* cannot be (read|listed): Permission denied"):
+                find(str(root))
+            path.chmod(before)
+        # Without consumer offsets there is a report, and a note in it.
+        (root / "config").chmod(0)
+        with nobody():
+            found = surroundings([DirectoryLog(find(str(root)))], None)
+        (root / "config").chmod(0o755)
+        assert not found.offsets
+        assert "Permission denied" in found.notes[0]
 
 
 def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
