@@ -33,6 +33,7 @@ _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
 _GONE: Final = 410
 _NAMED: Final = re.compile(r"([^=/]+)=(.+)")
+_TOKEN: Final = re.compile(rb"[ -~]+")
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,16 @@ class RemoteSegment:
 
 
 def headers(token_file: str | None) -> dict[str, str]:
-    """The admin token's header. Raises SourceError when the file cannot be read."""
+    """The admin token's header. Raises SourceError when the file cannot be read, or holds none."""
     if token_file is None:
         return {}
     try:
-        return {"Authorization": f"Bearer {Path(token_file).read_text().strip()}"}
+        token = Path(token_file).read_bytes().strip()
     except OSError as error:
         raise SourceError(f"option tokenFile: {token_file} cannot be read: {error.strerror}") from None
+    if _TOKEN.fullmatch(token) is None:
+        raise SourceError(f"option tokenFile: {token_file} holds no token: one line of ASCII")
+    return {"Authorization": f"Bearer {token.decode()}"}
 
 
 @cache
@@ -131,6 +135,7 @@ def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteL
 
     Raises SourceError: nobody of a group answers, or a broker is of another group than is said.
     """
+    headers(token_file)  # Else each broker would be said not to answer, for a file that cannot be used.
     groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
     problems: dict[str | None, list[str]] = defaultdict(list)
     for group, url in dict.fromkeys(named(u) for u in urls):

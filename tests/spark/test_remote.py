@@ -310,6 +310,18 @@ def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> Non
         wire.members("ns:9876")
 
 
+def test_a_token_file_that_cannot_be_used_is_no_broker_that_does_not_answer(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(SourceError, match=rf"^option tokenFile: {file} cannot be read: No such file"):
+        remote.logs([f"a={DEAD}"], str(file), 0)
+    for content in (b"", b"\n", b"a\nb", b"\xff\xfe", "ü".encode()):
+        file.write_bytes(content)
+        with pytest.raises(SourceError, match=rf"^option tokenFile: {file} holds no token"):
+            remote.logs([f"a={DEAD}"], str(file), 0)
+    file.write_bytes(b"se cret\n")
+    assert remote.headers(str(file)) == {"Authorization": "Bearer se cret"}
+
+
 def test_members_of_a_local_cluster_are_named_with_their_group(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path)
     cluster = load_manifest(Path(__file__).parents[2] / "examples" / "quickstart.yaml")
