@@ -15,6 +15,7 @@ def test_ways(driver: Driver, target: Target, fresh: str, mode: str) -> None:
     topic = f"{fresh}_{mode}"
     make(driver, target, topic)
     sent = driver.run("produce", topic=topic, run=topic, count=300, shards=4, threads=4)
+    assert sent.summary["statuses"] == {"SEND_OK": 300}, sent.errors[:3]
     got = driver.run("consume", topic=topic, group=f"g_{topic}", run=topic, count=300, mode=mode).summary
     assert (got["unique"], got["repeated"]) == (300, 0)
     assert got["digest"] == sent.summary["digest"]
@@ -209,7 +210,8 @@ def test_dead_letters(driver: Driver, target: Target, fresh: str) -> None:
     driver.mqadmin("updateTopicPerm", "-t", dead, "-c", target.cluster, "-p", 6)
     letters = driver.run("consume", topic=dead, group=f"d_{fresh}", run=fresh, count=2, each=True, timeout_s=20)
     # A consumer that has just begun may get a queue twice, from Apache's broker, too: each is there, not once only.
-    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}
+    told = (got.errors, got.of("message"), letters.lines)
+    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}, told
     assert letters.summary["unique"] == 2
 
 
