@@ -112,6 +112,22 @@ async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
         await second
 
 
+async def test_a_stop_that_has_no_room_for_the_tables_is_clean_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start makes them of the last ones and the log."""
+    process = main.BrokerProcess(_config(tmp_path))
+    await process.start()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(main.snapshots, "write", full)
+    await process.stop()
+    assert orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())["clean"]
+    assert orjson.loads((tmp_path / "a" / "config" / "storePoint.json").read_bytes())["clean"]
+
+
 async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

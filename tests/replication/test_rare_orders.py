@@ -276,7 +276,7 @@ class Shorts:
         where: dict[str, tuple[object, str]] = {
             "erase": (store.log, "_erase"),
             "sync": (store.log, "sync"),
-            "set_history": (cutting, "set_history"),
+            "set_history": (cutting, "take_history"),
             "queues": (store.queues, "cut"),
             "index": (store.index, "cut"),
         }

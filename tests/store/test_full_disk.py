@@ -12,6 +12,7 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import snapshot
 from gantry_broker.store.errors import StoreFull
+from gantry_broker.store.history import EpochFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -162,6 +163,36 @@ def test_a_store_opens_reads_is_cut_and_closes_on_a_full_disk(disk: SmallDisk) -
     store.put(messages(32, 4), 1)
     store.confirm(store.end)
     assert readable(store) == 36
+    store.close()
+
+
+def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    store.begin_epoch(5, b"{}", 1)
+    store.put(messages(0, 16), 1)
+    store.confirm(store.end)
+    border = store.end
+    store.begin_epoch(6, b"{}", 1)
+    cut_log = store.log.cut
+
+    def others_are_faster(to: int) -> None:
+        cut_log(to)
+        disk.fill()
+
+    monkeypatch.setattr(store.log, "cut", others_are_faster)
+    store.cut(border)
+    store.upkeep(10**12)
+    assert EpochFile.load(store.epochs_path) != (store.log.segment_size, store.history)
+    disk.free()
+    store.put(messages(16, 16), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12 + 10_000)
+    store.close(clean=False)
+    store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
+    assert store.walked_from > border
+    assert [epoch for epoch, _ in store.history] == [5]
     store.close()
 
 

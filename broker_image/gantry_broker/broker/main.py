@@ -120,15 +120,23 @@ class BrokerProcess:
         await self.ports.close(0.5)
         await self.http.close()
         await self.client.close()
-        if self.store.failed is None:
-            snapshots.write(self.config.data_dir / "config", snapshots.render(broker.meta, self.store.history))
         try:
+            self._write_tables()
             self.store.close()
         finally:
             if self.store.failed is not None:
                 broker.replication.disk_failed()
         broker.replication.mark_clean()
         log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
+
+    def _write_tables(self) -> None:
+        if self.store.failed is not None:
+            return
+        try:
+            snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.history))
+        except OSError as error:
+            # The next start makes them of the last ones and the log, which is still to be closed.
+            log.warning("the tables' snapshots cannot be written: %s", error)
 
     async def __aenter__(self) -> BrokerProcess:
         await self.start()

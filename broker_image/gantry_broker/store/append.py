@@ -15,7 +15,7 @@ from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_rec
 from gantry_broker.store.consumequeue import ENTRY
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
-from gantry_broker.store.filing import remember, shorten_tail
+from gantry_broker.store.filing import complain, remember, shorten_tail
 from gantry_broker.store.history import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
 from gantry_broker.store.records import FILLER_MIN, filler, tags_code
 from gantry_broker.store.tail import Batch, parse
@@ -204,6 +204,28 @@ def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: in
 def set_history(store: MessageStore, history: History) -> None:
     EpochFile(store.log.segment_size, history).save(store.epochs_path)
     store.history = history
+    store.history_kept = True
+
+
+def take_history(store: MessageStore, history: History) -> None:
+    """As `set_history`, but for its file a full disk can wait: the log says the same, where recovery still walks it.
+
+    So until the file is written no start may begin behind what it is wrong about (`save_points`).
+    """
+    store.history, store.history_kept = history, False
+    keep_history(store)
+
+
+def keep_history(store: MessageStore) -> bool:
+    """Write the history that a full disk did not take. False: it has no room for it. Raises OSError of other kinds."""
+    if not store.history_kept:
+        try:
+            set_history(store, store.history)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            complain(store, f"cannot write {store.epochs_path}", error)
+    return store.history_kept
 
 
 def undo(store: MessageStore, end: int) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gantry_broker.store.append import set_history
+from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import NO_ROOM, fsync_dir
 from gantry_broker.store.filing import check_border, shorten_tail
@@ -16,8 +15,6 @@ from gantry_broker.store.upkeep import save_points
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
-
-_log = logging.getLogger(__name__)
 
 
 def cut(store: MessageStore, to: int) -> None:
@@ -45,14 +42,7 @@ def _cut(store: MessageStore, to: int) -> None:
     store.log.cut(to)
     history = cut_history(store.history, to)
     if history != store.history:
-        try:
-            set_history(store, history)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            # The log itself says the same, and recovery asks it first.
-            _log.warning("cannot write %s: %s", store.epochs_path, error)
-            store.history = history
+        take_history(store, history)
     if to < was_confirmed:
         store.tail.clear()
         store.queues.cut(to)

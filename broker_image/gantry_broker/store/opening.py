@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store import recovery
-from gantry_broker.store.append import set_history
+from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.commitlog import segment_bases
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
@@ -56,7 +56,7 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         store.history = cut_history(extended(known, found.epochs), log.end)
         store.confirmed = min(max(before.confirmed, log.start), log.end)
     if epochs is None or epochs.history != store.history:
-        set_history(store, store.history)
+        (set_history if epochs is None else take_history)(store, store.history)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)

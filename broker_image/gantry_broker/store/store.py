@@ -49,6 +49,8 @@ class MessageStore:
         self.failed: BaseException | None = None
         """Set when the disk failed in a way after which nothing may be appended."""
         self.history: History = ()
+        self.history_kept = True
+        """Its file says the same; a full disk may have kept it from that."""
         self.confirmed = 0
         self.flushed = 0
         self.log = CommitLog(config.path / "commitlog", segment_size)
@@ -115,6 +117,8 @@ class MessageStore:
             if clean and self.failed is None:
                 filing.write_out(self, None)
                 self._flush_all()
+                if not self.history_kept:
+                    append.set_history(self, self.history)
                 self.points = replace(self.points, clean=True)
                 self.points_file.prepare(self.points, durable=True)()
                 (self.config.path / "abort").unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.store.append import keep_history
 from gantry_broker.store.files import fsync_dir, sync_file
 from gantry_broker.store.filing import catch_up, complain, write_out
 from gantry_broker.store.points import Points, boot_id, save_checkpoint
@@ -77,12 +78,13 @@ def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> N
     """Write down how far everything is; `aside`: where files are written that nobody waits for."""
     before = store.points
     pending = store.queues.oldest_pending()
+    kept = _history_kept(store)
     points = Points(
         boot="" if store.doubts_disk else boot_id(),
         clean=False,
         durable=before.durable,
         durable_index=before.durable_index,
-        written=store.confirmed if pending is None else min(pending, store.confirmed),
+        written=before.written if not kept else store.confirmed if pending is None else min(pending, store.confirmed),
         written_index=store.confirmed if store.index is None else min(store.index.written, store.confirmed),
         flushed=store.flushed,
         confirmed=store.confirmed,
@@ -105,6 +107,15 @@ def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> N
                 store.points = before
 
     (store.aside if aside else _here)(run)
+
+
+def _history_kept(store: MessageStore) -> bool:
+    """Whether a start may begin where the log is now: what comes before it knows from the history's file only."""
+    try:
+        return keep_history(store)
+    except OSError as error:
+        complain(store, f"cannot write {store.epochs_path}", error)
+        return False
 
 
 def _here(work: Callable[[], None]) -> None:
@@ -136,7 +147,7 @@ def checkpoint(store: MessageStore) -> Checkpoint:
 
 def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     """Note a checkpoint that has run; what a cut came between counts for nothing."""
-    if done.generation == store.log.generation:
+    if done.generation == store.log.generation and _history_kept(store):
         offset = min(done.offset, store.flushed)
         store.points = replace(store.points, durable=offset, durable_index=min(done.index, offset))
     save_points(store, durable=True, aside=True)
