@@ -14,7 +14,7 @@ from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.observe import member_states
 from gantry_operator.kube.surroundings import PodSurroundings
-from gantry_operator.plan import Step, next_step
+from gantry_operator.plan import MemberState, Step, next_step
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,9 @@ class Roller:
             return False
         try:
             if step.kind == "replace":
-                leaving = any(s.name == step.member and s.leaving for s in states)
-                await (self._shrink(group, step) if leaving else self._replace(group, step))
+                chosen = next(s for s in states if s.name == step.member)
+                if not self._still_to_be_relieved(group, chosen):
+                    await (self._shrink(group, step) if chosen.leaving else self._replace(group, step))
             elif step.kind == "handover":
                 number = next(s.number for s in states if s.name == step.to)
                 await loop.switchover(number, step.reason, force=False)
@@ -78,6 +79,13 @@ class Roller:
         except (ApiError, ApiUnavailable) as error:
             log.warning("%s/%s: rolling %s: %s", self._namespace, self._name, group, error)
         return True
+
+    def _still_to_be_relieved(self, group: str, member: MemberState) -> bool:
+        """It has handed over, and the new master is not announced yet: the master's Service leads to this one only, and
+        it may still forward what it parked. One that does not work relieves nobody by waiting."""
+        if self._loops[group].announced or member.master or member.broken:
+            return False
+        return self._pods.labelled_master(member.name) and self._pods.answers(group, member.name)
 
     async def _shrink(self, group: str, step: Step) -> None:
         """A StatefulSet gives up the highest number, which is one that leaves; the next pass reads its new size."""

@@ -1,0 +1,141 @@
+"""The announcement of a new master: what the API server refuses is tried again, and nobody goes before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from fakeapi import FakeApi
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_operator.failover.http import httpx
+from gantry_operator.failover.loop import GroupLoop
+from gantry_operator.failover.model import FailoverSettings, Report
+from gantry_operator.failover.surroundings import MemberEndpoint
+from gantry_operator.failover.teller import Teller
+from gantry_operator.failover.watch import MemberWatch
+from gantry_operator.kube import names
+from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
+from gantry_operator.kube.events import EventRecorder
+from gantry_operator.kube.mirror import Mirror
+from gantry_operator.kube.observe import REVISION_LABEL
+from gantry_operator.kube.rolling import Roller
+from gantry_operator.kube.surroundings import PodSurroundings
+from gantry_operator.registry import Entry, RegistryUnavailable
+
+HTTP = cast(httpx.AsyncClient, None)
+IDS = [MemberId(n, "x") for n in range(2)]
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.cell = Cell(1, 1, IDS[0], frozenset(IDS))
+        self.reads = 0
+        self.away = False
+
+    async def read(self, group: str) -> Entry | None:
+        self.reads += 1
+        if self.away:
+            raise RegistryUnavailable("it is away")
+        return Entry(self.cell)
+
+    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+        return False
+
+
+class Told(Teller):
+    """Everybody has done what it is told."""
+
+    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+        self._accepted[member] = assignment
+
+
+class Group(GroupLoop):
+    """Over two pods whose brokers do and say what is recorded."""
+
+    def __init__(self, pods: PodSurroundings) -> None:
+        self.registry = Registry()
+        super().__init__("a", self.registry, pods, HTTP, FailoverSettings)
+        self._teller = Told(HTTP, lambda: None, self.wake, self._clock.now)
+        for id in IDS:
+            watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
+            watch.reach = "ok"
+            self.watches[id.member] = watch
+        self.led_by(0, 1)
+
+    def led_by(self, member: int, epoch: int) -> None:
+        cell = self.registry.cell = Cell(epoch, 1, IDS[member], frozenset(IDS))
+        for id in IDS:
+            role: Any = "Master" if id.member == member else "Slave"
+            self.watches[id.member].report = Report(id, role, epoch, 1, epoch, in_sync=cell.in_sync)
+
+    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
+        for watch in self.watches.values():
+            watch.line_at = self._clock.now()
+
+
+def pod(name: str, role: str, revision: str = "new") -> dict[str, Any]:
+    meta = {"name": name, "namespace": "mq", "labels": {names.ROLE_LABEL: role, REVISION_LABEL: revision}}
+    ready = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": ready}
+
+
+async def until(condition: Any, timeout_s: float = 3.0) -> float:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begun + timeout_s
+        await asyncio.sleep(0.01)
+    return time.monotonic() - begun
+
+
+@asynccontextmanager
+async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[PodSurroundings]:
+    pods = Mirror(api, POD, (), "", lambda event, obj: None)
+    following = asyncio.create_task(pods.run())
+    await until(lambda: "Pod" in [kind for kind, _ in fake._watchers])
+    claims = Mirror(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
+    found = PodSurroundings(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    found.sizes = found.planned = {"a": 2}
+    try:
+        yield found
+    finally:
+        following.cancel()
+
+
+@asynccontextmanager
+async def running(group: Group) -> AsyncIterator[Group]:
+    task = asyncio.create_task(group.run())
+    try:
+        yield group
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(fake: FakeApi, api: KubeApi) -> None:
+    """It may still forward what it parked, and the master's Service leads nowhere else."""
+    fake.put(pod("demo-a-0", names.ROLE_MASTER, "old"))
+    fake.put(pod("demo-a-1", names.ROLE_SLAVE))
+    meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
+    status = {"observedGeneration": 1, "updateRevision": "new"}
+    fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
+    sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    following = asyncio.create_task(sets.run())
+    await asyncio.wait_for(sets.ready(), 3)
+    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
+    async with mirrored(fake, api) as pods:
+        group = Group(pods)
+        pods.answers = lambda group, name: True
+        group.entry, group._announced = Entry(group.registry.cell), 1
+        group.led_by(1, 2)
+        group.entry = Entry(group.registry.cell)
+        roller = Roller(api, sets, pods, {"a": group}, recorder, ("mq", "demo"), lambda: True, lambda: None)
+        assert await roller._step("a")
+        assert fake.get("Pod", "demo-a-0") is not None
+        group._announced = 2
+        assert await roller._step("a")
+        assert fake.get("Pod", "demo-a-0") is None
+    following.cancel()
+    await recorder.close()
