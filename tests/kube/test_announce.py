@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import pytest
 from fakeapi import FakeApi
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover.http import httpx
@@ -139,3 +140,49 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
         assert fake.get("Pod", "demo-a-0") is None
     following.cancel()
     await recorder.close()
+
+
+async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_said_once(
+    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n in range(2):
+        fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
+    async with mirrored(fake, api) as pods:
+        fake.down, before = True, api.calls
+        async with running(Group(pods)) as group:
+            await until(lambda: group.problem)
+            await asyncio.sleep(1.5)
+            assert 4 <= api.calls - before <= 6
+            assert "Traceback" not in caplog.text
+            assert caplog.text.count("announcing demo-a-0") == 1
+            fake.down = False
+            await until(lambda: group.announced)
+            assert not group.problem
+
+
+async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, api: KubeApi) -> None:
+    for n in range(2):
+        fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
+    async with mirrored(fake, api) as pods:
+        fake.down = True
+        async with running(Group(pods)) as group:
+            await until(lambda: group.problem)
+            await asyncio.sleep(0.9)  # The next pause is a long one.
+            fake.down = False
+            group.led_by(1, 2)
+            group.wake()
+            assert await until(lambda: group.announced) < 0.3
+            led = pods.labelled_master("demo-a-1")
+            assert led
+
+
+async def test_who_waits_for_a_cell_does_not_ask_for_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
+    async with mirrored(fake, api) as pods:
+        group = Group(pods)
+        group.registry.away = True
+        async with running(group):
+            asking = asyncio.create_task(group.known_cell())
+            await asyncio.sleep(1.0)
+            assert 5 <= group.registry.reads <= 15
+            group.registry.away = False
+            assert (await asking).epoch == 1

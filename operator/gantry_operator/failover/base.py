@@ -33,6 +33,8 @@ TELL_WAIT_S = 3.0
 LOOK_S = 0.02
 HANDOVER_MS = 2_000
 HANDOVER_AGAIN_S = 1.0
+ANNOUNCE_AGAIN_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""Pauses between attempts to announce one epoch; the last one is repeated."""
 
 
 class SwitchoverFailed(Exception):
@@ -72,6 +74,8 @@ class GroupWatch(ABC):
         self._waits_told = False
         self._announced = 0
         self._announcing = False
+        self._not_announced = (0, 0, 0.0)
+        """The epoch whose announcement failed last, how often in a row, and when it is tried again."""
         self._unfinished = False
 
     # ---- from outside
@@ -85,8 +89,10 @@ class GroupWatch(ABC):
         return self._clock.now() - self.watches[member].line_at
 
     async def _next_look(self) -> None:
-        """Look again now, and give that the time it takes."""
-        self.wake()
+        """Look again now, and give that the time it takes. After a pass that failed the next one comes by itself: the
+        registry is not asked without pause while it does not answer."""
+        if "pass" not in self._problems:
+            self.wake()
         await asyncio.sleep(LOOK_S)
 
     @property
@@ -204,15 +210,26 @@ class GroupWatch(ABC):
     def _solved(self, about: str) -> None:
         self._problems.pop(about, None)
 
+    def _may_announce(self, epoch: int) -> bool:
+        """It is still to be announced. What failed a moment ago has its pause, which keeps no other epoch waiting."""
+        failed, _, again_at = self._not_announced
+        paused = failed == epoch and time.monotonic() < again_at
+        return self._announced != epoch and not self._announcing and not paused
+
     async def _announce(self, master: MemberEndpoint, epoch: int) -> None:
         try:
             await self._surroundings.announce(self.group, master, epoch)
             self._announced = epoch
             self._solved("address")
         except Exception as error:
-            log.exception("announcing %s", master.name)
-            self._report_problem("address", f"the address of {self.group} could not be moved: {error}")
-            await asyncio.sleep(BUSY_S)
+            problem = f"the address of {self.group} could not be moved: {error}"
+            if problem != self._problems.get("address"):
+                log.warning("announcing %s: %r; it is tried again", master.name, error)
+            self._report_problem("address", problem)
+            before, failures, _ = self._not_announced
+            failures = failures + 1 if before == epoch else 1
+            pause = ANNOUNCE_AGAIN_S[min(failures, len(ANNOUNCE_AGAIN_S)) - 1]
+            self._not_announced = (epoch, failures, time.monotonic() + pause)
         finally:
             self._announcing = False
             self.wake()

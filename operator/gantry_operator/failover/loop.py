@@ -292,7 +292,7 @@ class GroupLoop(GroupWatch):
 
     async def _announce_if_due(self, endpoints: list[MemberEndpoint]) -> None:
         cell = self.cell
-        if cell is None or cell.master is None or self._announced == cell.epoch or self._announcing:
+        if cell is None or cell.master is None or not self._may_announce(cell.epoch):
             return
         master = next((e for e in endpoints if e.member == cell.master.member), None)
         if master is None or not self._leads(cell) or self._old_master_forwards(cell):

@@ -163,7 +163,7 @@ class RaftLoop(GroupWatch):
         )
 
     def _announce_if_due(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
-        if self._announced == leader.epoch or self._announcing:
+        if not self._may_announce(leader.epoch):
             return
         master = next(e for e in endpoints if e.member == leader.id.member)
         self._announcing = True
