@@ -343,3 +343,21 @@ async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
     async with kept(fake, api) as keeper:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         await until(lambda: keeper._findings.problems == ["an admission webhook says no"])
+
+
+async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_not_taken_for_one_of_another_mode(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    spec = {"mode": "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    configs = fake.objects["ConfigMap", "mq", names.group_set("demo", "a")]["data"]
+    for name in configs:
+        configs[name] = '{"mode": '
+    async with kept(fake, api, {"mode": 7}) as keeper:
+        await until(lambda: keeper._findings.problems or keeper._masters.loops)
+        assert keeper._findings.problems == ["group a has no failover: none of its configs can be read"]
+        changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec}
+        keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        await until(lambda: keeper._masters.loops)
+        assert isinstance(keeper._masters.loops["a"], RaftLoop)

@@ -276,6 +276,10 @@ class ClusterKeeper:
             if replicas == 0:
                 left_out[group] = "its StatefulSet has 0 replicas"
                 continue
+            if known[group] is None and not usual:
+                # A guess may be the other mode, and the loop of one mode stays when the configs are mended.
+                left_out[group] = "none of its configs can be read"
+                continue
             fields = common | (known[group] or usual)
             # Somebody may have taken members away; those of a Raft group still count.
             members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
@@ -293,17 +297,19 @@ class ClusterKeeper:
             spec |= fields
         return spec, left_out
 
-    def _running_with(self, group: str) -> dict[str, Any]:
-        """What of the spec the failover depends on, as the group's members were last configured."""
+    def _running_with(self, group: str) -> dict[str, Any] | None:
+        """What of the spec the failover depends on, as the group's members were last configured. None: somebody has
+        damaged all configs of theirs."""
         live = self._objects.live("ConfigMap", names.group_set(self.name, group))
+        texts = [] if live is None else list((live.get("data") or {}).values())
         wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
-        for text in [] if live is None else (live.get("data") or {}).values():
+        for text in texts:
             # Not as a whole: an operator of another version may have written more into it. Nor is one needed that
             # somebody has damaged.
             with suppress(ValueError, TypeError):
                 config = json.loads(text)
                 return {field: config[name] for field, name in wanted.items() if name in config}
-        return {}
+        return None if texts else {}
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
