@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
@@ -17,8 +17,8 @@ from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.failover.surroundings import MemberEndpoint
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.kube import names
-from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
+from gantry_operator.kube import names, surroundings
+from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.observe import REVISION_LABEL
@@ -158,6 +158,39 @@ async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_sai
             fake.down = False
             await until(lambda: group.announced)
             assert not group.problem
+
+
+async def test_a_former_master_does_not_keep_its_label_while_that_of_a_third_pod_is_refused(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "LINGER_S", 0.3)
+    merge = api.merge
+
+    async def refuse(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
+        if name in refused:
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await merge(kind, namespace, name, patch)
+
+    monkeypatch.setattr(api, "merge", refuse)
+    for n, role in enumerate((names.ROLE_MASTER, names.ROLE_SLAVE, "none")):
+        fake.put(pod(f"demo-a-{n}", role))
+    async with mirrored(fake, api) as pods:
+        pods.sizes, pods.answers = {"a": 3}, lambda group, name: True
+
+        async def announced_for(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                with suppress(ApiError):
+                    await pods.announce("a", MemberEndpoint("demo-a-1", 1, "http://new", "new:1"), 2)
+                await asyncio.sleep(0.05)
+
+        refused = ["demo-a-1", "demo-a-2"]
+        await announced_for(0.7)
+        assert pods.labelled_master("demo-a-0"), "the Service leads nowhere else"
+        refused = ["demo-a-2"]
+        await announced_for(0.7)
+        assert pods.labelled_master("demo-a-1")
+        assert not pods.labelled_master("demo-a-0")
 
 
 async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, api: KubeApi) -> None:

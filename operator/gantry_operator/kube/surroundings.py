@@ -39,6 +39,8 @@ class PodSurroundings:
         self.answers: Callable[[str, str], bool] = lambda group, name: False
         """Whether a member of a group answers now."""
         self._lingering: dict[str, float] = {}
+        self._tried: dict[str, int] = {}
+        """The epoch of each group that was announced last, or was to be."""
         self._api = api
         self._pods = pods
         self._claims = claims
@@ -76,11 +78,14 @@ class PodSurroundings:
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """A former master that still answers forwards what comes to it, so it keeps its place beside the new one
-        until the Service has moved; without that the Service would lead nowhere for a moment."""
-        until = time.monotonic() + LINGER_S
-        for name, role in self.mislabelled(group, master.member):
-            if role == names.ROLE_SLAVE and self.labelled_master(name) and self.answers(group, name):
-                self._lingering[name] = until
+        until the Service has moved; without that the Service would lead nowhere for a moment. An announcement that is
+        repeated since the label of a third one was refused gives it no more time."""
+        if self._tried.get(group) != epoch or not self.labelled_master(master.name):
+            self._tried[group] = epoch
+            until = time.monotonic() + LINGER_S
+            for name, role in self.mislabelled(group, master.member):
+                if role == names.ROLE_SLAVE and self.labelled_master(name) and self.answers(group, name):
+                    self._lingering[name] = until
         await self.label(group, master.member)
 
     def event(self, event: Event) -> None:
