@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,32 @@ def test_messages_go_in_and_come_out_by_the_command(cluster: Cluster) -> None:
     again = cluster.gantry("consume", "Lines", "--group", "readers", "--count", "1", "--timeout", "1.5", check=False)
     assert again.returncode == 4
     assert "0 of 1 messages" in again.stderr
+
+
+def test_what_nobody_reads_of_the_output_is_not_consumed(cluster: Cluster) -> None:
+    """`gantry consume ... | head -n 1`: the rest is for the next one."""
+    cluster.gantry("produce", "Piped", "--count", "300", "--size", "4000")
+    consume = [sys.executable, "-m", "gantry_operator.cli", "consume", "Piped", "--group", "g", "--timeout", "20"]
+    with subprocess.Popen(
+        consume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cluster.environment, bufsize=0
+    ) as cut_off:
+        assert cut_off.stdout is not None
+        assert cut_off.stderr is not None
+        cut_off.stdout.read(4000)
+        cut_off.stdout.close()
+        assert cut_off.wait(30) != 0
+        assert cut_off.stderr.read() == b""
+    with open("/dev/full", "w") as full:
+        refused = subprocess.run(
+            consume, stdout=full, stderr=subprocess.PIPE, env=cluster.environment, text=True, check=False, timeout=60
+        )
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "error: what was received cannot be written: No space left on device\n",
+    )
+    rest = cluster.gantry("consume", "Piped", "--group", "g", "--timeout", "2")
+    left = len(rest.stdout.splitlines())
+    assert 300 - 65536 // 4000 - 2 <= left <= 300, "what a pipe holds has been written"
 
 
 def test_topics_are_made_and_listed(cluster: Cluster) -> None:

@@ -173,21 +173,33 @@ def _lines(stream: Any) -> Iterator[bytes]:
 
 
 def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
-    """Raises CliError when fewer came than were asked for in time."""
+    """Raises CliError when fewer came than were asked for in time, BrokenPipeError when nobody reads on."""
     seen = 0
+    unwritten: list[OSError] = []
 
-    def show(message: ReceivedMessage) -> None:
+    def show(message: ReceivedMessage) -> bool:
         nonlocal seen
+        if unwritten:
+            return False
+        try:
+            if not options.quiet:
+                sys.stdout.write(as_json_line(message) if as_json else _as_text(message))
+                sys.stdout.flush()
+        except OSError as error:
+            unwritten.append(error)
+            return False
         seen += 1
-        if not options.quiet:
-            sys.stdout.write(as_json_line(message) if as_json else _as_text(message))
-            sys.stdout.flush()
+        return True
 
     try:
         run_async(_consume(target, options, show))
     except KeyboardInterrupt:
         note(f"{seen} messages")
         raise
+    for error in unwritten:
+        if isinstance(error, BrokenPipeError):
+            raise error
+        raise CliError(f"what was received cannot be written: {error.strerror}")
     if options.quiet and as_json:
         print_json({"topic": options.topic, "group": options.group, "messages": seen})
     else:
@@ -198,22 +210,24 @@ def run_consume(target: Target, options: ConsumeOptions, as_json: bool) -> None:
         )
 
 
-async def _consume(target: Target, options: ConsumeOptions, show: Callable[[ReceivedMessage], None]) -> None:
+async def _consume(target: Target, options: ConsumeOptions, show: Callable[[ReceivedMessage], bool]) -> None:
     left = options.count
-    done = asyncio.Event()
+    done, closing = asyncio.Event(), asyncio.Event()
     last = time.monotonic()
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message: ReceivedMessage) -> bool:
         nonlocal left, last
-        if left is not None and left <= 0:
-            # Not ours any more: it is neither consumed nor sent back, the next one in the group gets it.
-            await asyncio.Event().wait()
+        if left == 0 or not show(message):
+            # Not ours: a consumer that closes neither consumes it nor sends it back, the next one in the group gets it.
+            done.set()
+            await closing.wait()
+            return False
         last = time.monotonic()
-        show(message)
         if left is not None:
             left -= 1
             if left == 0:
                 done.set()
+        return True
 
     where = FromWhere.LAST if options.from_last else FromWhere.FIRST
     async with target.name_servers() as servers:
@@ -235,6 +249,7 @@ async def _consume(target: Target, options: ConsumeOptions, show: Callable[[Rece
                     advance(now - shown)
                     shown = now
         finally:
+            closing.set()
             await consumer.close(0.2)
 
 
