@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import snapshot
+from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.history import EpochFile
 from gantry_broker.store.store import MessageStore
@@ -192,6 +194,65 @@ def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     assert store.walked_from > border
+    assert [epoch for epoch, _ in store.history] == [5]
+    store.close()
+
+
+def test_a_queue_of_which_only_a_part_was_written_hides_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room in its old file and none for a new one; what waits of it is younger than what others wait for."""
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store.put(messages(0, 2_200, size=10), 1)
+    store.confirm(store.end)
+    real = ConsumeQueue._write
+
+    def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
+        if offset:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(queue, offset, data)
+
+    monkeypatch.setattr(ConsumeQueue, "_write", write)
+    store.upkeep(10**12)
+    monkeypatch.undo()
+    written, unsynced = set((tmp_path / "store" / "consumequeue").glob("*/*/*")), set(map(Path, store.queues.unsynced))
+    store.close(clean=False)
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    assert readable(store) == 2_200
+    assert unsynced == written != set()
+    store.close()
+
+
+def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store.begin_epoch(5, b"{}", 1)
+    sync, replaced = os.fsync, False
+
+    def replace(old: Path, new: Path) -> None:
+        nonlocal replaced
+        os.rename(old, new)
+        replaced = True
+
+    def fsync(fd: int) -> None:
+        nonlocal replaced
+        if replaced:
+            replaced = False
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        store.begin_epoch(6, b"{}", 1)
+    monkeypatch.undo()
+    assert [epoch for epoch, _ in store.history] == [5]
+    store.put(messages(0, 16), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12)
+    store.close(clean=False)
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     assert [epoch for epoch, _ in store.history] == [5]
     store.close()
 

@@ -202,6 +202,7 @@ def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: in
 
 
 def set_history(store: MessageStore, history: History) -> None:
+    store.history_kept = False  # One that fails may have replaced the file all the same.
     EpochFile(store.log.segment_size, history).save(store.epochs_path)
     store.history = history
     store.history_kept = True

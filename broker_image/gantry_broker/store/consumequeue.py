@@ -210,15 +210,20 @@ class ConsumeQueue:
         Raises OSError, after which what is not written is in memory still.
         """
         touched = []
-        pending = self.pending
-        while pending:
-            at = self.written * ENTRY_SIZE
-            room = self.file_size - at % self.file_size
-            piece = bytes(pending[:room]) if len(pending) > room else bytes(pending)
-            touched.append(self._write(self.written, piece))
-            self.written += len(piece) // ENTRY_SIZE
-            del pending[: len(piece)]
+        while self.pending:
+            touched.append(self.write_piece())
         return touched
+
+    def write_piece(self) -> str:
+        """As `write_out`, but no more than belongs into one file; answers that file. Raises OSError."""
+        pending = self.pending
+        at = self.written * ENTRY_SIZE
+        room = self.file_size - at % self.file_size
+        piece = bytes(pending[:room]) if len(pending) > room else bytes(pending)
+        path = self._write(self.written, piece)
+        self.written += len(piece) // ENTRY_SIZE
+        del pending[: len(piece)]
+        return path
 
     def _write(self, offset: int, data: bytes) -> str:
         at = offset * ENTRY_SIZE

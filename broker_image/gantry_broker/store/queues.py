@@ -49,6 +49,11 @@ def _open_files() -> int:
     return max(64, min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
+def _oldest(queue: ConsumeQueue) -> int:
+    phys: int = ENTRY.unpack_from(queue.pending)[0]
+    return phys
+
+
 class QueueTable:
     """The queues under `consumequeue/`, and which of them hold entries that are not in a file yet."""
 
@@ -121,8 +126,7 @@ class QueueTable:
         """The offset in the log of the oldest record whose entry is only in memory."""
         for queue in self.dirty:
             if queue.pending:  # A cut that failed may have left one without.
-                phys: int = ENTRY.unpack_from(queue.pending)[0]
-                return phys
+                return _oldest(queue)
         return None
 
     def write_out(self, limit: int | None = None, until: float | None = None) -> None:
@@ -134,7 +138,14 @@ class QueueTable:
         while dirty and (limit is None or limit > 0):
             queue = next(iter(dirty))
             entries = len(queue.pending) // ENTRY_SIZE
-            self.unsynced.update(queue.write_out())
+            try:
+                while queue.pending:
+                    self.unsynced.add(queue.write_piece())
+            except OSError:
+                if len(queue.pending) < entries * ENTRY_SIZE:
+                    # What is left of it may be younger than what others hold.
+                    self.dirty = dict.fromkeys(sorted((q for q in dirty if q.pending), key=_oldest))
+                raise
             del dirty[queue]
             self.waiting -= entries
             if limit is not None:
