@@ -264,6 +264,32 @@ async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
         await until(lambda: not index.behind, "the index is whole again", PATIENCE_S)
 
 
+async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undone(tmp_path: Path) -> None:
+    """The new master fills that segment up: its history names the next one as the place where the two logs part."""
+    async with Group(tmp_path, 2, settings=SMALL) as group:
+        old, new = group.nodes
+        await group.promote(0, (0, 1))
+        began = old.store.end
+        await old.put(b"")
+        empty, room = old.store.end - began, 120
+        await old.put(b"x" * (SMALL.mappedFileSizeCommitLog - old.store.end - empty - room))
+        assert old.store.log.room(old.store.end) == room >= empty + 8
+        await until(lambda: _same(old, new), "both have it", PATIENCE_S)
+        await new.stop()
+        for number in range(2):
+            old.put(b"%d" % number)
+        await old.stop()
+        await new.start()
+        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        await group.tell((1,))
+        await new.put(b"the leader's")
+        await old.start()
+        await group.tell((0,))
+        await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
+        assert old.store.log.read(0, old.store.end) == new.store.log.read(0, new.store.end)
+        assert _shown(old) == _shown(new)
+
+
 class Shorts:
     """The steps of a cut; at the given one there is no descriptor."""
 

@@ -17,7 +17,7 @@ from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge,
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
 from gantry_broker.store.filing import complain, remember, shorten_tail
 from gantry_broker.store.history import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
-from gantry_broker.store.records import FILLER_MIN, filler, tags_code
+from gantry_broker.store.records import FILLER_MIN, ROOM_MIN, filler, tags_code
 from gantry_broker.store.tail import Batch, parse
 from gantry_broker.store.types import Put, Stored
 
@@ -71,7 +71,7 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
                 size += len(message.born_host) + len(host) - 16
                 if len(properties) > MAX_PROPERTIES:
                     raise MessageTooLarge(f"properties have {len(properties)} bytes; {MAX_PROPERTIES} fit")
-            if size + FILLER_MIN > room:
+            if room < ROOM_MIN or size + FILLER_MIN > room:
                 if size + FILLER_MIN > segment:
                     raise MessageTooLarge(f"a record of {size} bytes fits no segment of {segment} bytes")
                 parts.append(filler(room))

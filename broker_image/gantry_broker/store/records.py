@@ -25,6 +25,9 @@ from gantry_broker.protocol.message import (
 
 FILLER_MIN: Final = 8
 """Every segment ends with a filler, of at least its own size and magic."""
+ROOM_MIN: Final = 2048
+"""A record begins only where so much of its segment is left, so that an epoch can begin wherever a record could: else
+the new master would fill the segment up where the old one has a record, and no history would tell these logs apart."""
 SIZE_AND_MAGIC: Final = Struct(">iI")
 MAX_RECORD: Final = 64 * 1024 * 1024
 PAGE: Final = 512
