@@ -230,6 +230,33 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     assert (leader.points.boot, leader.points.written) == ("", border)
 
 
+def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_start(
+    leader: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filler is no more than its head: the rest has to be there already, or nobody could read on."""
+    fill(leader, 0, 60)
+    border = leader.end
+    fill(leader, 60, 60)
+    real = os.ftruncate
+
+    def ftruncate(fd: int, size: int) -> None:
+        real(fd, size)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "ftruncate", ftruncate)
+    with pytest.raises(KeyboardInterrupt):
+        leader.cut(border)
+    monkeypatch.undo()
+    leader.close(clean=False)
+    store = MessageStore.open(leader.config)
+    store.put([message(60, size=60_000)], 1)
+    assert len(store.read_raw(border, 1 << 20)) == store.end - border
+    store.close(clean=False)
+    store = MessageStore.open(leader.config)
+    assert store.end > store.log.segment_size
+    store.close()
+
+
 @pytest.mark.parametrize("where", [-1, 5, 10**9])
 def test_a_cut_that_is_no_border_or_outside_of_the_log_is_refused(leader: MessageStore, where: int) -> None:
     fill(leader, 0, 8)

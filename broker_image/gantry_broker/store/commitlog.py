@@ -170,6 +170,7 @@ class CommitLog:
                 fd = self._fds.get(path)
                 if not is_zero(fd, offset - base, self.segment_size):
                     os.ftruncate(fd, offset - base)
+                if os.fstat(fd).st_size < self.segment_size:  # Also where a process was killed between these two.
                     os.ftruncate(fd, self.segment_size)
             else:
                 break
