@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gantry_broker.store import snapshot
 from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.history import EpochFile
+from gantry_broker.store.points import Points
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -195,6 +197,52 @@ def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     assert store.walked_from > border
     assert [epoch for epoch, _ in store.history] == [5]
+    store.close()
+
+
+def test_a_stop_whose_first_points_find_no_room_shows_nothing_unconfirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store.put(messages(0, 16), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12)
+    store.put(messages(16, 16), 1)
+    store.confirm(store.end)
+    end = store.confirmed
+    save, full = Points.save, True
+
+    def once(points: Points, path: Path, *, durable: bool) -> None:
+        nonlocal full
+        if full:
+            full = False
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(points, path, durable=durable)
+
+    monkeypatch.setattr(Points, "save", once)
+    store.close()
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    assert not full
+    assert (store.was_clean, store.confirmed, readable(store)) == (True, end, 32)
+    store.close()
+
+
+def test_points_that_differ_are_not_clean_ones(tmp_path: Path) -> None:
+    """As a stop may have left them behind for which there was room only in the end: queues hold more than they say."""
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store.put(messages(0, 16), 1)
+    store.confirm(store.end)
+    border = store.end
+    store.put(messages(16, 16), 1)
+    store.confirm(store.end)
+    path, end = store.points_file.path, store.end
+    store.close()
+    found = Points.load(path)
+    assert found is not None
+    replace(found.at_most(border), durable=end).save(path, durable=False)
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    assert (store.was_clean, store.confirmed) == (False, border)
+    assert sum(store.max_offset("Orders", q) for q in range(2)) == 16
     store.close()
 
 

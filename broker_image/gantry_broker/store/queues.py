@@ -124,10 +124,8 @@ class QueueTable:
 
     def oldest_pending(self) -> int | None:
         """The offset in the log of the oldest record whose entry is only in memory."""
-        for queue in self.dirty:
-            if queue.pending:  # A cut that failed may have left one without.
-                return _oldest(queue)
-        return None
+        # A failure may have left some without entries; what they get later is younger than their place says.
+        return min((_oldest(queue) for queue in self.dirty if queue.pending), default=None)
 
     def write_out(self, limit: int | None = None, until: float | None = None) -> None:
         """Write out up to `limit` queues, oldest entries first, no longer than until then (of the monotonic clock).

@@ -186,7 +186,8 @@ def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> P
     if points is None:
         return Plan(False, False, start, start, start, True)
     rebooted = points.boot != boot_id()
-    clean = points.clean and not aborted
+    # Points of which one is newer than the other say nothing of what lies between them in the queues.
+    clean = points.clean and not aborted and points.durable <= points.written
     durable, index = points.durable, points.durable_index
     if not rebooted:
         durable, index = points.written, points.written_index

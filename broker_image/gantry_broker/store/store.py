@@ -119,10 +119,12 @@ class MessageStore:
                 self._flush_all()
                 if not self.history_kept:
                     append.set_history(self, self.history)
-                self.points = replace(self.points, clean=True)
-                self.points_file.prepare(self.points, durable=True)()
-                (self.config.path / "abort").unlink(missing_ok=True)
-                fsync_dir(self.config.path)
+                if self.queues.oldest_pending() is None:
+                    # Not those that were saved last: there may have been no room for later ones.
+                    self.points = replace(upkeep.points_now(self), clean=True)
+                    self.points_file.prepare(self.points, durable=True)()
+                    (self.config.path / "abort").unlink(missing_ok=True)
+                    fsync_dir(self.config.path)
         finally:
             self.log.close()
             self.queues.close()

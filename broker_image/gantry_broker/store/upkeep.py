@@ -76,19 +76,7 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
 
 def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> None:
     """Write down how far everything is; `aside`: where files are written that nobody waits for."""
-    before = store.points
-    pending = store.queues.oldest_pending()
-    kept = _history_kept(store)
-    points = Points(
-        boot="" if store.doubts_disk else boot_id(),
-        clean=False,
-        durable=before.durable,
-        durable_index=before.durable_index,
-        written=before.written if not kept else store.confirmed if pending is None else min(pending, store.confirmed),
-        written_index=store.confirmed if store.index is None else min(store.index.written, store.confirmed),
-        flushed=store.flushed,
-        confirmed=store.confirmed,
-    )
+    before, points = store.points, points_now(store)
     if points == before:
         return
     log_ms, index_ms = store.last_store_ms, store.index.end_ms if store.index is not None else 0
@@ -107,6 +95,23 @@ def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> N
                 store.points = before
 
     (store.aside if aside else _here)(run)
+
+
+def points_now(store: MessageStore) -> Points:
+    """How far everything is, of a store that is not marked as clean."""
+    before = store.points
+    pending = store.queues.oldest_pending()
+    kept = _history_kept(store)
+    return Points(
+        boot="" if store.doubts_disk else boot_id(),
+        clean=False,
+        durable=before.durable,
+        durable_index=before.durable_index,
+        written=before.written if not kept else store.confirmed if pending is None else min(pending, store.confirmed),
+        written_index=store.confirmed if store.index is None else min(store.index.written, store.confirmed),
+        flushed=store.flushed,
+        confirmed=store.confirmed,
+    )
 
 
 def _history_kept(store: MessageStore) -> bool:
