@@ -69,7 +69,7 @@ CHANCES: Final = (0.002, 0.01, 0.05, 0.2, 0.9)
 
 
 class Died(BaseException):
-    """Raised where the process dies: no handler of errors runs as for an error."""
+    """Raised where the process dies; nothing that handles an OSError takes it for one."""
 
 
 class FailingCalls:
@@ -100,7 +100,7 @@ class FailingCalls:
             self._trace.append(f"  death at {name}{args!r:.90}")
             if name != "open" and self._rng.random() < 0.5:
                 call(*args, **more)
-            self._on = False  # A dead process makes no calls: neither do its `finally` clauses count.
+            self._on = False
             raise Died
         makes = name != "open" or args[1] & os.O_CREAT
         if error not in ERRORS[name] or (error == errno.ENOSPC and not makes):
@@ -309,7 +309,7 @@ class Pair:
 
         def lead(store: MessageStore) -> None:
             self._begin(store)
-            self._put(store, self.rng.randrange(5))
+            self._put(store, self.rng.randrange(16))
 
         self.try_to(lead)
 
@@ -476,7 +476,7 @@ STEP_WEIGHTS: Final = {
     "follower_flushes": 6,
     "follower_checkpoints": 6,
     "follower_expires": 6,
-    "follower_leads": 4,
+    "follower_leads": 14,
     "follower_is_killed": 6,
     "follower_stops": 2,
     "catch_up": 1,
