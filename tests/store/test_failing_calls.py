@@ -242,9 +242,9 @@ class Pair:
             self.restart(clean=False)
             return
         if self.follower.failed is not None or self.half_reset is not None:
-            # What a reset that failed has left half way only a start brings together, as it does for a failed disk.
+            # A reset that failed is asked for again; here a start comes first, which must not miss anything.
             self.trace.append(f"  failed: {self.follower.failed!r}, half reset: {self.half_reset is not None}")
-            self.restart(clean=False)
+            self.restart(clean=self.follower.failed is None and self.rng.random() < 0.5)
         else:
             self.look()
 

@@ -297,6 +297,46 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     follower.close()
 
 
+def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
+    follower: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is to be copied anew: the next start must not take it for damage, nor the one after that."""
+    fill(follower, 0, 300, size=900)
+    follower.confirm(follower.end)
+    follower.upkeep(10**12)
+
+    def unreadable(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(follower.log, "sync", unreadable)
+        with pytest.raises(OSError, match="Input/output error"):
+            follower.reset(1 << 20, ((1, 0),), {})
+    (quick_dir / "follower" / "commitlog" / f"{1 << 20:020d}").unlink()
+    follower.upkeep(10**12 + 10_000)
+    follower.close()
+    for _ in range(2):
+        follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+        assert follower.damage is None
+        follower.close(clean=False)
+
+
+def test_damage_that_was_heeded_is_not_found_again(
+    follower: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    fill(follower, 0, 30)
+    follower.confirm(follower.end)
+    follower.upkeep(10**12)
+    follower.close(clean=False)
+    for segment in (quick_dir / "follower" / "commitlog").iterdir():
+        segment.unlink()
+    for start in range(2):
+        follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+        assert (follower.damage is None) is (start == 1)
+        follower.damage_heeded()
+        follower.close(clean=False)
+
+
 def test_queue_ends_may_come_from_a_control_record_instead(leader: MessageStore) -> None:
     leader.reset(131_072)
     leader.ensure_next("Orders", 0, 70)

@@ -73,6 +73,7 @@ def reset(
         raise ValueError(f"{to} is not the first offset of a segment of {store.log.segment_size} bytes")
     checked = check_history(history)
     _lower_points(store, Points(boot=boot_id()))
+    store.half_reset = True
     set_history(store, ())
     store.tail.clear()
     store.flushed, store.confirmed = min(store.flushed, to), min(store.confirmed, to)
@@ -85,4 +86,5 @@ def reset(
     for (name, queue_id), number in queue_starts.items():
         store.queues.queue(store.queues.topic(name), queue_id).rebase(number)
     set_history(store, checked)
+    store.half_reset = False
     save_points(store, durable=True)

@@ -73,7 +73,8 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
             log.overwrite(offset, data)
     log.sync(unflushed, log.end)
     store.flushed = log.end
-    save_points(store, durable=True)
+    # The file may claim more than there was: what is damage now would be found again by each start.
+    save_points(store, durable=True, again=True)
 
 
 def _find_damage(store: MessageStore, found: recovery.Scan, before: Points, *, known: bool) -> None:

@@ -70,6 +70,10 @@ def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
     keep = store.confirmed if keep_from is None else min(keep_from, store.confirmed)
     if store.index is not None and store.index.behind:
         keep = min(keep, store.index.position)
+    pending = store.queues.oldest_pending()
+    if pending is not None:
+        # Without records and entries nothing would tell after a kill which numbers of the queue were given out.
+        keep = min(keep, pending)
     bases = log.bases()
     ends = []
     for base in bases[:MOST_AT_ONCE]:

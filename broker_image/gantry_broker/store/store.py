@@ -51,6 +51,8 @@ class MessageStore:
         self.history: History = ()
         self.history_kept = True
         """Its file says the same; a full disk may have kept it from that."""
+        self.half_reset = False
+        """A reset has not come to its end: whoever asked for it asks again, and until then the points claim nothing."""
         self.confirmed = 0
         self.flushed = 0
         self.log = CommitLog(config.path / "commitlog", segment_size)
@@ -119,7 +121,7 @@ class MessageStore:
                 self._flush_all()
                 if not self.history_kept:
                     append.set_history(self, self.history)
-                if self.queues.oldest_pending() is None:
+                if self.queues.oldest_pending() is None and not self.half_reset:
                     # Not those that were saved last: there may have been no room for later ones.
                     self.points = replace(upkeep.points_now(self), clean=True)
                     self.points_file.prepare(self.points, durable=True)()

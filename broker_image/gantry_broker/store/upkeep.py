@@ -74,10 +74,11 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
         save_points(store, durable=False, aside=True)
 
 
-def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> None:
-    """Write down how far everything is; `aside`: where files are written that nobody waits for."""
+def save_points(store: MessageStore, *, durable: bool, aside: bool = False, again: bool = False) -> None:
+    """Write down how far everything is; `aside`: where files are written that nobody waits for; `again`: though
+    nothing has changed."""
     before, points = store.points, points_now(store)
-    if points == before:
+    if points == before and not again:
         return
     log_ms, index_ms = store.last_store_ms, store.index.end_ms if store.index is not None else 0
     path = store.config.path / "checkpoint"
@@ -100,10 +101,13 @@ def save_points(store: MessageStore, *, durable: bool, aside: bool = False) -> N
 def points_now(store: MessageStore) -> Points:
     """How far everything is, of a store that is not marked as clean."""
     before = store.points
+    boot = "" if store.doubts_disk else boot_id()
+    if store.half_reset:
+        return Points(boot=boot)
     pending = store.queues.oldest_pending()
     kept = _history_kept(store)
     return Points(
-        boot="" if store.doubts_disk else boot_id(),
+        boot=boot,
         clean=False,
         durable=before.durable,
         durable_index=before.durable_index,
