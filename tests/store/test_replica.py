@@ -321,6 +321,51 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
         follower.close(clean=False)
 
 
+def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
+    leader: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    """A start was to cut a queue after a kill, and its machine lost power in the middle of an entry."""
+    fill(leader, 0, 30)
+    leader.confirm(leader.end)
+    leader.upkeep(10**12)
+    fill(leader, 30, 30)
+    leader.confirm(leader.end)
+    leader.queues.write_out()
+    wanted = content(leader)
+    leader.close(clean=False)
+    for queue_id in range(3):
+        with open(quick_dir / "leader" / "consumequeue" / "Orders" / str(queue_id) / f"{0:020d}", "r+b") as file:
+            file.seek(10 * 20)
+            file.write(bytes(10))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(11 * 20)
+            file.write(bytes(size - 11 * 20))
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    leader.confirm(leader.end)
+    assert content(leader) == wanted
+    leader.close()
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    assert content(leader) == wanted
+    leader.close()
+
+
+def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
+    leader: MessageStore, quick_dir: Path, small: BrokerSettings
+) -> None:
+    """The log was cut as well: no record comes that would write it anew."""
+    fill(leader, 0, 30)
+    leader.confirm(leader.end)
+    leader.upkeep(10**12)
+    leader.close(clean=False)
+    for queue_id in range(3):
+        with open(quick_dir / "leader" / "consumequeue" / "Orders" / str(queue_id) / f"{0:020d}", "r+b") as file:
+            file.seek(10 * 20 + 10)
+            file.write(b"\1" * 10)
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    assert [leader.next_offset("Orders", queue_id) for queue_id in range(3)] == [10] * 3
+    leader.close()
+
+
 def test_damage_that_was_heeded_is_not_found_again(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:

@@ -114,7 +114,21 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
+        if limit is not None and low > first and not self._follows(fd, base, first, low - 1):
+            low -= 1
         return (first, low)
+
+    @staticmethod
+    def _follows(fd: int, base: int, first: int, index: int) -> bool:
+        """Its record comes after that of the entry before: a cut that was interrupted may have left a part of one."""
+        phys, size, _ = ENTRY.unpack(os.pread(fd, ENTRY_SIZE, index * ENTRY_SIZE))
+        if size == BLANK_SIZE:
+            return True
+        if index == first:
+            return bool(phys > 0 or base + index == 0)
+        before, size, _ = ENTRY.unpack(os.pread(fd, ENTRY_SIZE, (index - 1) * ENTRY_SIZE))
+        # A blank has the place of the record for which it makes room.
+        return bool(phys > before or (phys == before and size == BLANK_SIZE))
 
     @staticmethod
     def _is_entry(fd: int, index: int, limit: int | None) -> bool:
@@ -190,7 +204,8 @@ class ConsumeQueue:
     def add(self, offset: int, entries: bytes) -> None:
         """Entries that begin with queue offset `offset`; a gap before them is filled with blanks.
 
-        Entries that are there already are left out (recovery reads again what the queue may contain).
+        Entries that are there already are left out (recovery reads again what the queue may contain), up to one that
+        differs: a cut that was interrupted may have left a part of it. Raises OSError.
         """
         behind = offset - self.max
         if behind == 0:
@@ -202,7 +217,25 @@ class ConsumeQueue:
                 self.pending += ENTRY.pack(_PHYS.unpack_from(entries)[0], BLANK_SIZE, 0) * behind
             self.pending += entries
         else:
-            self.pending += entries[-behind * ENTRY_SIZE :]
+            differs = self._differs(offset, entries[: -behind * ENTRY_SIZE])
+            if differs is not None:
+                self._forget_from(differs)
+            self.pending += entries[(self.max - offset) * ENTRY_SIZE :]
+
+    def _differs(self, offset: int, entries: bytes) -> int | None:
+        """The number of the first entry from `offset` on that is neither like these nor blank."""
+        for at in range(max(offset, self._first), offset + len(entries) // ENTRY_SIZE):
+            there = self.read(at, 1)
+            wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
+            if there != wanted and ENTRY.unpack(there)[1] != BLANK_SIZE:
+                return at
+        return None
+
+    def _forget_from(self, offset: int) -> None:
+        """What comes from this number on is written anew."""
+        del self.pending[max(0, offset - self.written) * ENTRY_SIZE :]
+        self.written = min(self.written, offset)
+        self._min_for = -1
 
     def write_out(self) -> list[str]:
         """Move what is in memory to the files; answers the files written.
