@@ -79,9 +79,7 @@ async def until(condition: Any, timeout_s: float = 3.0) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning(
-    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_network_policies(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     apply = api.apply
 
     async def refuse(obj: Any) -> Any:
@@ -90,6 +88,12 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
         return await apply(obj)
 
     monkeypatch.setattr(api, "apply", refuse)
+
+
+async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_network_policies(api, monkeypatch)
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as keeper:
         await until(lambda: keeper._findings.problems)
         assert keeper._findings.problems == ["an admission webhook says no"]
@@ -224,14 +228,7 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
 async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply = api.apply
-
-    async def refuse(obj: Any) -> Any:
-        if obj["kind"] == "NetworkPolicy":
-            raise ApiError(403, "Forbidden", "an admission webhook says no")
-        return await apply(obj)
-
-    monkeypatch.setattr(api, "apply", refuse)
+    refuse_network_policies(api, monkeypatch)
     async with kept(fake, api, {"mode": 7}) as keeper:
         await until(lambda: keeper._findings.refused)
         shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
