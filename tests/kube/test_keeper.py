@@ -198,7 +198,7 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
     """Nobody puts them right as long as the spec is refused."""
     spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
     async with kept(fake, api, spec):
-        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")))
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")), 20)
     configs = {g: fake.objects["ConfigMap", "mq", names.group_set("demo", g)]["data"] for g in "bc"}
     for name in configs["b"]:
         configs["b"][name] = '{"mode": '
