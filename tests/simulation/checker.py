@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.replication.types import Cell
-from model_log import MESSAGE, ModelLog, Record
+from model_log import FILLER, MESSAGE, ModelLog, Record
 
 if TYPE_CHECKING:
     from world import Member
@@ -140,6 +140,8 @@ class Checker:
         for record in member.log.records:
             if record.offset >= member.log.confirmed:
                 break
+            if record.kind == FILLER:
+                continue
             if expected is not None and record.queue_offset != expected:
                 raise Violation(
                     f"m{member.number}: queue offset {record.queue_offset} at {record.offset}, not {expected}"

@@ -17,6 +17,7 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Assignment
+from model_log import SEGMENT
 from operators import ModelOperator, Operator
 from world import Member, World, describe
 
@@ -91,7 +92,8 @@ class Schedule:
         self.profile = profile
         self.tracing = trace is not None
         self.trace = trace or _ignore
-        self.world = World(count, options, rules=rules, seed=seed, trace=self.trace)
+        segment = SEGMENT if seed % 2 else 0
+        self.world = World(count, options, rules=rules, seed=seed, segment=segment, trace=self.trace)
         operators = profile.operators or rng.choice((1, 2))
         self.operators = [make_operator(self.world, f"op{n}", rules) for n in range(operators)]
         weights = {**DEFAULT, **profile.weights}

@@ -2,7 +2,7 @@
 
 `file` is what the kernel would give back (it survives the death of the process), `disk` what a power failure leaves.
 Between them lies the unsynced tail, of which a power failure keeps any part, also half a record. Every step that
-matters to a crash calls `step`, which may raise `Crash`.
+matters to a crash calls `step`, which may raise `Crash`. A log may have segments, as real ones have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import EpochStart, History
 
 _HEAD = Struct(">BBHHHI")
-MESSAGE, CONTROL, MEMBERS = 0, 1, 2
+MESSAGE, CONTROL, MEMBERS, FILLER = 0, 1, 2, 3
+
+SEGMENT = 128
+"""Bytes of a segment in every second schedule; the others have one that does not end."""
+ROOM = _HEAD.size + 8
+"""Of a record of the largest size: none begins where its segment has less left (rule 7)."""
 
 MEMBER_TABLE: list[Members] = []
 """What a MEMBERS record's id means."""
@@ -43,11 +48,17 @@ class Record(NamedTuple):
     def __str__(self) -> str:
         if self.kind == MEMBERS:
             return f"({','.join(str(v.id) for v in MEMBER_TABLE[self.id])})"
+        if self.kind == FILLER:
+            return "-"
         return f"e{self.epoch}" if self.kind == CONTROL else f"m{self.id}"
 
 
 def encode(kind: int, epoch: int, ident: int, queue_offset: int, offset: int) -> bytes:
     size = _HEAD.size + 4 * (ident % 3)  # Records of several sizes: offsets are bytes, not counts.
+    return _pack(size, kind, epoch, ident, queue_offset, offset)
+
+
+def _pack(size: int, kind: int, epoch: int, ident: int, queue_offset: int, offset: int) -> bytes:
     return _HEAD.pack(size, kind, epoch, ident, queue_offset, offset) + bytes(size - _HEAD.size)
 
 
@@ -91,7 +102,8 @@ class ModelDisk:
 class ModelLog:
     """`ports.Log` in memory, with a queue-offset counter as the one thing that derives from the log."""
 
-    def __init__(self, power: Power, rules: Rules = ALL) -> None:
+    def __init__(self, power: Power, rules: Rules = ALL, segment: int = 0) -> None:
+        """`segment`: bytes of each, of which the last hold no record but a filler; 0: one without an end."""
         self.on_confirmed: Callable[[], None] = lambda: None
         self.start = 0
         self.records: list[Record] = []
@@ -106,13 +118,14 @@ class ModelLog:
         self.end = 0
         self._power = power
         self._rules = rules
+        self._segment = segment
         self._durable_cut = Rule.DURABLE_CUT in rules
 
     # ---- the port
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
         self._power.step()
-        self._write(encode(CONTROL, epoch, epoch, self.next_queue_offset, self.end))
+        self._put(CONTROL, epoch, epoch)
         self._power.step()
 
     def read_raw(self, at: int, max_bytes: int) -> bytes:
@@ -167,7 +180,7 @@ class ModelLog:
         if members not in MEMBER_TABLE:
             MEMBER_TABLE.append(members)
         epoch = self.history[-1].epoch
-        self._write(encode(MEMBERS, epoch, MEMBER_TABLE.index(members), self.next_queue_offset, self.end))
+        self._put(MEMBERS, epoch, MEMBER_TABLE.index(members))
         self._power.step()
 
     # ---- what the broker and the disk do
@@ -175,7 +188,7 @@ class ModelLog:
     def append(self, epoch: int, ident: int) -> Record:
         """A master's own record."""
         self._power.step()
-        self._write(encode(MESSAGE, epoch, ident, self.next_queue_offset, self.end))
+        self._put(MESSAGE, epoch, ident)
         return self.records[-1]
 
     def flush(self) -> None:
@@ -189,6 +202,16 @@ class ModelLog:
         self.disk = self.disk[to - self.start :]
         self.records = [r for r in self.records if r.offset >= to]
         self.start = to
+
+    def _put(self, kind: int, epoch: int, ident: int) -> None:
+        """At the end, or behind a filler in the next segment."""
+        record = encode(kind, epoch, ident, self.next_queue_offset, self.end)
+        left = self._segment - self.end % self._segment if self._segment else 0
+        if left and left < max(ROOM, len(record)) + _HEAD.size:
+            self._write(_pack(left, FILLER, 0, 0, max(self.next_queue_offset - 1, 0), self.end))
+            self._power.step()
+            record = encode(kind, epoch, ident, self.next_queue_offset, self.end)
+        self._write(record)
 
     def _write(self, data: bytes) -> None:
         index = self.end - self.start

@@ -18,7 +18,7 @@ from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import MemberId
 from machine import DEFAULT, Profile, _accumulate
-from model_log import MEMBER_TABLE
+from model_log import MEMBER_TABLE, SEGMENT
 from world import Member, Message, World, describe
 
 SETTLE_ROUNDS = 250
@@ -82,8 +82,8 @@ class RaftWorld(World):
 
     members: list[RaftMember]  # type: ignore[assignment]
 
-    def __init__(self, count: int, options: RaftOptions, *, rules: Rules = ALL, seed: int = 0, trace: Any) -> None:
-        super().__init__(count, options, rules=rules, seed=seed, trace=trace)
+    def __init__(self, count: int, options: RaftOptions, *, trace: Any, **more: Any) -> None:
+        super().__init__(count, options, trace=trace, **more)
         MEMBER_TABLE.clear()  # The same schedule again has records of the same sizes, whatever was played before.
         self.members = [RaftMember(self, number) for number in range(count)]
 
@@ -167,7 +167,8 @@ class RaftSchedule:
         self.profile = profile
         self.tracing = trace is not None
         count = profile.members or self.rng.choice((1, 3, 3, 3, 5))
-        self.world = RaftWorld(count, RaftOptions(sync_flush=True), rules=rules, seed=seed, trace=trace or _ignore)
+        options, segment = RaftOptions(sync_flush=True), SEGMENT if seed % 2 else 0
+        self.world = RaftWorld(count, options, rules=rules, seed=seed, segment=segment, trace=trace or _ignore)
         weights = {**RAFT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = _accumulate(weights.values())

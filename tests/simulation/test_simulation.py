@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import model_log
 from gantry_broker.replication.rules import Rule, without
 from machine import Profile, draw, run_seed
 from model_log import ModelLog
@@ -59,6 +60,18 @@ def test_random_schedules_find_it_without(rule: Rule) -> None:
         if run_seed(seed, profile=kind.profile, rules=without(rule)) is not None:
             return
     pytest.fail(f"no schedule of {PLANTED[rule]} finds it")
+
+
+def test_an_epoch_that_has_no_room_where_a_record_had_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 7: a filler where a former master has a record, and both logs look alike."""
+    monkeypatch.setattr(model_log, "ROOM", 0)
+    kind = PROFILES["decided"]
+    for seed in range(1, 3_000, 2):
+        violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
+        if violation is not None:
+            assert str(violation).startswith("(b)(e) - was shown"), violation
+            return
+    pytest.fail("no schedule finds it")
 
 
 ASYNC = Profile(sync_replication=False, weights={"kill": 2, "arm": 2, "restart": 8, "send": 16, "think": 5, "swap": 6})

@@ -113,7 +113,7 @@ class Member:
         self.number = number
         self.name = f"m{number}"
         self.power = Power()
-        self.log = ModelLog(self.power, world.rules)
+        self.log = ModelLog(self.power, world.rules, world.segment)
         self.log.on_confirmed = lambda: world.checker.look(self)
         self.disk = ModelDisk(self.power)
         self.life = 0
@@ -256,10 +256,12 @@ class World:
         *,
         rules: Rules = ALL,
         seed: int = 0,
+        segment: int = 0,
         trace: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.rng = random.Random(seed)
         self.rules = rules
+        self.segment = segment
         self.options = options
         self.trace = trace
         self.now = 1_000
