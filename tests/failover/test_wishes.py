@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -19,6 +18,7 @@ from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEn
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
 from gantry_operator.registry import Entry, RegistryUnavailable
+from running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]
@@ -119,19 +119,8 @@ class Group(GroupLoop):
         self.watches[member].report = Report(id, role, cell.epoch, cell.version, cell.epoch, in_sync=cell.in_sync)
 
 
-@asynccontextmanager
-async def running() -> AsyncIterator[Group]:
-    group = Group()
-    task = asyncio.create_task(group.run())
-    try:
-        yield group
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
-    async with running() as group:
+    async with running(Group()) as group:
         first = asyncio.create_task(group.switchover(1, "one", timeout_s=5))
         second = asyncio.create_task(group.switchover(2, "two", timeout_s=5))
         assert await first == "m1 leads a in epoch 2"
@@ -140,7 +129,7 @@ async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
 
 
 async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
-    async with running() as group:
+    async with running(Group()) as group:
         person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
         await asyncio.sleep(0)
         with pytest.raises(SwitchoverFailed, match="another hand-over of a is under way"):
@@ -149,7 +138,7 @@ async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
 
 
 async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None:
-    async with running() as group:
+    async with running(Group()) as group:
         group.told.answer = (False, "m2 is behind")
         planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
         await asyncio.sleep(0.1)
@@ -162,7 +151,7 @@ async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None
 
 
 async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -> None:
-    async with running() as group:
+    async with running(Group()) as group:
         await group._next_look()
         group.told.answer = (False, "not now")
         asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=10))
@@ -180,7 +169,7 @@ async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -
 
 
 async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
-    async with running() as group:
+    async with running(Group()) as group:
         group.told.handover_s = 0.4
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
@@ -188,14 +177,14 @@ async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
 async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one whose new master is just being told: both take longer here than what is ready may wait."""
     monkeypatch.setattr(loop, "READY_S", 0.2)
-    async with running() as group:
+    async with running(Group()) as group:
         group.told.handover_s, group.registry.swap_s, group.told.tell_s = 0.2, 0.5, 0.1
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
 async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
     """As under `gantry switchover` without a supervisor."""
-    async with running() as group:
+    async with running(Group()) as group:
         group.told.handover_s = 0.1
         assert group.cell is None
         assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
@@ -204,7 +193,7 @@ async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_f
 async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does whoever else wants the turn."""
     monkeypatch.setattr(loop, "READY_S", 0.1)
-    async with running() as group:
+    async with running(Group()) as group:
         group.told.handover_s = 0.1
         asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.3))
         while not group.told.handovers:

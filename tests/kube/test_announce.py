@@ -25,6 +25,7 @@ from gantry_operator.kube.observe import REVISION_LABEL
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.surroundings import PodSurroundings
 from gantry_operator.registry import Entry, RegistryUnavailable
+from running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(2)]
@@ -103,16 +104,6 @@ async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[PodSurroundings
         yield found
     finally:
         following.cancel()
-
-
-@asynccontextmanager
-async def running(group: Group) -> AsyncIterator[Group]:
-    task = asyncio.create_task(group.run())
-    try:
-        yield group
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(fake: FakeApi, api: KubeApi) -> None:

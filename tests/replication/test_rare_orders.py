@@ -62,18 +62,24 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
     return one, other
 
 
-async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
-    """The second leads, and of the first one's log retention has removed the place where they parted."""
-    old, new = await _one_is_away(group)
-    for _ in range(25):
-        await old.put(b"only here" * 10_000)
-    retention.remove_before(old.store, 1 << 20)
+async def _the_other_leads(group: Group) -> None:
+    """The first is back afterwards, and has not been told anything yet."""
+    old, new = group.nodes
     await old.stop()
     await new.start()
     group.cell = group.cell.promoted(new.service.me, group.ids(1))
     await group.tell((1,))
     await new.put(b"the leader's")
     await old.start()
+
+
+async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
+    """The second leads, and of the first one's log retention has removed the place where they parted."""
+    old, new = await _one_is_away(group)
+    for _ in range(25):
+        await old.put(b"only here" * 10_000)
+    retention.remove_before(old.store, 1 << 20)
+    await _the_other_leads(group)
     return old, new
 
 
@@ -278,12 +284,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
         await new.stop()
         for number in range(2):
             old.put(b"%d" % number)
-        await old.stop()
-        await new.start()
-        group.cell = group.cell.promoted(new.service.me, group.ids(1))
-        await group.tell((1,))
-        await new.put(b"the leader's")
-        await old.start()
+        await _the_other_leads(group)
         await group.tell((0,))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert old.store.log.read(0, old.store.end) == new.store.log.read(0, new.store.end)

@@ -39,6 +39,13 @@ def fill(store: MessageStore, first: int, count: int, size: int = 50) -> None:
         store.put([message(m, size=size) for m in range(n, min(n + 4, first + count))], 1_000 + n)
 
 
+def fill_and_file(store: MessageStore, count: int, size: int = 50) -> None:
+    """Confirmed, in their queues' files, and known to be there."""
+    fill(store, 0, count, size=size)
+    store.confirm(store.end)
+    store.upkeep(10**12)
+
+
 def copy(leader: MessageStore, follower: MessageStore, stop: int | None = None, chunk: int = 5_000) -> None:
     stop = leader.end if stop is None else stop
     while follower.end < stop:
@@ -301,9 +308,7 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is to be copied anew: the next start must not take it for damage, nor the one after that."""
-    fill(follower, 0, 300, size=900)
-    follower.confirm(follower.end)
-    follower.upkeep(10**12)
+    fill_and_file(follower, 300, size=900)
 
     def unreadable(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -325,21 +330,15 @@ def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     """A start was to cut a queue after a kill, and its machine lost power in the middle of an entry."""
-    fill(leader, 0, 30)
-    leader.confirm(leader.end)
-    leader.upkeep(10**12)
+    fill_and_file(leader, 30)
     fill(leader, 30, 30)
     leader.confirm(leader.end)
     leader.queues.write_out()
     wanted = content(leader)
     leader.close(clean=False)
-    for queue_id in range(3):
-        with open(quick_dir / "leader" / "consumequeue" / "Orders" / str(queue_id) / f"{0:020d}", "r+b") as file:
-            file.seek(10 * 20)
-            file.write(bytes(10))
-            size = file.seek(0, os.SEEK_END)
-            file.seek(11 * 20)
-            file.write(bytes(size - 11 * 20))
+    for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
+        data = path.read_bytes()
+        path.write_bytes(data[:200].ljust(210, b"\0") + data[210:220].ljust(len(data) - 210, b"\0"))
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     leader.confirm(leader.end)
     assert content(leader) == wanted
@@ -353,14 +352,11 @@ def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     """The log was cut as well: no record comes that would write it anew."""
-    fill(leader, 0, 30)
-    leader.confirm(leader.end)
-    leader.upkeep(10**12)
+    fill_and_file(leader, 30)
     leader.close(clean=False)
-    for queue_id in range(3):
-        with open(quick_dir / "leader" / "consumequeue" / "Orders" / str(queue_id) / f"{0:020d}", "r+b") as file:
-            file.seek(10 * 20 + 10)
-            file.write(b"\1" * 10)
+    for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
+        data = path.read_bytes()
+        path.write_bytes(data[:210] + b"\1" * 10 + data[220:])
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     assert [leader.next_offset("Orders", queue_id) for queue_id in range(3)] == [10] * 3
     leader.close()
@@ -369,9 +365,7 @@ def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
 def test_damage_that_was_heeded_is_not_found_again(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    fill(follower, 0, 30)
-    follower.confirm(follower.end)
-    follower.upkeep(10**12)
+    fill_and_file(follower, 30)
     follower.close(clean=False)
     for segment in (quick_dir / "follower" / "commitlog").iterdir():
         segment.unlink()

@@ -55,8 +55,10 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         known = tuple(e for e in epochs.history if e.start < plan.scan_from or e in FOREIGN) if epochs else ()
         store.history = cut_history(extended(known, found.epochs), log.end)
         store.confirmed = min(max(before.confirmed, log.start), log.end)
-    if epochs is None or epochs.history != store.history:
-        (set_history if epochs is None else take_history)(store, store.history)
+    if epochs is None:
+        set_history(store, store.history)  # It says from now on that this store is ours.
+    elif epochs.history != store.history:
+        take_history(store, store.history)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)

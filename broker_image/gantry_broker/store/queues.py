@@ -49,11 +49,6 @@ def _open_files() -> int:
     return max(64, min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
-def _oldest(queue: ConsumeQueue) -> int:
-    phys: int = ENTRY.unpack_from(queue.pending)[0]
-    return phys
-
-
 class QueueTable:
     """The queues under `consumequeue/`, and which of them hold entries that are not in a file yet."""
 
@@ -124,8 +119,8 @@ class QueueTable:
 
     def oldest_pending(self) -> int | None:
         """The offset in the log of the oldest record whose entry is only in memory."""
-        # A failure may have left some without entries; what they get later is younger than their place says.
-        return min((_oldest(queue) for queue in self.dirty if queue.pending), default=None)
+        # Of all: a failure may have left some without entries, or others in another order.
+        return min((ENTRY.unpack_from(queue.pending)[0] for queue in self.dirty if queue.pending), default=None)
 
     def write_out(self, limit: int | None = None, until: float | None = None) -> None:
         """Write out up to `limit` queues, oldest entries first, no longer than until then (of the monotonic clock).
@@ -135,17 +130,15 @@ class QueueTable:
         dirty = self.dirty
         while dirty and (limit is None or limit > 0):
             queue = next(iter(dirty))
-            entries = len(queue.pending) // ENTRY_SIZE
             try:
                 while queue.pending:
+                    before = len(queue.pending)
                     self.unsynced.add(queue.write_piece())
+                    self.waiting -= (before - len(queue.pending)) // ENTRY_SIZE
             except OSError:
-                if len(queue.pending) < entries * ENTRY_SIZE:
-                    # What is left of it may be younger than what others hold.
-                    self.dirty = dict.fromkeys(sorted((q for q in dirty if q.pending), key=_oldest))
+                dirty[queue] = dirty.pop(queue)  # Next time others come first, who may have room in their files.
                 raise
             del dirty[queue]
-            self.waiting -= entries
             if limit is not None:
                 limit -= 1
             if until is not None and time.monotonic() >= until:

@@ -27,7 +27,8 @@ FILLER_MIN: Final = 8
 """Every segment ends with a filler, of at least its own size and magic."""
 ROOM_MIN: Final = 2048
 """A record begins only where so much of its segment is left, so that an epoch can begin wherever a record could: else
-the new master would fill the segment up where the old one has a record, and no history would tell these logs apart."""
+the new master would fill the segment up where the old one has a record, and no history would tell these logs apart. The
+record with which an epoch begins has about 250 bytes and the group's name."""
 SIZE_AND_MAGIC: Final = Struct(">iI")
 MAX_RECORD: Final = 64 * 1024 * 1024
 PAGE: Final = 512

@@ -119,9 +119,7 @@ class MessageStore:
             if clean and self.failed is None:
                 filing.write_out(self, None)
                 self._flush_all()
-                if not self.history_kept:
-                    append.set_history(self, self.history)
-                if self.queues.oldest_pending() is None and not self.half_reset:
+                if self.history_kept and not self.half_reset and self.queues.oldest_pending() is None:
                     # Not those that were saved last: there may have been no room for later ones.
                     self.points = replace(upkeep.points_now(self), clean=True)
                     self.points_file.prepare(self.points, durable=True)()

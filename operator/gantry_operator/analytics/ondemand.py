@@ -12,7 +12,7 @@ from typing import Any
 from gantry_operator.analytics import jobs, manifests
 from gantry_operator.analytics.manifests import ANALYZE_ANNOTATION
 from gantry_operator.analytics.status import left_by
-from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.kube.client import BROKER_CLUSTER, CRON_JOB, POD, ApiError, ApiUnavailable
 from gantry_operator.kube.target import KubeTarget, TargetError
 
@@ -38,7 +38,7 @@ async def analyze(context: str | None, namespace: str | None, name: str | None, 
     except TargetError as error:
         raise CliError(str(error), Exit.NO_CLUSTER) from None
     except (ApiError, ApiUnavailable) as error:
-        raise CliError(f"the Kubernetes API server refuses or does not answer: {error}") from None
+        raise api_server(error) from None
 
 
 def _status(resource: dict[str, Any]) -> dict[str, Any]:

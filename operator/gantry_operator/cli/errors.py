@@ -21,3 +21,8 @@ class CliError(Exception):
     def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
         super().__init__(message)
         self.code = code
+
+
+def api_server(error: Exception) -> CliError:
+    """For what the Kubernetes API server refuses, and for one that does not answer."""
+    return CliError(f"the Kubernetes API server refuses or does not answer: {error}")

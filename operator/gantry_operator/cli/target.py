@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gantry_operator.cli.errors import CliError, Exit
+from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.cli.options import on_kubernetes
 from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
@@ -85,7 +85,7 @@ class KubernetesTarget:
         except target.TargetError as error:
             raise CliError(str(error)) from None
         except (target.ApiError, target.ApiUnavailable) as error:
-            raise CliError(f"the Kubernetes API server refuses or does not answer: {error}") from None
+            raise api_server(error) from None
 
     async def resource(self) -> dict[str, Any]:
         async with self._open() as target:
