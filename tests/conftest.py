@@ -14,7 +14,7 @@ import pytest
 from gantry_broker.store import commitlog
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for free_ports and running
+sys.path.insert(0, str(Path(__file__).parent))  # for failing, free_ports and running
 
 # The same cases in every run, so that a red run is a change's doing. HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("same", derandomize=True)

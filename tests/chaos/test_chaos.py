@@ -22,13 +22,13 @@ pytestmark = pytest.mark.timeout(500)
 """More than a run of six faults may take, which says itself where it stands."""
 
 PLANS = {
-    ("MasterSlave", "Async", 1967): ("kill", "one-way", "hand-over", "slow-disk", "stop"),
+    ("MasterSlave", "Async", 1967): ("kill", "one-way", "hand-over", "slow-disk", "stop", "failing-calls"),
     ("MasterSlave", "Sync", 1389): (
         "cut-from-peers", "freeze", "full-disk", "new-disk", "supervisor-killed", "clients-cut", "slow-link",
     ),
     ("Raft", "Async", 2273): ("kill-twice", "cut-off", "name-servers-away", "clock-skew", "unsupervised", "kill-all"),
     ("Raft", "Sync", 2500): (
-        "bad-weather", "hand-over", "corrupted", "resets", "kill-in-bad-weather", "name-server-killed",
+        "bad-weather", "hand-over", "corrupted", "resets", "kill-in-bad-weather", "name-server-killed", "failing-calls",
     ),
 }  # fmt: skip
 """Seeds whose faults are short, most of them upon the master, with a long one and a calm between some."""

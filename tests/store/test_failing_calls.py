@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from failing import ERRORS, fail
 from gantry_broker.replication.epochs import cut as cut_history
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
@@ -41,18 +42,6 @@ EPOCH_BODY: Final = bytes(1_000)
 """Longer than most messages, as real ones are: an epoch may not fit where a message does."""
 DEATH: Final = 0
 """Among errors: the process dies at the call, before or after the kernel has done it."""
-ERRORS: Final = {
-    "open": {errno.EMFILE, errno.ENOSPC, errno.EIO},
-    "pwrite": {errno.ENOSPC, errno.EIO},
-    "pwritev": {errno.ENOSPC},
-    "pread": {errno.EIO},
-    "fsync": {errno.EIO, errno.ENOSPC},
-    "fdatasync": {errno.EIO},
-    "ftruncate": {errno.EIO, errno.ENOSPC},
-    "replace": {errno.EIO, errno.ENOSPC},
-    "unlink": {errno.EIO},
-}
-"""The calls that may fail, and how each of them may."""
 TROUBLES: Final[tuple[tuple[int, ...], ...]] = (
     (),
     (errno.ENOSPC,),
@@ -102,13 +91,11 @@ class FailingCalls:
                 call(*args, **more)
             self._on = False
             raise Died
-        makes = name != "open" or args[1] & os.O_CREAT
-        if error not in ERRORS[name] or (error == errno.ENOSPC and not makes):
-            return
-        self._trace.append(f"  {errno.errorcode[error]} at {name}{args!r:.90}")
-        if name == "pwrite" and error == errno.ENOSPC and self._rng.random() < 0.5:
-            call(args[0], bytes(args[1])[: len(args[1]) // 2], args[2])
-        raise OSError(error, os.strerror(error))
+        try:
+            fail(name, error, call, args, partly=self._rng.random() < 0.5)
+        except OSError:
+            self._trace.append(f"  {errno.errorcode[error]} at {name}{args!r:.90}")
+            raise
 
     @contextmanager
     def failing(self, on: bool = True) -> Iterator[None]:

@@ -35,6 +35,10 @@ SMALL_FLUSH: Final = 256 << 10
 """Bytes."""
 
 
+def _doubts_disk(error: BaseException) -> bool:
+    return not (isinstance(error, OSError) and error.errno in NO_DESCRIPTORS)
+
+
 class MessageStore:
     """See the module's docstring. Made by `open`, ended by `close`."""
 
@@ -293,18 +297,19 @@ class MessageStore:
 
     def mark_failed(self, error: BaseException) -> None:
         """After a failed fsync nobody knows what is on the disk: nothing more is taken until it is opened anew."""
-        if self.failed is None:
+        first = self.failed is None
+        if first or (not self.doubts_disk and _doubts_disk(error)):
             _log.error("the disk of %s failed: %s", self.config.path, error)
             self.failed = error
             # Not flushed, which may fail as well: it is for who reads it before the machine boots anew.
             upkeep.save_points(self, durable=False, aside=True)
+        if first:
             self.on_failed()
 
     @property
     def doubts_disk(self) -> bool:
         """Whether the kernel may hold no longer what was written: after any failure but a want of descriptors."""
-        error = self.failed
-        return error is not None and not (isinstance(error, OSError) and error.errno in NO_DESCRIPTORS)
+        return self.failed is not None and _doubts_disk(self.failed)
 
     @property
     def checkpoint_due(self) -> bool:

@@ -5,6 +5,7 @@ The file `faults/NAME.json` of the cluster's folder says how, and is looked at a
     clock_s   added to the time of day
     sync_s    seconds that every fsync takes longer
     write_s   seconds that every write takes longer, which holds the whole process up as a full device queue would
+    fails     the share of the store's system calls that fail, with one of `errors` (numbers of `errno`)
 
 The broker itself has no such hooks: the functions of `time` and `os` are replaced before it is imported.
 """
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from failing import ERRORS, fail
 
 LOOK_S = 0.05
 
@@ -28,6 +33,8 @@ class Faults:
     clock_ns = 0
     sync_s = 0.0
     write_s = 0.0
+    fails = 0.0
+    errors: tuple[int, ...] = ()
 
 
 def _follow(path: Path, faults: Faults, sleep: Any) -> None:
@@ -39,11 +46,27 @@ def _follow(path: Path, faults: Faults, sleep: Any) -> None:
         faults.clock_ns = int(said.get("clock_s", 0.0) * 1e9)
         faults.sync_s = float(said.get("sync_s", 0.0))
         faults.write_s = float(said.get("write_s", 0.0))
+        faults.errors = tuple(said.get("errors", ()))
+        faults.fails = float(said.get("fails", 0.0)) if faults.errors else 0.0
         sleep(LOOK_S)
 
 
-def plant(path: Path) -> None:
-    """Replace the clock and the disk of this process."""
+def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
+    """`data`: calls that name a file fail below this folder only."""
+    call = getattr(os, name)
+
+    def instead(*args: Any, **more: Any) -> Any:
+        if faults.fails and random.random() < faults.fails:
+            of_store = isinstance(args[0], int) or os.fspath(args[0]).startswith(data)
+            if of_store:
+                fail(name, random.choice(faults.errors), call, args, partly=random.random() < 0.5)
+        return call(*args, **more)
+
+    return instead
+
+
+def plant(path: Path, data: Path) -> None:
+    """Replace the clock and the disk of this process; `data`: where its store is."""
     faults = Faults()
     sleep, time_ns = time.sleep, time.time_ns
     fsync, fdatasync, pwrite, pwritev = os.fsync, os.fdatasync, os.pwrite, os.pwritev
@@ -70,12 +93,15 @@ def plant(path: Path) -> None:
     time.time = lambda: (time_ns() + faults.clock_ns) / 1e9
     os.fsync, os.fdatasync = slow_fsync, slow_fdatasync  # type: ignore[assignment]
     os.pwrite, os.pwritev = slow_pwrite, slow_pwritev
+    for name in ERRORS:
+        setattr(os, name, _failing(name, str(data), faults))
     threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
 
 
 if __name__ == "__main__":
     config = Path(sys.argv[sys.argv.index("--config") + 1])
-    plant(config.parent.parent / "faults" / f"{config.stem}.json")
+    folder = config.parent.parent
+    plant(folder / "faults" / f"{config.stem}.json", folder / "data")
     from gantry_broker.broker.main import main
 
     sys.exit(main())

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -149,14 +149,14 @@ class Cluster:
         self._mounted.append(path)
 
     def start_supervisor(self) -> None:
-        here = str(Path(__file__).parent.parent)
+        here = Path(__file__).parent.parent
         with open(self.folder.supervisor_log, "ab") as out:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gantry_chaos.supervisor", str(self.folder.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=os.environ | {"PYTHONPATH": here},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join((str(here), str(here.parent)))},
                 start_new_session=True,
             )
 
@@ -285,7 +285,7 @@ class Cluster:
     def kill(self, name: str) -> bool:
         return self.signal(name, signal.SIGKILL)
 
-    def plant(self, name: str, **faults: float) -> None:
+    def plant(self, name: str, **faults: float | Sequence[int]) -> None:
         """See gantry_chaos.broker; without arguments all is well again."""
         path = self.folder.root / "faults" / f"{name}.json"
         fresh = path.with_suffix(".new")

@@ -7,6 +7,7 @@ begins. A fault that takes a disk away, or part of one, needs a group that is wh
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from .cluster import CLIENTS, GROUP, SUPERVISOR, Cluster
 from .links import ANYBODY, Weather
 from .packets import Losses
 
+FAILURES = ((errno.EIO,), (errno.ENOSPC,), (errno.EMFILE,), (errno.EIO, errno.ENOSPC, errno.EMFILE))
 WHOLE_S = 60.0
 """How long a group may take to be whole again, on a machine of two cores that does other things as well."""
 
@@ -219,6 +221,27 @@ async def slow_disk(scene: Scene, step: Step) -> None:
     await asyncio.sleep(step.seconds)
 
 
+async def failing_calls(scene: Scene, step: Step) -> None:
+    """Some of the calls on its disk fail. It may end, and start, as often as that takes."""
+    errors = FAILURES[step.which % len(FAILURES)]
+    if errno.EIO in errors:  # What it cannot read it may give up.
+        await scene.heal()
+        await scene.whole()
+    name = await scene.pick(step)
+    kind, rest = divmod(step.amount * 3, 1)
+    share = (0.002, 0.02, 0.2)[int(kind)]
+    said = " and ".join(errno.errorcode[error] for error in errors)
+    scene.say(f"{share:.1%} of the calls on the disk of {name} fail with {said}")
+    scene.cluster.plant(name, fails=share, errors=errors)
+    if rest < 0.5:
+        await asyncio.sleep(step.seconds / 2)
+        scene.say(f"kill -9 {name}, whose start meets the same")
+        scene.cluster.kill(name)
+    await asyncio.sleep(step.seconds)
+    scene.say(f"the disk of {name} is well again")
+    scene.cluster.plant(name)
+
+
 async def clock_skew(scene: Scene, step: Step) -> None:
     name = await scene.pick(step)
     skew = (step.amount - 0.5) * 7_200
@@ -352,7 +375,7 @@ FAULTS: dict[str, Fault] = {
     "hand-over": hand_over,
 }
 """Drawn for every plan: one more would change what the seeds below `MORE_FROM` stand for."""
-MORE: dict[str, Fault] = {"slow-link": slow_link, "packets-lost": packets_lost}
+MORE: dict[str, Fault] = {"slow-link": slow_link, "packets-lost": packets_lost, "failing-calls": failing_calls}
 MORE_FROM = 1_000_000
 """From this seed on these are drawn as well; results were written down of seeds below."""
 ALONE: dict[str, Fault] = {"kill-alone": kill_alone}
