@@ -207,7 +207,8 @@ class ModelLog:
         """At the end, or behind a filler in the next segment."""
         record = encode(kind, epoch, ident, self.next_queue_offset, self.end)
         left = self._segment - self.end % self._segment if self._segment else 0
-        if left and left < max(ROOM, len(record)) + _HEAD.size:
+        room = len(record) if kind == CONTROL else max(ROOM, len(record))
+        if left and left < room + _HEAD.size:
             self._write(_pack(left, FILLER, 0, 0, max(self.next_queue_offset - 1, 0), self.end))
             self._power.step()
             record = encode(kind, epoch, ident, self.next_queue_offset, self.end)

@@ -208,11 +208,13 @@ class Pair:
     def leader_expires(self) -> None:
         self._expire(self.leader)
 
-    def _expire(self, store: MessageStore) -> None:
-        # Not what the queues' files lack still: once the records are gone, a kill takes the numbers with it.
+    def _filed(self, store: MessageStore) -> int:
+        """What the queues' files have: once the records are gone, a kill takes the other numbers with it."""
         pending = store.queues.oldest_pending()
-        filed = store.confirmed if pending is None else min(store.confirmed, pending)
-        first, last = store.start // SEGMENT, filed // SEGMENT
+        return store.confirmed if pending is None else min(store.confirmed, pending)
+
+    def _expire(self, store: MessageStore) -> None:
+        first, last = store.start // SEGMENT, self._filed(store) // SEGMENT
         if first < last and last * SEGMENT < store.end:
             retention.remove_before(store, self.rng.randint(first, last) * SEGMENT)
 

@@ -8,10 +8,13 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gantry_broker.protocol.message import pack_host
+from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import append
 from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.store import MessageStore
@@ -448,3 +451,105 @@ def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
     store.confirm(store.end)
     assert [store.max_offset("Wide", n) for n in range(600)] == [1] * 600
     store.close(clean=False)
+
+
+@pytest.mark.parametrize("more", [1, 8])
+def test_an_epoch_begins_where_an_earlier_version_left_a_record(
+    quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """It began them in a segment's last bytes; the former master's, unconfirmed, must not look like the new ones."""
+    old = MessageStore.open(StoreConfig(quick_dir / "old", small))
+    new = MessageStore.open(StoreConfig(quick_dir / "new", small))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(append.put, "__kwdefaults__", {"room_min": 0})
+        old.begin_epoch(1, bytes(250), 1)
+        while old.log.room(old.end) > 1_500:
+            old.put([message(1, size=200)], 1)
+        copy(old, new)
+        parted = old.end
+        for number in range(more):
+            old.put([message(number, size=200)], 2)
+    new.begin_epoch(2, bytes(250), 3)
+    new.put([message(7)], 3)
+    assert new.history[-1].start == parted
+    assert divergence(new.history, new.end, old.history, old.end) == parted
+    old.cut(parted)
+    copy(new, old)
+    assert old.log.read(0, old.end) == new.log.read(0, new.end)
+    for store in (old, new):
+        store.close()
+
+
+def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
+    leader: MessageStore,
+    follower: MessageStore,
+    quick_dir: Path,
+    small: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log is empty, as it was to be, so nobody asks for it again: later damage must be told."""
+    fill(leader, 0, 100)
+    leader.confirm(leader.end)
+    follower.reset(65_536, [(0, 0)], {})
+    opens = os.open
+
+    def full(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and "commitlog" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opens(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="No space left"):
+        follower.reset(0, (), {})
+    monkeypatch.setattr(os, "open", opens)
+    copy(leader, follower)
+    follower.confirm(follower.end)
+    follower.mark_flushed(follower.flush())
+    follower.upkeep(10**12)
+    follower.close(clean=False)
+    (quick_dir / "follower" / "commitlog" / f"{0:020d}").unlink()
+    follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    assert follower.damage is not None
+    follower.close()
+
+
+def test_a_part_that_is_confirmed_takes_no_number_back(leader: MessageStore, follower: MessageStore) -> None:
+    """Of a queue whose first record here is not its first one."""
+    fill(leader, 0, 30)
+    while leader.end < 65_536:
+        leader.put([message(1, "Other", 3_000)], 2_000)
+    stored = [leader.put([message(30)], 1)[0] for _ in range(3)]
+    follower.reset(65_536, [(1, 0)], {})
+    follower.append_raw(65_536, leader.read_raw(65_536, 10**6))
+    assert follower.next_offset("Orders", 0) == 13
+    follower.confirm(stored[1].phys_offset)
+    assert follower.next_offset("Orders", 0) == 13
+    assert follower.max_offset("Orders", 0) == 11
+
+
+def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
+    leader: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk took two of three entries, before two of the three records were undone."""
+    fill_and_file(leader, 30)
+    stored = [leader.put([message(0)], 1)[0] for _ in range(3)]
+    leader.confirm(leader.end)
+    pwrite = os.pwrite
+
+    def full(fd: int, data: bytes, at: int) -> int:
+        if len(data) == 60:
+            pwrite(fd, bytes(data)[:40], at)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(fd, data, at)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", full)
+        leader.upkeep(10**12 + 5_000)
+    leader.cut(stored[1].phys_offset)
+    leader.begin_epoch(2, b"x" * 100, 1)
+    leader.put([message(1)], 1)
+    leader.confirm(leader.end)
+    leader.close()
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    assert leader.next_offset("Orders", 0) == 11
+    leader.close()

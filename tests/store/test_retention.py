@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gantry_broker.protocol.codes import GetStatus
@@ -90,11 +92,20 @@ def put(store: MessageStore, first: int, count: int, now_ms: int) -> None:
     store.confirm(store.end)
 
 
+def filed(store: MessageStore, now_ms: int) -> None:
+    """On disk, so that retention may take the records."""
+    store.upkeep(now_ms)
+    store.mark_flushed(store.flush())
+    checkpoint = store.checkpoint()
+    checkpoint.run()
+    store.checkpointed(checkpoint)
+
+
 def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore, quick_dir: Path) -> None:
     now = at_hour(4)
     put(store, 0, 150, now - 80 * HOUR)
     put(store, 150, 400, now - 10 * HOUR)
-    store.upkeep(now)
+    filed(store, now)
     old = store.get("Orders", 0, 0, 4, 10**6)
     assert store.expire(now) == store.start
     # The segment in which the younger ones begin stays.
@@ -131,8 +142,9 @@ def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore,
 def test_what_a_follower_needs_and_what_is_not_confirmed_stays(store: MessageStore) -> None:
     now = at_hour(4)
     put(store, 0, 300, now - 100 * HOUR)
-    assert store.expire(now) == 0, "entries that are only in memory have nothing but their records"
     store.upkeep(now)
+    assert store.expire(now) == 0, "entries that are not on disk have nothing but their records"
+    filed(store, now)
     assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
     assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
     assert store.expire(now) > SEGMENT
@@ -144,7 +156,7 @@ def test_a_queue_all_of_whose_records_are_gone_keeps_its_numbers(store: MessageS
     for _ in range(10, 400):
         store.put([Put("Other", 0, 0, 0, 1, HOST, b"x" * 900, b"")], now - 100 * HOUR)
     store.confirm(store.end)
-    store.upkeep(now)
+    filed(store, now)
     store.expire(now)
     assert store.start > 10_000
     for _ in range(2):
@@ -173,3 +185,28 @@ def test_a_dropped_topic_shows_nothing_of_before_and_goes_on_counting(store: Mes
         assert store.get("Orders", 0, 247, 99, 10**6).count == 10
     assert store.min_offset("Seldom", 0) == 0
     store.close(clean=False)
+
+
+def test_a_topic_that_is_dropped_on_a_full_disk_is_gone_once_there_is_room(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is the end of another queue. Whoever says so is told nothing of it: what else was confirmed then counts."""
+    put(store, 0, 250, 1)
+    opens = os.open
+
+    def full(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and "consumequeue" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opens(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", full)
+    store.drop_topic("Orders", store.end)
+    store.ensure_next("Other", 0, 57)
+    store.upkeep(10**12)
+    monkeypatch.setattr(os, "open", opens)
+    store.upkeep(10**12 + 2_000)
+    assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == 247
+    assert store.get("Orders", 0, 0, 1, 1).status == GetStatus.OFFSET_TOO_SMALL
+    assert store.next_offset("Other", 0) == 57
+    assert not store.dropping
+    assert not store.ends

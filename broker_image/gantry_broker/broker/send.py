@@ -32,6 +32,7 @@ from gantry_broker.protocol.message import (
     tags_hash,
 )
 from gantry_broker.store.errors import StoreError
+from gantry_broker.store.records import LOST
 from gantry_broker.store.types import Put, Stored
 
 from .answers import Pending, send_answers
@@ -106,6 +107,7 @@ class Sender:
                             and ext.get("j", "0") == "0"
                             and len(body) <= max_body
                             and len(text) < 32_000
+                            and "\0" not in text
                             and SPECIAL.isdisjoint(props)
                             and props.get("WAIT", "true") == "true"
                         ):
@@ -295,6 +297,8 @@ class Sender:
         suffix = self._suffix.encode()
         sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
         for item in items:
+            if bytes(LOST) in item.properties:
+                raise _too_many_zeros()
             props = parse_properties(item.properties)
             puts.append(
                 Put(
@@ -316,18 +320,28 @@ class Sender:
 
 
 def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
-    """Refuses a message that is larger than may be stored. Raises Answer."""
+    """Refuses a message that is larger than may be stored, or whose properties are not safe there. Raises Answer."""
     if len(frame.body) > limit:
         raise Answer(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal: its body has {len(frame.body)} bytes, maxMessageSize is {limit}",
         )
+    if header.properties is not None and "\0" * LOST in header.properties:
+        raise _too_many_zeros()
     if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
         raise Answer(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal: its properties have {len(header.properties.encode())} bytes, "
             f"at most {MAX_PROPERTIES - 256} are stored",
         )
+
+
+def _too_many_zeros() -> Answer:
+    return Answer(
+        ResponseCode.MESSAGE_ILLEGAL,
+        f"the message is illegal: its properties have {LOST} zero bytes in a row, which after a power loss would look "
+        "like a part that was never written; encode them as text",
+    )
 
 
 def _without_wait(text: str) -> str:

@@ -17,7 +17,7 @@ from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge,
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
 from gantry_broker.store.filing import complain, remember, shorten_tail
 from gantry_broker.store.history import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
-from gantry_broker.store.records import FILLER_MIN, ROOM_MIN, filler, tags_code
+from gantry_broker.store.records import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
 from gantry_broker.store.tail import Batch, parse
 from gantry_broker.store.types import Put, Stored
 
@@ -28,7 +28,7 @@ _U16: Final = tuple(n.to_bytes(2, "big") for n in range(2048))
 _make: Final = tuple.__new__
 
 
-def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
+def put(store: MessageStore, batch: Sequence[Put], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
     """Append messages, all of them or none, and number them within their queues.
 
     Raises StoreFull, MessageTooLarge, ValueError for a topic that cannot be, FlushFailed after the disk failed,
@@ -60,8 +60,8 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
             topic = topics.get(message.topic) or table.topic(message.topic)
             body = message.body
             properties = message.properties
-            if properties.endswith(b"\0"):
-                properties += b"\x02"  # Recovery takes a zero at the end for a write that was cut off.
+            if b"\0" in properties:
+                properties = _with_zeros(properties)
             size = topic.fixed + len(body) + len(properties)
             sys_flag = message.sys_flag
             quick = plain and len(message.born_host) == 8 and len(properties) < short
@@ -71,7 +71,7 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
                 size += len(message.born_host) + len(host) - 16
                 if len(properties) > MAX_PROPERTIES:
                     raise MessageTooLarge(f"properties have {len(properties)} bytes; {MAX_PROPERTIES} fit")
-            if room < ROOM_MIN or size + FILLER_MIN > room:
+            if room < room_min or size + FILLER_MIN > room:
                 if size + FILLER_MIN > segment:
                     raise MessageTooLarge(f"a record of {size} bytes fits no segment of {segment} bytes")
                 parts.append(filler(room))
@@ -141,6 +141,13 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int) -> list[Stored]:
     return stored
 
 
+def _with_zeros(properties: bytes) -> bytes:
+    """As they are stored: recovery takes a zero at their end for a write that was cut off, and a block of the disk that
+    begins with `LOST` zeros for one that was never written. A broker refuses so many; earlier versions did not."""
+    properties = properties.replace(bytes(LOST), b"")
+    return properties + b"\x02" if properties.endswith(b"\0") else properties
+
+
 def _write(store: MessageStore, pieces: list[tuple[int, bytes]], end: int) -> None:
     """Raises StoreFull; FlushFailed, after which nothing is taken any more; StoreError where descriptors were short."""
     try:
@@ -190,7 +197,8 @@ def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: in
         body=control_body,
         properties=format_properties({EPOCH_PROPERTY: str(epoch)}),
     )
-    stored = put(store, [record], now_ms)[0]
+    # It may begin where others may not (rule 7): histories tell where epochs began.
+    stored = put(store, [record], now_ms, room_min=0)[0]
     try:
         set_history(store, (*before, EpochStart(epoch, stored.phys_offset)))
     except OSError as error:
@@ -286,4 +294,6 @@ def append_raw(store: MessageStore, at: int, data: bytes) -> int:
                 raise StoreFull(f"no room for {store.epochs_path}: {error.strerror}") from error
             raise
     remember(store, batch)
+    if at == 0:
+        store.half_reset = False  # It was empty, as it was to be.
     return log.end

@@ -202,7 +202,7 @@ class CommitLog:
         """Make [start, stop) durable. Opens its own descriptors: may run in another thread. Raises OSError."""
         offset = start - start % self.segment_size
         while offset <= stop:
-            sync_file(self.path(offset))
+            sync_file(self.path_of(offset))
             offset += self.segment_size
         if self._new_names:
             self._new_names = False

@@ -68,6 +68,16 @@ class ConsumeQueue:
         """Every file of the queue."""
         return [self._path(base) for base in self._bases()]
 
+    def files_since(self, phys: int) -> list[str]:
+        """The last file and every other one with entries of records at or above `phys`. Raises OSError."""
+        found = []
+        for base in reversed(self._bases()):
+            found.append(self._path(base))
+            number = max(base // ENTRY_SIZE, self._first)
+            if number < self.max and self.entry(number)[0] < phys:
+                break
+        return found
+
     def _path(self, base: int) -> str:
         return f"{self._prefix}{base:020d}"
 
@@ -161,10 +171,10 @@ class ConsumeQueue:
         while kept and _PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
             del kept[-ENTRY_SIZE:]
         if kept:
-            # All files hold older records.
+            # All files hold older records; but a write that failed may have left a part of what came after them.
             self.next = self.max
             self._min_for = -1
-            return False
+            return self._zero_unwritten()
         changed = False
         bases = self._bases()
         if bases:
@@ -187,17 +197,32 @@ class ConsumeQueue:
         self.load()
         return changed
 
-    def rebase(self, offset: int) -> None:
-        """An empty queue whose next entry is number `offset`: what came before is not in this log. Raises OSError."""
+    def _zero_unwritten(self) -> bool:
+        within = self.written * ENTRY_SIZE % self.file_size
+        path = self._path(self.written * ENTRY_SIZE - within)
+        return os.path.exists(path) and zero(self._fds.get(path), within, self.file_size)
+
+    def rebase(self, offset: int) -> list[str]:
+        """An empty queue whose next entry is number `offset`: what came before is not in this log.
+
+        Answers the files written, which are not durable yet. Raises OSError, after which it begins at 0.
+        """
+        self._empty(0)
+        if not offset:
+            return []
+        files = [self._write(offset - 1, BLANK)]
+        self._first = offset - 1
+        self.written = self.next = offset
+        return files
+
+    def _empty(self, offset: int) -> None:
+        """Neither entries nor files; the next one is number `offset`."""
         self.pending.clear()
         for base in self._bases():
             self._fds.close(self._path(base))
             os.unlink(self._path(base))
         self.written = self._first = self.next = offset
         self._min_for = -1
-        if offset:
-            self._first = offset - 1
-            self._write(offset - 1, BLANK)
 
     # Adding
 
@@ -207,14 +232,13 @@ class ConsumeQueue:
         Entries that are there already are left out (recovery reads again what the queue may contain), up to one that
         differs: a cut that was interrupted may have left a part of it. Raises OSError.
         """
+        if self.max == 0 and offset > 0:
+            self._empty(offset - 1)
         behind = offset - self.max
         if behind == 0:
             self.pending += entries
         elif behind > 0:
-            if self.max == 0:
-                self.rebase(offset)
-            else:
-                self.pending += ENTRY.pack(_PHYS.unpack_from(entries)[0], BLANK_SIZE, 0) * behind
+            self.pending += ENTRY.pack(_PHYS.unpack_from(entries)[0], BLANK_SIZE, 0) * behind
             self.pending += entries
         else:
             differs = self._differs(offset, entries[: -behind * ENTRY_SIZE])
@@ -237,18 +261,11 @@ class ConsumeQueue:
         self.written = min(self.written, offset)
         self._min_for = -1
 
-    def write_out(self) -> list[str]:
-        """Move what is in memory to the files; answers the files written.
+    def write_piece(self) -> str:
+        """Move what is in memory to a file, no more than belongs into one; answers that file.
 
         Raises OSError, after which what is not written is in memory still.
         """
-        touched = []
-        while self.pending:
-            touched.append(self.write_piece())
-        return touched
-
-    def write_piece(self) -> str:
-        """As `write_out`, but no more than belongs into one file; answers that file. Raises OSError."""
         pending = self.pending
         at = self.written * ENTRY_SIZE
         room = self.file_size - at % self.file_size
@@ -338,15 +355,18 @@ class ConsumeQueue:
             self._min_for = -1
         return removed
 
-    def blank_before(self, phys: int) -> list[str]:
-        """Make every entry of a record below `phys` blank, so that it is shown no more; answers the files written."""
-        touched = self.write_out()
+    def blank_before(self, phys: int, touched: set[str]) -> None:
+        """Make every entry of a record below `phys` blank, so that it is shown no more.
+
+        `touched` gets the files written, also before it raises OSError.
+        """
+        while self.pending:
+            touched.add(self.write_piece())
         stop = self.first_at(phys)
         at = self._first
         while at < stop:
             within = at * ENTRY_SIZE % self.file_size
             step = min(stop - at, (self.file_size - within) // ENTRY_SIZE)
-            touched.append(self._write(at, BLANK * step))
+            touched.add(self._write(at, BLANK * step))
             at += step
         self._min_for = -1
-        return touched

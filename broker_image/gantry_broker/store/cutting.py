@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.errors import OffsetGone
-from gantry_broker.store.files import NO_ROOM, fsync_dir
+from gantry_broker.store.files import NO_ROOM, fsync_dir, sync_names
 from gantry_broker.store.filing import check_border, shorten_tail
 from gantry_broker.store.history import check_history, cut_history
 from gantry_broker.store.points import Points, boot_id
@@ -43,9 +43,13 @@ def _cut(store: MessageStore, to: int) -> None:
     history = cut_history(store.history, to)
     if history != store.history:
         take_history(store, history)
+    if to == 0:
+        store.half_reset = False  # What was to be emptied is empty.
     if to < was_confirmed:
         store.tail.clear()
         store.queues.cut(to)
+        store.known_directories.clear()  # Files may come back by the names of those that go.
+        store.dropping = {topic: below for topic, below in store.dropping.items() if below <= to}
         if store.index is not None:
             store.index.cut(to)
             store.index.behind = store.index.position < to
@@ -83,8 +87,13 @@ def reset(
         store.index.clear(to)
     store.log.reset(to)
     store.flushed = store.confirmed = to
+    store.known_directories.clear()
+    store.dropping.clear()
+    store.ends.clear()
     for (name, queue_id), number in queue_starts.items():
-        store.queues.queue(store.queues.topic(name), queue_id).rebase(number)
+        store.queues.unsynced.update(store.queues.queue(store.queues.topic(name), queue_id).rebase(number))
+    sync_names(sorted(store.queues.unsynced))
+    store.queues.unsynced.clear()
     set_history(store, checked)
     store.half_reset = False
     save_points(store, durable=True)

@@ -122,6 +122,18 @@ def sync_file(path: str) -> None:
         os.close(fd)
 
 
+def sync_names(paths: list[str], depth: int = 3) -> None:
+    """Make files durable, and so many directories above each of them. Raises OSError."""
+    directories: set[str] = set()
+    for path in paths:
+        sync_file(path)
+        for _ in range(depth):
+            path = os.path.dirname(path)
+            directories.add(path)
+    for path in sorted(directories):
+        fsync_dir(path)
+
+
 def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace a file: a reader, and a crash, sees the old content or the new one. Raises OSError.
 

@@ -103,8 +103,9 @@ def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) ->
             grew.add(queue.key)
     else:
         for queue, number, entry in batch.entries:
+            known = queue.next  # With the tail's, which an empty queue's first entry must not take back.
             queue.add(number, entry)
-            queue.next = max(queue.next, queue.max)
+            queue.next = max(known, queue.max)
             if queue.pending:
                 dirty.setdefault(queue)
             grew.add(queue.key)

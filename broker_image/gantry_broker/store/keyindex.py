@@ -136,6 +136,10 @@ class KeyIndex:
         os.unlink(file.path)
         self.unsynced.discard(file.path)
 
+    def files_since(self, phys: int) -> list[str]:
+        """The files with keys of records at or above `phys`."""
+        return [file.path for file in self._files if file.end_phys >= phys]
+
     def drop_before(self, phys: int) -> None:
         """Remove files of which every record lies below `phys`, never the newest. Raises OSError."""
         while len(self._files) > 1 and self._files[0].end_phys < phys:

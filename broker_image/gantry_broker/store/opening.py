@@ -39,7 +39,8 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     bases = log.bases()
     log.start = recovery.first_offset(bases, log.segment_size)
     store.walked_from = plan.scan_from
-    found = recovery.scan(log, plan.scan_from) if bases else recovery.Scan(0, "an empty store")
+    empty = recovery.Scan(0, "an empty store")
+    found = recovery.scan(log, plan.scan_from, lost=plan.rebooted) if bases else empty
     log.end = found.end
     before = points or Points()
     _find_damage(store, found, before, known=points is not None or epochs is None)
@@ -65,6 +66,8 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     if not plan.clean or trusted != plan.trusted:
         store.queues.cut(trusted)
     _recover_index(store, plan, trusted)
+    if not plan.clean and not plan.rebooted:
+        _doubt_files(store)
     _refile(store, trusted)
     for offset, data in log.chunks(store.confirmed, log.end):
         remember(store, parse_own(store, offset, data))
@@ -77,6 +80,14 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     store.flushed = log.end
     # The file may claim more than there was: what is damage now would be found again by each start.
     save_points(store, durable=True, again=True)
+
+
+def _doubt_files(store: MessageStore) -> None:
+    """What the process before this one wrote since its last checkpoint the kernel has; the disk may not have it yet."""
+    for queue in store.queues:
+        store.queues.unsynced.update(queue.files_since(store.points.durable))
+    if store.index is not None:
+        store.index.unsynced.update(store.index.files_since(store.points.durable_index))
 
 
 def _find_damage(store: MessageStore, found: recovery.Scan, before: Points, *, known: bool) -> None:

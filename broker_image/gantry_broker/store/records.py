@@ -28,10 +28,13 @@ FILLER_MIN: Final = 8
 ROOM_MIN: Final = 2048
 """A record begins only where so much of its segment is left, so that an epoch can begin wherever a record could: else
 the new master would fill the segment up where the old one has a record, and no history would tell these logs apart. The
-record with which an epoch begins has about 250 bytes and the group's name."""
+record with which an epoch begins has about 250 bytes and the group's name, and begins wherever it fits: an earlier
+version may have left a record there."""
 SIZE_AND_MAGIC: Final = Struct(">iI")
 MAX_RECORD: Final = 64 * 1024 * 1024
 PAGE: Final = 512
+LOST: Final = 32
+"""A block of the disk that begins with so many zeros, within a record's topic and properties, was never written."""
 """What a disk writes whole or not at all."""
 _STORE_MS: Final = Struct(">q")
 _AFTER_STORE_HOST: Final = Struct(">iqi")
@@ -59,11 +62,14 @@ class Damage(Exception):
     """Why bytes are not a whole, undamaged record."""
 
 
-def read_meta(buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: bool, torn: bool = False) -> Meta | int:
+def read_meta(
+    buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: bool, torn: bool = False, lost: bool = False
+) -> Meta | int:
     """The record at `buf[at:]`, of which the bytes up to `stop` are there, and which says that it lies at `phys`.
 
-    A filler is answered as its size. `check` also verifies the body's CRC; `torn` also looks for zeros where topic and
-    properties, which no CRC covers, never reached the disk (`put` stores none that end with a zero). Raises Damage.
+    A filler is answered as its size. `check` also verifies the body's CRC. Of topic and properties, which no CRC
+    covers, `torn` also looks whether they were written to their end, and `lost` whether every block of them reached the
+    disk (of `put`'s none ends with a zero or has many in a row). Raises Damage.
     """
     if stop - at < FILLER_MIN:
         raise Damage(f"{stop - at} bytes are less than a record's head")
@@ -111,7 +117,9 @@ def read_meta(buf: bytes | memoryview, at: int, stop: int, phys: int, *, check: 
         raise Damage("queue or topic cannot be")
     if check and zlib.crc32(buf[body_at:tail_at]) & 0x7FFFFFFF != crc:
         raise Damage("body does not match its CRC")
-    if torn and ((length and buf[end - 1] == 0) or has_lost_page(buf, tail_at, end if length else end - 2, phys - at)):
+    if torn and length and buf[end - 1] == 0:
+        raise Damage("its properties were not written to their end")
+    if lost and has_lost_page(buf, tail_at, end if length else end - 2, phys - at):
         raise Damage("a part of its properties was never written")
     return Meta(phys, size, topic, queue_id, queue_offset, sys_flag, store_ms, bytes(buf[pos:end]), body_at, body_size)
 
@@ -123,7 +131,7 @@ def has_lost_page(buf: bytes | memoryview, start: int, stop: int, base: int) -> 
     """
     page = -(-(start + base) // PAGE) * PAGE - base
     while page < stop:
-        head = bytes(buf[page : min(page + 32, stop)])
+        head = bytes(buf[page : min(page + LOST, stop)])
         if head.count(0) == len(head):
             return True
         page += PAGE

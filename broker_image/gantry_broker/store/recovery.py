@@ -50,8 +50,11 @@ class Scan:
     epochs: list[EpochStart] = field(default_factory=list)
 
 
-def scan(log: CommitLog, offset: int) -> Scan:
-    """Walk the log from a record border to the first place that holds no sound record. Raises OSError."""
+def scan(log: CommitLog, offset: int, *, lost: bool = False) -> Scan:
+    """Walk the log from a record border to the first place that holds no sound record. Raises OSError.
+
+    `lost`: blocks of it may never have reached the disk, since the machine lost power.
+    """
     found = Scan(offset)
     want = _CHUNK
     while True:
@@ -62,7 +65,7 @@ def scan(log: CommitLog, offset: int) -> Scan:
         base = found.end
         partial = len(data) < log.room(base)
         try:
-            _scan_chunk(log, base, data, found)
+            _scan_chunk(log, base, data, found, lost)
             want = _CHUNK
         except Damage as damage:
             if not partial:
@@ -79,17 +82,17 @@ def scan(log: CommitLog, offset: int) -> Scan:
             return found
 
 
-def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan) -> None:
+def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan, lost: bool) -> None:
     """Raises Damage at the first record that is not sound or not whole; `found` has those before it."""
     at = 0
     have = len(data)
     while at < have:
-        at = scan_plain(base, data, at, log.segment_size, found)
+        at = scan_plain(base, data, at, log.segment_size, found, lost)
         found.end = base + at
         if at >= have:
             return
         room = log.room(base + at)
-        meta = read_meta(data, at, have, base + at, check=True, torn=True)
+        meta = read_meta(data, at, have, base + at, check=True, torn=True, lost=lost)
         if isinstance(meta, Meta):
             if meta.size + FILLER_MIN > room:
                 raise Damage(f"record of {meta.size} bytes crosses the end of its segment")
@@ -108,7 +111,7 @@ def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan) -> None:
         found.end = base + at
 
 
-def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan) -> int:
+def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan, lost: bool = False) -> int:
     """Pass over sound records of the common kind; answers where the first other one begins."""
     unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
     have = len(data)
@@ -135,7 +138,11 @@ def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan) 
             or data[body_end + 1 : properties_at - 2] == _CONTROL
             or b"\0" in data[body_end : properties_at - 2]
             or (end > properties_at and not data[end - 1])
-            or ((phys + size - 1) // PAGE != (body_end + base) // PAGE and has_lost_page(data, body_end, end, base))
+            or (
+                lost
+                and (phys + size - 1) // PAGE != (body_end + base) // PAGE
+                and has_lost_page(data, body_end, end, base)
+            )
         ):
             break
         found.last_ms = stored

@@ -70,10 +70,9 @@ def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
     keep = store.confirmed if keep_from is None else min(keep_from, store.confirmed)
     if store.index is not None and store.index.behind:
         keep = min(keep, store.index.position)
-    pending = store.queues.oldest_pending()
-    if pending is not None:
-        # Without records and entries nothing would tell after a kill which numbers of the queue were given out.
-        keep = min(keep, pending)
+    # Without records and entries nothing would tell which numbers of a queue were given out, and without records and
+    # history nobody which epochs there were: both are on disk below the last checkpoint, whatever becomes of the rest.
+    keep = min(keep, store.points.durable)
     bases = log.bases()
     ends = []
     for base in bases[:MOST_AT_ONCE]:

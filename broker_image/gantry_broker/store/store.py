@@ -82,6 +82,12 @@ class MessageStore:
         self.aside: Callable[[Callable[[], None]], None] = lambda work: work()
         """Writes small files that nobody waits for: here, or in another thread while a `GroupCommit` is in use."""
         self.known_directories: set[str] = set()
+        self.dropping: dict[str, int] = {}
+        """Topics of which records are shown that should not be, with the offset below which they are."""
+        self.ends: dict[tuple[str, int], int] = {}
+        """Queues without records here that do not know yet where they go on, with that number."""
+        self.points_unsaved = False
+        """The disk refused the last points."""
         self._lock: int | None = None
         self.complained = ""
 
@@ -240,12 +246,12 @@ class MessageStore:
     def ensure_next(self, topic: str, queue_id: int, number: int) -> None:
         """The next record of the queue gets `number` or more: what came before may have left the log long ago.
 
-        For queue ends that a control record tells; a queue that has records here already knows. Raises ValueError for
-        a topic that cannot be, OSError.
+        For queue ends that a control record tells; a queue that has records here already knows. What the disk refuses
+        is tried again with the upkeep. Raises ValueError for a topic that cannot be.
         """
-        queue = self.queues.queue(self.queues.topic(topic), queue_id)
-        if queue.next == 0 and number > 0:
-            queue.rebase(number)
+        self.queues.topic(topic)
+        self.ends[topic, queue_id] = number
+        upkeep.begin_queues(self)
 
     # Upkeep, flush and checkpoint
 
@@ -456,11 +462,9 @@ class MessageStore:
         return retention.expire(self, now_ms, keep_from)
 
     def drop_topic(self, topic: str, below: int) -> None:
-        """Show no record of the topic below `below` any more; queue offsets go on where they were. Raises OSError."""
-        known = self.queues.topics.get(topic)
-        for queue_id in list(known.queues) if known else []:
-            queue = self.queues.find(topic, queue_id)
-            if queue is not None:
-                self.queues.unsynced.update(queue.blank_before(below))
-                self.queues.dirty.pop(queue, None)
-                self.queues.unsynced.difference_update(queue.drop_before(below))
+        """Show no record of the topic below `below` any more; queue offsets go on where they were.
+
+        What the disk refuses is tried again with the upkeep.
+        """
+        self.dropping[topic] = max(below, self.dropping.get(topic, 0))
+        upkeep.drop_topics(self)

@@ -69,17 +69,53 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
             for _ in range(3):
                 if not catch_up(store):
                     break
+    if second:
+        begin_queues(store)
+        drop_topics(store)
     if second and not store.points_file.busy:
         store.points_saved_ms = now_ms
         save_points(store, durable=False, aside=True)
 
 
+def begin_queues(store: MessageStore) -> None:
+    """Let queues go on where they are to; what the disk refuses waits for the next call."""
+    table = store.queues
+    for (topic, queue_id), number in list(store.ends.items()):
+        try:
+            queue = table.queue(table.topic(topic), queue_id)
+            if queue.next == 0 and number > 0:
+                table.unsynced.update(queue.rebase(number))
+        except OSError as error:
+            complain(store, f"queue {queue_id} of topic {topic} cannot go on at {number} yet", error)
+        else:
+            del store.ends[topic, queue_id]
+
+
+def drop_topics(store: MessageStore) -> None:
+    """Blank what is to be shown no more; what the disk refuses waits for the next call."""
+    table = store.queues
+    for topic, below in list(store.dropping.items()):
+        known = table.topics.get(topic)
+        try:
+            for queue_id in list(known.queues) if known else []:
+                queue = table.find(topic, queue_id)
+                if queue is not None:
+                    queue.blank_before(below, table.unsynced)
+                    table.dirty.pop(queue, None)
+                    table.unsynced.difference_update(queue.drop_before(below))
+        except OSError as error:
+            complain(store, f"topic {topic} is deleted, but not all of its queues", error)
+        else:
+            del store.dropping[topic]
+
+
 def save_points(store: MessageStore, *, durable: bool, aside: bool = False, again: bool = False) -> None:
     """Write down how far everything is; `aside`: where files are written that nobody waits for; `again`: though
     nothing has changed."""
-    before, points = store.points, points_now(store)
-    if points == before and not again:
+    points = points_now(store)
+    if points == store.points and not again and not store.points_unsaved:
         return
+    store.points_unsaved = False
     log_ms, index_ms = store.last_store_ms, store.index.end_ms if store.index is not None else 0
     path = store.config.path / "checkpoint"
     write = store.points_file.prepare(
@@ -92,8 +128,7 @@ def save_points(store: MessageStore, *, durable: bool, aside: bool = False, agai
             write()
         except OSError as error:
             complain(store, f"cannot save {store.points_file.path}", error)
-            if store.points is points:
-                store.points = before
+            store.points_unsaved = True
 
     (store.aside if aside else _here)(run)
 

@@ -1,0 +1,313 @@
+"""What is left when a machine loses power: of each file what was synced, and of the rest any block or none.
+
+The histories are those of test_failing_calls.py, in which the follower's machine loses power as well. `STORE_SEED` and
+`STORE_HISTORIES` as there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from gantry_broker.settings import BrokerSettings
+from gantry_broker.store import append, retention
+from gantry_broker.store.errors import StoreError
+from gantry_broker.store.points import Points
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import DiskUsage, Put, StoreConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import test_failing_calls
+from test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Pair
+from test_replica import HOST, copy, fill, fill_and_file, message
+
+HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
+SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
+ANOTHER_BOOT: Final = "another"
+WITHOUT_RECORDS: Final = ("abort", "checkpoint", "lock")
+"""Small files that are written as a whole, as those of config/ are."""
+
+
+class Disk:
+    """As ext4 orders what it writes: a sync of a new file, or of a directory, makes all names durable."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root
+        self._data: dict[int, bytes] = {}
+        self._names: dict[str, int] = {}
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._syncing(name, getattr(os, name)))
+
+    def _syncing(self, name: str, call: Callable[[int], None]) -> Callable[[int], None]:
+        def instead(fd: int) -> None:
+            call(fd)
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if path.startswith(str(self._root)):
+                self._synced(name, fd, path)
+
+        return instead
+
+    def _synced(self, name: str, fd: int, path: str) -> None:
+        if os.path.isdir(path):
+            self._names = self._files()
+            return
+        inode = os.fstat(fd).st_ino
+        new = inode not in self._data
+        self._data[inode] = Path(f"/proc/self/fd/{fd}").read_bytes()
+        if new or name == "fsync":
+            self._names = self._files()
+
+    def _files(self) -> dict[str, int]:
+        return {str(path): path.stat().st_ino for path in self._root.rglob("*") if path.is_file()}
+
+    def lose(self, rng: random.Random | None = None) -> None:
+        """The machine loses power, and boots; without `rng` nothing is there that was not synced."""
+        block = 4_096 if rng is None else rng.choice((512, 4_096))
+        chance = 1.0 if rng is None else rng.choice((0, 0.3, 1.0))
+        now = self._files()
+        names = now if rng is not None and rng.random() < 0.5 else self._names
+        left = {path: self._left(path, inode, now, rng, block, chance) for path, inode in names.items()}
+        for path in now:
+            os.unlink(path)
+        for path, data in left.items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(data)
+        points = self._root / "config" / "storePoint.json"
+        with suppress(FileNotFoundError, ValueError):
+            points.write_text(json.dumps({**json.loads(points.read_text()), "boot": ANOTHER_BOOT}))
+        self._names = self._files()
+        self._data = {inode: Path(path).read_bytes() for path, inode in self._names.items()}
+
+    def _left(
+        self, path: str, inode: int, now: dict[str, int], rng: random.Random | None, block: int, chance: float
+    ) -> bytes:
+        synced = self._data.get(inode, b"")
+        written = Path(path).read_bytes() if now.get(path) == inode else synced
+        if f"{os.sep}config{os.sep}" in path or path.endswith(WITHOUT_RECORDS):
+            return synced if rng is not None and synced and rng.random() < 0.5 else written
+        found = bytearray(written)
+        synced = synced[: len(found)].ljust(len(found), b"\0")
+        for at in range(0, len(found), block):
+            if rng is None or rng.random() < chance:
+                found[at : at + block] = synced[at : at + block]
+        return bytes(found)
+
+
+class PowerPair(Pair):
+    def __init__(self, root: Path, seed: int, settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.disk = Disk(root / "follower", monkeypatch)
+        super().__init__(root, seed, settings, monkeypatch)
+
+    def _filed(self, store: MessageStore) -> int:
+        return min(super()._filed(store), store.points.durable) if store is self.follower else super()._filed(store)
+
+    def look_at_files(self) -> None:
+        points = Points.load(self.follower.points_file.path)
+        if points is None or points.boot != ANOTHER_BOOT:  # Else there was no room to say what was lost.
+            super().look_at_files()
+
+    def follower_loses_power(self) -> None:
+        flushed = self.follower.flushed
+        self.follower.close(clean=False)
+        self.disk.lose(self.rng)
+        for attempt in range(8):
+            try:
+                with self.calls.failing(attempt < 4 and self.rng.random() < 0.3):
+                    self.follower = MessageStore.open(self.follower_config)
+            except (OSError, StoreError, Died) as error:
+                self.trace.append(f"  not opened: {error!r}")
+            else:
+                break
+        self.trace.append(f"  flushed {flushed}, now {self.ends()}, {self.follower.damage}")
+        assert self.follower.end >= flushed, "what was flushed is there"
+        self.follower.damage_heeded()
+        self.follower.damage = None
+        self.look()
+        self.half_reset = None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_follower_agrees_with_its_log_whatever_its_disk_lost(
+    seed: int, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_failing_calls, "STEP_WEIGHTS", {**STEP_WEIGHTS, "follower_loses_power": 6})
+    pair = PowerPair(quick_dir, seed, small.model_copy(update=FILE_SIZES), monkeypatch)
+    try:
+        pair.run()
+    except BaseException:
+        print("seed", seed, *pair.trace[-80:], sep="\n")
+        raise
+    finally:
+        pair.close()
+
+
+@pytest.fixture
+def config(quick_dir: Path, small: BrokerSettings) -> StoreConfig:
+    return StoreConfig(quick_dir / "store", small)
+
+
+@pytest.fixture
+def disk(config: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(config.path, monkeypatch)
+
+
+def check_point(store: MessageStore) -> None:
+    store.mark_flushed(store.flush())
+    checkpoint = store.checkpoint()
+    checkpoint.run()
+    store.checkpointed(checkpoint)
+
+
+def next_numbers(store: MessageStore) -> list[int]:
+    return [store.next_offset("Orders", queue_id) for queue_id in range(3)]
+
+
+def test_what_a_killed_process_had_written_is_synced_by_the_next_one(config: StoreConfig, disk: Disk) -> None:
+    """Its checkpoint says that all is on disk, though the other one wrote it."""
+    store = MessageStore.open(config)
+    store.begin_epoch(1, b"", 1)
+    fill_and_file(store, 30)
+    store.close(clean=False)
+    store = MessageStore.open(config)
+    store.put([message(1, "Other")], 1)
+    store.confirm(store.end)
+    check_point(store)
+    store.close(clean=False)
+    disk.lose()
+    store = MessageStore.open(config)
+    assert next_numbers(store) == [10] * 3
+    assert store.query("Orders", "k1", 9, 0, 1 << 60)
+    store.close()
+
+
+def test_a_reset_is_durable_with_the_numbers_of_empty_queues(config: StoreConfig, disk: Disk) -> None:
+    store = MessageStore.open(config)
+    store.begin_epoch(1, b"", 1)
+    fill(store, 0, 20)
+    store.confirm(store.end)
+    store.reset(65_536, [(1, 0)], {("Orders", 0): 57, ("Orders", 2): 100})
+    store.close(clean=False)
+    disk.lose()
+    store = MessageStore.open(config)
+    assert next_numbers(store) == [57, 0, 100]
+    store.close()
+
+
+def test_numbers_that_a_control_record_tells_are_durable_with_the_next_checkpoint(
+    config: StoreConfig, disk: Disk
+) -> None:
+    store = MessageStore.open(config)
+    store.begin_epoch(1, b"", 1)
+    store.ensure_next("Orders", 0, 57)
+    store.confirm(store.end)
+    check_point(store)
+    store.close(clean=False)
+    disk.lose()
+    store = MessageStore.open(config)
+    assert next_numbers(store) == [57, 0, 0]
+    store.close()
+
+
+def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
+    config: StoreConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
+    store = MessageStore.open(config)
+    store.begin_epoch(1, b"", 1)
+    check_point(store)
+    fill(store, 0, 30)
+    while store.end < 2 * 65_536 + 10_000:
+        store.put([message(1, "Other", 3_000)], 2_000)
+    store.confirm(store.end)
+    store.mark_flushed(store.flush())
+    store.upkeep(10**12)
+    assert store.expire(10**13) == 0
+    store.close(clean=False)
+    disk.lose()
+    store = MessageStore.open(config)
+    assert next_numbers(store) == [10] * 3
+    store.confirm(store.end)
+    check_point(store)
+    assert store.expire(10**13) > 0
+    store.close(clean=False)
+    disk.lose()
+    store = MessageStore.open(config)
+    assert next_numbers(store) == [10] * 3
+    store.close()
+
+
+@pytest.mark.parametrize("zeros", [40, 200, 600])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_zeros_in_properties_are_no_block_that_was_lost(
+    quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch, zeros: int, earlier: bool
+) -> None:
+    """Neither after a kill, where an earlier version let them in, nor after a power loss where this one did."""
+    if earlier:
+        monkeypatch.setattr(append, "_with_zeros", lambda properties: properties)
+    for before in range(0, 512, 64):
+        config = StoreConfig(quick_dir / f"store-{before}", small)
+        disk = Disk(config.path, monkeypatch)
+        store = MessageStore.open(config)
+        store.begin_epoch(1, b"x" * (10 + before), 1)
+        fill(store, 0, 1)
+        store.upkeep(10**12)
+        store.put([Put("T", 0, 0, 0, 1, HOST, b"body", b"k\x01" + bytes(zeros) + b"x\x02")], 2)
+        fill(store, 1, 2)
+        store.mark_flushed(store.flush())
+        store.confirm(store.end)
+        end = store.end
+        store.close(clean=False)
+        if not earlier:
+            disk.lose()
+        store = MessageStore.open(config)
+        assert store.end == end
+        store.close()
+
+
+def test_a_history_that_has_no_room_outlives_retention(
+    quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch that was cut off must not come back once its place in the log is gone."""
+    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
+    follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    leader.begin_epoch(1, b"", 1)
+    fill(leader, 0, 30)
+    leader.confirm(leader.end)
+    copy(leader, follower)
+    follower.confirm(follower.end)
+    follower.begin_epoch(2, b"", 1)
+    parted = leader.end
+    follower.upkeep(10**12)
+    follower.mark_flushed(follower.flush())
+    while leader.end < 2 * 65_536 + 10_000:
+        leader.put([message(1, "Other", 3_000)], 2_000)
+    leader.confirm(leader.end)
+    opens = os.open
+
+    def full(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if "epochs.json" in str(path):
+            raise OSError(28, "No space left on device")
+        return opens(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", full)
+    follower.cut(parted)
+    copy(leader, follower)
+    follower.confirm(follower.end)
+    follower.upkeep(10**12 + 5_000)
+    check_point(follower)
+    follower.expire(10**13)
+    follower.close(clean=False)
+    monkeypatch.setattr(os, "open", opens)
+    follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
+    assert follower.history == leader.history
+    for store in (leader, follower):
+        store.close(clean=False)
