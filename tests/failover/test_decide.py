@@ -422,9 +422,11 @@ def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
 def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
     only_b = replace(CELL, in_sync=frozenset({A, B}))
     wish = Switchover(to=2, force=True)
-    [asked] = decide(group(a=member(0, unfit="its disk is full"), cell=only_b, switchover=wish))
+    asked, waits = decide(group(a=member(0, unfit="its disk is full"), cell=only_b, switchover=wish))
     assert isinstance(asked, AskHandover), asked
-    assert (asked.target, asked.reason) == (B, "demo-a-0 should not lead: its disk is full")
+    assert (asked.target, asked.reason, asked.wish) == (B, "demo-a-0 should not lead: its disk is full", None)
+    assert isinstance(waits, Wait)
+    assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "which is told to whoever wished"
     dead = unheard(0, gone=True)
     assert promotion(group(a=dead, cell=only_b, switchover=wish)).new == B
     manual = group(a=dead, cell=only_b, switchover=wish, settings={"automatic": False})

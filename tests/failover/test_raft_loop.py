@@ -18,6 +18,7 @@ from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
+from running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 WAIT_S = 0.06
@@ -316,3 +317,28 @@ async def test_a_group_that_elects_for_long_says_so() -> None:
     await group.look()
     with pytest.raises(SwitchoverFailed, match="a has no leader that could hand over"):
         await group.switchover(1, "asked for", timeout_s=0.1)
+
+
+@pytest.mark.parametrize("elected", [True, False])
+async def test_a_hand_over_whose_heir_was_not_heard_yet_is_not_called_failed(
+    monkeypatch: pytest.MonkeyPatch, elected: bool
+) -> None:
+    """The leader has said that another one leads: that one's own line comes a moment later."""
+    monkeypatch.setattr(raft, "ELECTED_S", 0.3)
+    group = Group()
+
+    async def handover(url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+        await asyncio.sleep(0.2)
+        if elected:
+            asyncio.get_running_loop().call_later(0.1, group.led_by, target.member, 2)
+        return True, ""
+
+    monkeypatch.setattr(group.told, "handover", handover)
+    async with running(group):
+        await group.known_cell()
+        asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.1))
+        if elected:
+            assert await asked == "m1 leads a in epoch 2"
+            return
+        with pytest.raises(SwitchoverFailed, match="no new leader came about in time"):
+            await asyncio.wait_for(asked, 1)

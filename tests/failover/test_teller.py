@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from gantry_broker.http.models import AssignmentAnswer
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover.http import make_client
@@ -60,19 +61,24 @@ async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs
         assert teller.refusal(0, CELL) == ""
 
 
-async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 19\r\n\r\nread-only disk here")
-    await writer.drain()
-    writer.close()
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("500 Internal Server Error", "read-only disk here"), ("401 Unauthorized", "another token"), ("422 ?", "a cell?")],
+)
+async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(status: str, said: str) -> None:
+    """Another one must be asked: it would be waited for as one that was not told yet."""
 
+    async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(said)}\r\n\r\n{said}".encode())
+        await writer.drain()
+        writer.close()
 
-async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it() -> None:
-    """Its disk is read-only, for example: another one must be asked."""
     async with telling(fail, lambda: 100.0) as (teller, woken):
         await asyncio.wait_for(woken.wait(), 5)
-        assert "500" in teller.refusal(0, CELL)
-        assert "read-only disk here" in teller.refusal(0, CELL)
+        assert status[:3] in teller.refusal(0, CELL)
+        assert said in teller.refusal(0, CELL)
+        assert said in teller.refusal(0, CELL.touched()), "where all answer so, epochs would follow without pause"
 
 
 async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:

@@ -11,9 +11,10 @@ import pytest
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover import loop
 from gantry_operator.failover.base import SwitchoverFailed
+from gantry_operator.failover.decide import decide
 from gantry_operator.failover.http import httpx
 from gantry_operator.failover.loop import GroupLoop
-from gantry_operator.failover.model import FailoverSettings, Report
+from gantry_operator.failover.model import FailoverSettings, Promote, Report
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
@@ -201,3 +202,41 @@ async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(mon
         group.registry.away = True
         with pytest.raises(SwitchoverFailed, match="the role registry does not answer: it is away"):
             await asyncio.wait_for(asked, 3)
+
+
+async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """m2 is not in sync, and the master, which is about to be stopped, is asked to hand over to m1 meanwhile."""
+    monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
+    async with running(Group()) as group:
+        await group._next_look()
+        group.registry.cell = group.registry.cell.with_set(frozenset(IDS[:2]))
+        for number in range(3):
+            group.take(number, Assignment(group.registry.cell, None, False))
+        monkeypatch.setattr(group.place, "facts", lambda name: Facts(deleting=name == "m0"))
+        group.told.handover_s, group.told.answer = 0.05, (False, "m1 has not caught up")
+        with pytest.raises(SwitchoverFailed, match="m2 is not in sync with m0 yet"):
+            await group.switchover(2, "asked for", timeout_s=0.4)
+        assert set(group.told.handovers) == {1}
+        assert group.told.handovers[1:], "tried again and again"
+
+
+async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
+    """On Kubernetes a member whose pod is gone has another address: a failover that gives records up says how many."""
+    place = Place()
+    alone = GroupLoop("a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0))
+    alone.entry = Entry(Cell(1, 1, IDS[0], frozenset(IDS[:1])))
+    alone._follow(list(place.members("a")))
+    for id, end in zip(IDS, (1_000, 100, 100), strict=True):
+        watch = alone.watches[id.member]
+        watch.reach = "ok"
+        watch.report = Report(id, "Slave" if end == 100 else "Master", 1, 1, 1, last_epoch=1, end=end)
+    place.gone = {"m0"}
+    for url in ("http://m0.by-name", "http://m0.by-name", "http://m0.again"):
+        members = [MemberEndpoint("m0", 0, url, "m0:1"), *place.members("a")[1:]]
+        alone._follow(members)
+        assert alone.watches[0].report is None, "nothing was said at this address"
+        first = decide(alone.observe(members))[0]
+        assert isinstance(first, Promote)
+        assert (first.kind, first.lost_bytes) == ("unclean", 900)
+    for task in alone._following.values():
+        task.cancel()

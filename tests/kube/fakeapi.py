@@ -29,6 +29,8 @@ class FakeApi:
         """True: watches stay open and say nothing, as after a silent loss of a connection."""
         self.down = False
         """True: every request is answered with 503."""
+        self.unanswered: list[tuple[str, str]] = []
+        """(method, kind) of requests to come that are not answered; each entry counts once, watches not at all."""
         self.version = 100
         self._watchers: list[tuple[str, asyncio.Queue[tuple[str, dict[str, Any]]]]] = []
         self._runner: web.AppRunner | None = None
@@ -89,9 +91,12 @@ class FakeApi:
             namespace, parts = parts[1], parts[2:]
         kind = BY_PLURAL[group, parts[0]]
         name = parts[1] if len(parts) > 1 else ""
+        if request.method == "GET" and not name and request.query.get("watch"):
+            return await self._watch(request, kind)
+        if (request.method, kind.kind) in self.unanswered:
+            self.unanswered.remove((request.method, kind.kind))
+            await asyncio.Event().wait()
         if request.method == "GET" and not name:
-            if request.query.get("watch"):
-                return await self._watch(request, kind)
             self.lists += 1
             items = [o for (k, _, _), o in self.objects.items() if k == kind.kind]
             return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})

@@ -17,7 +17,7 @@ from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.failover.surroundings import MemberEndpoint
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.kube import names, surroundings
+from gantry_operator.kube import client, names, surroundings
 from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.mirror import Mirror
@@ -210,3 +210,31 @@ async def test_who_waits_for_a_cell_does_not_ask_for_it_without_pause(fake: Fake
             assert 5 <= group.registry.reads <= 15
             group.registry.away = False
             assert (await asking).epoch == 1
+
+
+async def test_an_announcement_that_gets_no_answer_delays_no_later_epoch(fake: FakeApi, api: KubeApi) -> None:
+    """Its master may be gone already."""
+    for n in range(2):
+        fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
+    async with mirrored(fake, api) as pods:
+        fake.unanswered = [("PATCH", "Pod")]
+        async with running(Group(pods)) as group:
+            await until(lambda: not fake.unanswered)
+            group.led_by(1, 2)
+            group.wake()
+            assert await until(lambda: group.announced) < 1.5
+            assert pods.labelled_master("demo-a-1")
+            assert not group._tasks, "the older one is given up"
+
+
+async def test_an_announcement_that_gets_no_answer_is_tried_again_soon(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "URGENT_S", 0.3)
+    for n in range(2):
+        fake.put(pod(f"demo-a-{n}", names.ROLE_SLAVE))
+    async with mirrored(fake, api) as pods:
+        fake.unanswered = [("PATCH", "Pod")]
+        async with running(Group(pods)) as group:
+            assert await until(lambda: group.announced) < 1.5
+            assert pods.labelled_master("demo-a-0")

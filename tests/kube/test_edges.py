@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakeapi import FakeApi
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
-from gantry_operator.kube import election, mirror, names
+from gantry_operator.kube import client, election, mirror, names
 from gantry_operator.kube.client import AT_ONCE, CONFIG_MAP, KINDS, LEASE, POD, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.election import Election
 from gantry_operator.kube.events import EventRecorder
@@ -80,6 +81,26 @@ async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, ap
         await registry.read("a")
     fake.down = False
     assert await registry.read("a") == entry
+
+
+async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What became of it is read again."""
+    assert client.URGENT_S < 3
+    monkeypatch.setattr(client, "URGENT_S", 0.2)
+    registry = LeaseRegistry(api, "demo", "mq")
+    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    fake.unanswered = [("PUT", "Lease"), ("GET", "Lease")]
+    async with asyncio.timeout(3):
+        entry = await registry.read("a")
+        assert entry is not None
+        with pytest.raises(RegistryUnavailable):
+            await registry.swap("a", entry, entry.cell.touched())
+        with pytest.raises(RegistryUnavailable):
+            await registry.read("a")
+        assert await registry.read("a") == entry
+        assert await registry.swap("a", entry, entry.cell.touched())
 
 
 async def test_watch_events_keep_the_registry_current(fake: FakeApi, api: KubeApi) -> None:
@@ -210,6 +231,21 @@ async def test_one_that_gets_no_answer_asks_again(
     assert asked == 2
 
 
+async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election, "GIVE_UP_S", 1.3)
+    one = Election(api, "mq", "gantry-operator", "one")
+    await one.acquire()
+    fake.unanswered = [("PUT", "Lease")]
+    holding = asyncio.create_task(one.hold())
+    await asyncio.sleep(1.7)
+    assert not fake.unanswered
+    assert not holding.done()
+    assert one.leading
+    holding.cancel()
+
+
 async def test_a_leader_that_ends_in_order_gives_the_lease_back(quick: None, fake: FakeApi, api: KubeApi) -> None:
     one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
     await one.acquire()
@@ -311,6 +347,23 @@ async def test_a_watch_that_falls_silent_is_noticed(
     fake.put(pod("b"))
     await until(lambda: found.get("mq", "b") is not None)
     assert fake.lists >= 2
+    task.cancel()
+
+
+async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, api: KubeApi) -> None:
+    """One that was lost with a node would leave the operator deaf until the watch had to be over."""
+    heard: list[tuple[str, str]] = []
+    _, task = await followed(api, heard)
+    await until(lambda: len(fake._watchers) == 1)
+    fake.put(pod("a"))
+    await until(lambda: heard)
+    session = api._client.rest_client.pool_manager
+    assert session is not None
+    [kept] = cast(Any, session.connector)._acquired
+    sock = kept.transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
     task.cancel()
 
 

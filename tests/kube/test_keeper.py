@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from gantry_operator.kube import names
 from gantry_operator.kube.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
 from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.kube.leases import CELL
 from gantry_operator.kube.masters import Masters
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.operator import MIRRORED
@@ -43,7 +44,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def kept(
-    fake: FakeApi, api: KubeApi, spec: dict[str, Any] | None = None, annotations: dict[str, str] | None = None
+    fake: FakeApi,
+    api: KubeApi,
+    spec: dict[str, Any] | None = None,
+    annotations: dict[str, str] | None = None,
+    unlisted: Sequence[str] = (),
 ) -> AsyncIterator[ClusterKeeper]:
     """A keeper that has just begun, with the resource as it is or with another spec."""
     kinds = {k: k for k in MIRRORED} | {JOBS: "Job", PODS: "Pod"}
@@ -56,6 +61,7 @@ async def kept(
     obj["metadata"]["generation"] = 1
     async with RemotingClient() as remoting:
         shared = Shared(api, OperatorSettings("broker", "", "ops", ()), mirrors, remoting, AttentiveClock(), "op-0")
+        shared.unlisted = lambda: unlisted
         keeper = ClusterKeeper(shared, obj)
         keeper.start()
         try:
@@ -202,7 +208,7 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
     configs = {g: fake.objects["ConfigMap", "mq", names.group_set("demo", g)]["data"] for g in "bc"}
     for name in configs["b"]:
         configs["b"][name] = '{"mode": '
-        configs["c"][name.replace("-b-", "-c-")] = '{"min_in_sync": "two"}'
+        configs["c"][name.replace("-b-", "-c-")] = '{"mode": "MasterSlave", "min_in_sync": "two"}'
     async with kept(fake, api, {"mode": 7}) as keeper:
         await until(lambda: keeper._masters.loops)
         assert set(keeper._masters.loops) == {"a", "b"}
@@ -248,6 +254,14 @@ async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fa
     assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
 
 
+async def test_a_wish_under_a_refused_spec_under_which_no_group_is_led_is_answered(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a #1"}):
+        await until(lambda: SWITCHOVER not in annotated(fake))
+    said = annotated(fake)[SWITCHOVER_RESULT]
+    assert said.startswith("a #1 failed: no group is led, since the spec is refused: ")
+    assert "spec.mode is 7" in said
+
+
 class Led(GroupLoop):
     """Nothing happens."""
 
@@ -270,6 +284,10 @@ def led(masters: Masters, group: str, mode: str) -> GroupLoop:
 def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 0 led, and its label is to go in a moment."""
     monkeypatch.setattr(Masters, "_loop", led)
+    put_two_masters(fake)
+
+
+def put_two_masters(fake: FakeApi) -> None:
     for name in ("demo-a-0", "demo-a-1"):
         labels = {names.CLUSTER_LABEL: "demo", names.ROLE_LABEL: names.ROLE_MASTER}
         meta = {"name": name, "namespace": "mq", "labels": labels}
@@ -358,3 +376,90 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
         keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
         await until(lambda: keeper._masters.loops)
         assert isinstance(keeper._masters.loops["a"], RaftLoop)
+
+
+@pytest.mark.parametrize("has_cell", [False, True])
+@pytest.mark.parametrize("text", [None, "{}", "[]", '{"x": 1}', '{"mode": 3}'])
+async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_cell(
+    fake: FakeApi, api: KubeApi, text: str | None, has_cell: bool
+) -> None:
+    """A group in mode Raft has none: it is left out rather than given decisions on a master, which would stay."""
+    spec = {"mode": "MasterSlave" if has_cell else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    name = names.group_set("demo", "a")
+    if text is None:
+        fake.remove("ConfigMap", "mq", name)
+    else:
+        configs = fake.objects["ConfigMap", "mq", name]["data"]
+        configs |= dict.fromkeys(configs, text)
+    if has_cell:
+        annotations = {CELL: json.dumps(Cell().promoted(MemberId(0, "x"), [MemberId(0, "x")]).to_json())}
+        meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
+        fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
+    async with kept(fake, api, {"mode": 7}) as keeper:
+        await until(lambda: keeper._findings.problems or keeper._masters.loops)
+        problems = [] if has_cell else ["group a has no failover: none of its configs can be read"]
+        assert keeper._findings.problems == problems
+        assert [type(loop) for loop in keeper._masters.loops.values()] == [GroupLoop] * has_cell
+
+
+async def lose_the_secret(fake: FakeApi, keeper: ClusterKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes it, and it cannot be made again."""
+    api, name = keeper._shared.api, names.admin_secret("demo")
+    apply = api.apply
+
+    async def refuse(obj: Any) -> Any:
+        if obj["kind"] == "Secret":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    fake.remove("Secret", "mq", name)
+    await until(lambda: keeper._objects.live("Secret", name) is None)
+
+
+async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_needs_its_token(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Masters, "_loop", led)
+    async with kept(fake, api) as keeper:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+        await lose_the_secret(fake, keeper, monkeypatch)
+        put_two_masters(fake)
+        asked = fake.objects["BrokerCluster", "mq", "demo"]
+        asked["metadata"] |= {"annotations": {SWITCHOVER: "a=demo-a-9 #1"}, "generation": 2}
+        keeper.update(fake.put(asked))
+        await until(lambda: roles(fake) == ["slave", "master"])
+        await until(lambda: SWITCHOVER not in annotated(fake))
+        assert keeper._findings.problems == ["an admission webhook says no"]
+        assert keeper._pods.token() is not None
+
+
+async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_group_from_failover(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(fake, api, {"brokerGroups": [{"name": g, "members": 3} for g in "ab"]}):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "b")))
+    away = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
+    away["spec"]["replicas"] = 0
+    async with kept(fake, api, {"mode": 7}) as keeper:
+        await until(lambda: set(keeper._masters.loops) == {"b"})
+        await lose_the_secret(fake, keeper, monkeypatch)
+        fake.put(away | {"spec": away["spec"] | {"replicas": 3}})
+        await until(lambda: set(keeper._masters.loops) == {"a", "b"})
+
+
+async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: FakeApi, api: KubeApi) -> None:
+    unlisted = ["NetworkPolicy"]
+    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as keeper:
+        await until(lambda: SWITCHOVER not in annotated(fake))
+        assert set(keeper._masters.loops) == {"a"}
+        assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
+        [problem] = keeper._findings.problems
+        assert problem == "nothing is made or removed until the API server has listed: NetworkPolicy"
+        assert keeper._look() is not None
+        unlisted[:] = ["Service"]
+        assert keeper._look() is None, "its addresses are not known"
+        unlisted.clear()
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))

@@ -38,6 +38,7 @@ async def taken(
         owned=lambda kind: [o for o in [*of_groups, *leases] if o["kind"] == kind],
         live=lambda kind, name: found.get((kind, name)),
         keep_secret=no_secret,
+        token=None,
     )
     assert ("ConfigMap", group_set("demo", "a")) in found
     await keeper._go_on_without_spec(Findings())

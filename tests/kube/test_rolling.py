@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakeapi import FakeApi
 from gantry_operator.failover.surroundings import MemberEndpoint
-from gantry_operator.kube import names, surroundings
+from gantry_operator.kube import names, rolling, surroundings
 from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.mirror import Mirror
@@ -56,4 +57,28 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
     await asyncio.sleep(0.3)
     await roller._replace("a", step)
     assert fake.get("Pod", OLD) is None
+    task.cancel()
+
+
+@pytest.mark.parametrize(("named", "left"), [("demo-a-2", 4), ("demo-a-3", 3)])
+async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi, named: str, left: int
+) -> None:
+    """A StatefulSet gives up its highest number."""
+    meta = {"name": "demo-a", "namespace": "mq", "generation": 1}
+    fake.put({"kind": "StatefulSet", "metadata": meta, "spec": {"replicas": 4}, "status": {"observedGeneration": 1}})
+    sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    task = asyncio.create_task(sets.run())
+    await asyncio.wait_for(sets.ready(), 3)
+    pods, claims = (Mirror(api, kind, (), "", lambda event, obj: None) for kind in (POD, VOLUME_CLAIM))
+    found = PodSurroundings(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    found.sizes, found.planned = {"a": 4}, {"a": 2}
+    loop: Any = SimpleNamespace(cell=None, watches={}, still_counted=(), announced=True)
+    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
+    roller = Roller(api, sets, found, {"a": loop}, recorder, ("mq", "demo"), lambda: True, lambda: None)
+    monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
+    await roller._step("a")
+    live = fake.get("StatefulSet", "demo-a")
+    assert live is not None
+    assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)
     task.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -45,3 +47,24 @@ def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: p
     monkeypatch.setattr(down, "_end_all", end_all)
     down.down(folder.root, None, delete_data=False)
     take_lock(folder).close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not tell what runs")
+def test_what_could_not_be_written_down_is_ended_as_well(
+    folder: ClusterFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would go on in files that are deleted. Whoever only reads a config is none of the cluster's."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    config = str(folder.config("demo-a-0"))
+    broker = subprocess.Popen([*sleep, "-m", "gantry_broker.broker", "--config", config])
+    reader = subprocess.Popen([*sleep, config])
+    other = subprocess.Popen([*sleep, "-m", "gantry_broker.broker", "--config", "/etc/gantry/demo-a-0.json"])
+    try:
+        down.down(folder.root, None, delete_data=True)
+        assert [p.poll() is None for p in (broker, reader, other)] == [False, True, True]
+        assert "1 processes stopped" in capsys.readouterr().out
+        assert not folder.root.exists()
+    finally:
+        for process in (broker, reader, other):
+            process.kill()
+            process.wait()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from free_ports import free_port
 from gantry_operator.api import load_manifest
+from gantry_operator.local import claims
 from gantry_operator.local import ports as module
 from gantry_operator.local.ports import HOST, OTHER_PORTS, Ports
 from gantry_operator.local.ports import _free as is_free
@@ -125,3 +129,22 @@ def test_a_cluster_of_which_nothing_runs_takes_no_port(
     mine = Ports.load(tmp_path / "ports.json")
     mine.choose(CLUSTER, frozenset())
     assert mine.taken == before
+
+
+def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a `gantry up` that was stopped with Ctrl-Z."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    claims.claims_folder().mkdir()
+    with open(claims.claims_folder() / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        again = threading.Timer(claims.TURN_S + 2, lock.close)
+        again.start()
+        begun = time.monotonic()
+        ports = Ports.load(tmp_path / "ports.json")
+        assert ports.choose(CLUSTER, frozenset()) == []
+        assert time.monotonic() - begun < claims.TURN_S + 1
+        again.cancel()
+    assert len(set(ports.taken.values())) == len(ports.taken) > 0
+    assert "ports of other clusters are not known: another `gantry up` holds" in caplog.text

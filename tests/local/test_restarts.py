@@ -1,8 +1,26 @@
-"""When a process that ended is started again."""
+"""When a process that ended is started again, and that one that runs is known."""
 
 from __future__ import annotations
 
-from gantry_operator.local.children import BACK_OFF_S, SUCCESSOR_FIRST_S, lived_well, pause_before_start
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_operator.local import children, process
+from gantry_operator.local.children import (
+    BACK_OFF_S,
+    SUCCESSOR_FIRST_S,
+    Children,
+    lived_well,
+    pause_before_start,
+)
+from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.local.process import load_record
+from gantry_operator.local.render import ProcessPlan
 
 
 def test_the_pauses_grow_to_a_limit() -> None:
@@ -38,3 +56,53 @@ def test_one_that_is_killed_now_and_then_never_waits_long() -> None:
 def test_after_a_long_pause_a_longer_life_is_wanted() -> None:
     assert not lived_well(20.0, BACK_OFF_S[-1])
     assert lived_well(31.0, BACK_OFF_S[-1])
+
+
+class Sleeps(ProcessPlan):
+    """In the place of a broker."""
+
+    def argv(self, folder: ClusterFolder) -> list[str]:
+        words = [self.module, "--config", str(folder.config(self.name))]
+        return [sys.executable, "-c", "import time; time.sleep(60)", *words]
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not tell what runs")
+@pytest.mark.parametrize("ran_before", [False, True])
+async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran_before: bool
+) -> None:
+    """The disk is full for a moment. A second one beside it would find the store in use, again and again."""
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+    plan = Sleeps("t-a-0", "sleeps", "{}")
+    before = subprocess.Popen(plan.argv(folder)) if ran_before else None  # noqa: ASYNC220
+    write, full = process.write_whole, True
+
+    def write_whole(path: Path, text: str, **how: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        write(path, text, **how)
+
+    monkeypatch.setattr(process, "write_whole", write_whole)
+    monkeypatch.setattr(children, "write_whole", write_whole, raising=False)
+    monkeypatch.setattr(children, "RECORD_AGAIN_S", 0.1, raising=False)
+    events: list[tuple[str, ...]] = []
+    found = Children(folder, lambda *words: events.append(words), lambda: None)
+    found.plan([plan])
+    pid = found.pid("t-a-0")
+    assert pid is not None, events
+    assert before is None or pid == before.pid
+    await asyncio.sleep(0.3)
+    [told] = [message for _, reason, message, _ in events if reason == "NotWrittenDown"]
+    assert f"t-a-0 runs as process {pid}, which cannot be written down" in told
+    assert load_record(folder.process("t-a-0")) is None
+    full = False
+    deadline = time.monotonic() + 5
+    while (record := load_record(folder.process("t-a-0"))) is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    assert (record.pid, record.config) == (pid, plan.digest)
+    await found.stop("t-a-0")
+    found.close()
+    if before is not None:
+        before.wait()

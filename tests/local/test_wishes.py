@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import re
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from gantry_operator.analytics.cli import resolve
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import LocalTarget, run_async
-from gantry_operator.local import control
+from gantry_operator.local import claims, control
 from gantry_operator.local.control import ControlError
 from gantry_operator.local.folder import ClusterFolder, read_json
 from gantry_operator.local.lock import take_lock
@@ -100,6 +103,36 @@ async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch
         await control.ask(folder, "apply", 3, manifest=manifest)
     assert [g.name for g in supervisor.plan.groups] == [g.name for g in plan(load_saved(folder)).groups] == ["a", "b"]
     server.close()
+    await supervisor.close()
+
+
+async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
+    folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand still with that."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    claims.claims_folder().mkdir()
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
+    longest = 0.0
+
+    async def look() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    with open(claims.claims_folder() / "lock", "a") as lock:  # noqa: ASYNC230
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        looking = asyncio.create_task(look())
+        await asyncio.sleep(0.05)
+        threading.Timer(1.0, lock.close).start()
+        manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
+        await asyncio.sleep(0.05)
+    assert longest < 0.7
+    looking.cancel()
     await supervisor.close()
 
 

@@ -64,6 +64,20 @@ def test_a_leaving_master_does_not_go_before_somebody_can_take_over() -> None:
     assert (step.kind, step.member, step.to) == ("handover", "demo-a-4", "demo-a-2")
 
 
+def test_a_broken_member_that_leaves_does_not_go_before_a_higher_one_that_leaves() -> None:
+    """A StatefulSet gives up its highest number, whichever member is meant: here it would be the master."""
+    broken = member(2, leaving=True, broken=True, ready=False, in_sync=False)
+    members = [member(0, master=False), member(1, in_sync=False), broken, member(3, master=True, leaving=True)]
+    assert next_step(members).kind == "wait"
+    members[1] = replace(members[1], in_sync=True)
+    step = next_step(members)
+    assert (step.kind, step.member, step.to) == ("handover", "demo-a-3", "demo-a-0")
+    members[0], members[3] = replace(members[0], master=True), replace(members[3], master=False)
+    assert (next_step(members).kind, next_step(members).member) == ("replace", "demo-a-3")
+    members[1] = replace(members[1], in_sync=False)
+    assert (next_step(members[:3]).kind, next_step(members[:3]).member) == ("replace", "demo-a-2")
+
+
 def test_without_a_master_only_broken_members_are_touched() -> None:
     assert next_step([member(0, master=False, outdated=True), member(1, outdated=True)]).kind == "wait"
 

@@ -24,10 +24,14 @@ SHOW_END = "-----END GANTRY REPORT-----"
 
 
 async def analyze(context: str | None, namespace: str | None, name: str | None, timeout_s: float) -> dict[str, Any]:
-    """`status.analytics` after the run. Raises CliError: no such cluster, no spec.analytics, or why the run failed."""
+    """`status.analytics` after the run. Raises CliError: no such cluster, a spec that is refused, no spec.analytics, or
+    why the run failed."""
     try:
         async with KubeTarget(context, namespace, name) as target:
             resource = await target.resource()
+            refused = _refusal(resource)
+            if refused:
+                raise CliError(refused)
             if not resource["spec"].get("analytics"):
                 raise CliError(f"{target.name} has no spec.analytics: write it first, for example its schedule")
             before = _status(resource)
@@ -45,6 +49,15 @@ def _status(resource: dict[str, Any]) -> dict[str, Any]:
     return dict((resource.get("status") or {}).get("analytics") or {})
 
 
+def _refusal(resource: dict[str, Any]) -> str:
+    """Why nothing is run, under a spec that the operator refuses; empty: it does not, as far as it has said."""
+    status = resource.get("status") or {}
+    if status.get("phase") != "Refused" or status.get("observedGeneration") != resource["metadata"].get("generation"):
+        return ""
+    said = [c.get("message", "") for c in status.get("conditions") or [] if c.get("reason") == "SpecRefused"]
+    return f"no report is made: {said[0] if said else 'the spec is refused'}"
+
+
 async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """A run that was at work already counts as the one that was asked for: there are never two."""
     deadline = time.monotonic() + timeout_s
@@ -57,6 +70,13 @@ async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) ->
         running = now.get("lastResult") == "Running"
         ran = ran or running
         if waiting or running:
+            refused = _refusal(resource)
+            if refused and waiting:
+                # Else a run would begin with the next good spec, after it was said that there is none.
+                withdrawn = {"metadata": {"annotations": {ANALYZE_ANNOTATION: None}}}
+                await target.api.merge(BROKER_CLUSTER, target.namespace, target.name, withdrawn)
+            if refused:
+                raise CliError(refused)
             continue
         failed = now.get("lastResult") == "Failed"
         if ran or now.get("lastRun") != before.get("lastRun"):

@@ -13,7 +13,8 @@ from gantry_operator.cli.target import find_local
 from gantry_operator.local import control
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.lock import AlreadySupervised, take_lock
-from gantry_operator.local.process import end, load_record, start_mark
+from gantry_operator.local.process import end, load_record, start_mark, started_with
+from gantry_operator.local.render import BROKER, NAME_SERVER
 
 SUPERVISOR_S = 10.0
 PROCESSES_S = 15.0
@@ -28,6 +29,9 @@ def down(directory: Path | None, name: str | None, delete_data: bool) -> None:
 
 def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
     records = [r for r in map(load_record, sorted((folder.root / "run").glob("*.json"))) if r is not None]
+    known = {r.pid for r in records}
+    # One that could not be written down would go on in files that are gone, and hold them against the next start.
+    records += [r for r in started_with(folder.configs, (BROKER, NAME_SERVER)) if r.pid not in known]
     killed = end(records, PROCESSES_S)
     for path in (folder.root / "run").glob("*.json"):
         path.unlink()

@@ -16,7 +16,7 @@ from gantry_broker.replication.types import Cell
 
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.http import httpx
-from gantry_operator.failover.model import FailoverSettings, Switchover, Wait
+from gantry_operator.failover.model import FailoverSettings, Report, Switchover, Wait
 from gantry_operator.failover.surroundings import Event, MemberEndpoint, Surroundings
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
@@ -73,7 +73,8 @@ class GroupWatch(ABC):
         self._waits_since = 0.0
         self._waits_told = False
         self._announced = 0
-        self._announcing = False
+        self._announcement: tuple[int, asyncio.Task[None]] | None = None
+        """The epoch that is being announced, or was last."""
         self._not_announced = (0, 0, 0.0)
         """The epoch whose announcement failed last, how often in a row, and when it is tried again."""
         self._unfinished = False
@@ -211,12 +212,23 @@ class GroupWatch(ABC):
         self._problems.pop(about, None)
 
     def _may_announce(self, epoch: int) -> bool:
-        """It is still to be announced. What failed a moment ago has its pause, which keeps no other epoch waiting."""
+        """It is still to be announced. What failed a moment ago has its pause, and what is under way may hang: neither
+        keeps another epoch waiting."""
         failed, _, again_at = self._not_announced
         paused = failed == epoch and time.monotonic() < again_at
-        return self._announced != epoch and not self._announcing and not paused
+        last = self._announcement
+        under_way = last is not None and last[0] == epoch and not last[1].done()
+        return self._announced != epoch and not under_way and not paused
 
-    async def _announce(self, master: MemberEndpoint, epoch: int) -> None:
+    def _announce(self, master: MemberEndpoint, epoch: int) -> asyncio.Task[None]:
+        """In place of another epoch, if one is still being announced."""
+        if self._announcement is not None:
+            self._announcement[1].cancel()
+        task = asyncio.create_task(self._try_to_announce(master, epoch))
+        self._announcement = (epoch, task)
+        return task
+
+    async def _try_to_announce(self, master: MemberEndpoint, epoch: int) -> None:
         try:
             await self._surroundings.announce(self.group, master, epoch)
             self._announced = epoch
@@ -231,7 +243,6 @@ class GroupWatch(ABC):
             pause = ANNOUNCE_AGAIN_S[min(failures, len(ANNOUNCE_AGAIN_S)) - 1]
             self._not_announced = (epoch, failures, time.monotonic() + pause)
         finally:
-            self._announcing = False
             self.wake()
 
     # ---- inner parts
@@ -239,6 +250,7 @@ class GroupWatch(ABC):
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
         """One watch per member of the plan; a watch that died is made anew."""
         wanted = {e.member: e for e in endpoints}
+        former: dict[int, tuple[Report, float]] = {}
         for number in list(self.watches):
             endpoint = wanted.get(number)
             task = self._following[number]
@@ -248,10 +260,14 @@ class GroupWatch(ABC):
                 name = self.watches[number].name
                 self._event("Warning", "FailoverLoopFailed", f"following {name} failed: {task.exception()!r}")
             task.cancel()
+            report, heard_at = self.watches[number].last
+            if report is not None:
+                former[number] = (report, heard_at)
             del self.watches[number], self._following[number]
         for number, endpoint in wanted.items():
             if number not in self.watches:
                 watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake, self._clock.now)
+                watch.former = former.get(number)
                 self.watches[number] = watch
                 self._following[number] = asyncio.create_task(watch.run())
 

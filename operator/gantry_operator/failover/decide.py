@@ -68,7 +68,8 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
         for wanted in _wanted(obs, cell, view, leader):
             step = _start_handover(obs, cell, view, wanted)
             if isinstance(step, AskHandover):
-                return [step]
+                # Whoever asked for another one is still told what that waits for.
+                return [step, *waits]
             waits.append(step)
         return waits[:1] or _tells_of_unclean(obs, cell)
     return decisions
@@ -163,7 +164,8 @@ def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Swit
         target = None if wanted.to is None else obs.view(wanted.to)
         who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
         return Wait("switchover-target", f"{who} is not in sync with {view.name} yet")
-    return AskHandover(view.number, able[0].id, cell, wanted.reason)
+    wish = wanted if wanted is obs.switchover else None
+    return AskHandover(view.number, able[0].id, cell, wanted.reason, wish)
 
 
 def _finish_handover(obs: Observation, cell: Cell) -> Promote | EndHandover:

@@ -67,6 +67,9 @@ class GroupLoop(GroupWatch):
         self._handover_ready: tuple[HandoverReady, float] | None = None
         self._handover_not_before = 0.0
         self._handover_problem = ""
+        """Why the last hand-over for the present wish did not come about."""
+        self._waited_for: Wait | None = None
+        """What the last pass waited for that found no hand-over under way: it may be under way for another reason."""
         self._recorded_until = 0.0
         self._pending_change: tuple[Promote, float] | None = None
 
@@ -97,7 +100,7 @@ class GroupLoop(GroupWatch):
             self._switchover = None
         # What the last pass waited for says nothing where there can be no pass.
         failed = self._handover_problem or self._problems.get("pass", "")
-        said = failed or (self.waits.reason if self.waits is not None else "") or self.problem
+        said = failed or (self._waited_for.reason if self._waited_for is not None else "") or self.problem
         raise SwitchoverFailed(said or "no new master came about in time")
 
     def _under_way(self) -> bool:
@@ -130,6 +133,8 @@ class GroupLoop(GroupWatch):
         self._unfinished = bool(decisions)
         wait = next((d for d in decisions if isinstance(d, Wait)), None)
         self._note_wait(wait)
+        if wait is None or wait.code != "handover":
+            self._waited_for = wait
         for decision in decisions:
             if isinstance(decision, Tell | Fence):
                 self._tell(obs, decision.member, decision.assignment)
@@ -149,25 +154,26 @@ class GroupLoop(GroupWatch):
         for e in endpoints:
             watch = self.watches[e.member]
             facts = self._surroundings.facts(e.name)
-            age = int((now - watch.line_at) * 1000)
+            report, heard_at = watch.last
+            age = int((now - heard_at) * 1000)
             reach, reach_ms = watch.reach, int((now - watch.reach_at) * 1000)
             if reach == "ok" and age >= settings.detection_ms:
                 reach, reach_ms = "silent", age
             refused = "" if cell is None else self._teller.refusal(e.member, cell)
-            said = (0, 0) if watch.report is None else watch.report.order
+            said = (0, 0) if report is None else report.order
             views.append(
                 MemberView(
                     number=e.member,
                     name=e.name,
                     address=e.replication_address,
-                    report=watch.report,
+                    report=report,
                     age_ms=age,
                     reach=reach,
                     reach_ms=reach_ms,
                     gone=facts.gone,
                     deleting=facts.deleting,
                     never_ran=facts.never_ran,
-                    pending=self._teller.pending(e.member, watch.line_at, said),
+                    pending=self._teller.pending(e.member, heard_at, said),
                     told_order=self._teller.told_order(e.member),
                     accepted_order=self._teller.accepted_order(e.member),
                     told_unclean=self._teller.told_unclean(e.member),
@@ -285,7 +291,8 @@ class GroupLoop(GroupWatch):
                 self._handover_ready = (HandoverReady(ask.cell.order, ask.target, ask.reason), expires)
             else:
                 self._handover_not_before = time.monotonic() + HANDOVER_AGAIN_S
-                self._handover_problem = reason
+                if ask.wish is not None and ask.wish is self._switchover:
+                    self._handover_problem = reason
         finally:
             self._handover_asked = False
             self.wake()
@@ -297,7 +304,6 @@ class GroupLoop(GroupWatch):
         master = next((e for e in endpoints if e.member == cell.master.member), None)
         if master is None or not self._leads(cell) or self._old_master_forwards(cell):
             return
-        self._announcing = True
         self._spawn(self._announce(master, cell.epoch))
 
     def _old_master_forwards(self, cell: Cell) -> bool:

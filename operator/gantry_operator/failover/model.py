@@ -268,6 +268,8 @@ class AskHandover:
     cell: Cell
     """The swap that follows must expect exactly this one."""
     reason: str
+    wish: Switchover | None = None
+    """What somebody asked for, if it is for that."""
 
 
 @dataclass(frozen=True, slots=True)

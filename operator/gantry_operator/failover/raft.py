@@ -17,6 +17,8 @@ from gantry_operator.failover.model import Report, Switchover, Wait
 from gantry_operator.failover.surroundings import Change, MemberEndpoint
 from gantry_operator.failover.watch import MemberWatch
 
+ELECTED_S = 2.0
+"""Once a leader has said that another one leads, that one is waited for so long."""
 START_S = 15.0
 """While no leader was ever seen the members may be starting: nobody is missed sooner."""
 
@@ -55,6 +57,8 @@ class RaftLoop(GroupWatch):
     _transfer_asked: _Transfer | None = None
     _handed_over = 0
     """The epoch whose leader said that another one leads now."""
+    _handed_over_until = 0.0
+    """Until when that one is waited for."""
     _not_before = 0.0
     _refused = ""
     _removing = False
@@ -84,7 +88,7 @@ class RaftLoop(GroupWatch):
         self._wish, self._refused, self._not_before = wish, "", 0.0
         self._wished_at = time.monotonic()
         try:
-            while self._goes_on(wish, deadline, self._asked):
+            while self._goes_on(wish, deadline, self._asked or time.monotonic() <= self._handed_over_until):
                 await self._next_look()
                 now = self._cell
                 if now is None or now.master is None or now.epoch <= before.epoch:
@@ -135,6 +139,7 @@ class RaftLoop(GroupWatch):
     def _leads(self, leader: Report, former: Cell | None, noticed_at: float | None) -> None:
         name = self.watches[leader.id.member].name
         asked, self._transfer_asked = self._transfer_asked, None
+        self._handed_over_until = 0.0
         if former is None or former.master is None:
             # What was before this program watched is not known, so it is no change.
             self._event("Normal", "Leader", f"{name} leads epoch {leader.epoch}")
@@ -166,7 +171,6 @@ class RaftLoop(GroupWatch):
         if not self._may_announce(leader.epoch):
             return
         master = next(e for e in endpoints if e.member == leader.id.member)
-        self._announcing = True
         self._spawn(self._announce(master, leader.epoch))
 
     def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
@@ -239,6 +243,7 @@ class RaftLoop(GroupWatch):
                 self._refused = reason
             if ready:
                 self._handed_over = cell.epoch  # Its last line may still say that it leads.
+                self._handed_over_until = time.monotonic() + ELECTED_S
             else:
                 self._transfer_asked = None  # Whoever leads next was not asked to.
                 self._not_before = time.monotonic() + HANDOVER_AGAIN_S

@@ -68,7 +68,7 @@ class Surroundings(Protocol):
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """This member leads now: move the address that clients use. Called at least once for each epoch, and again
-        when it raised; must be idempotent."""
+        when it raised; must be idempotent. Cancelled when another epoch is to be announced before it is done."""
         ...
 
     def event(self, event: Event) -> None: ...

@@ -43,7 +43,8 @@ class Teller:
         self._accepted: dict[int, Assignment] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
-        self._refusals: dict[int, tuple[Cell, str, float]] = {}
+        self._refusals: dict[int, tuple[Cell | None, str, float]] = {}
+        """What was refused, why and when; None: it would not do anything else, either."""
 
     def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
         """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
@@ -84,9 +85,9 @@ class Teller:
         return None if accepted is None else accepted.unclean
 
     def refusal(self, member: int, cell: Cell) -> str:
-        """Why it refused this very cell a moment ago; empty: it did not."""
+        """Why it refused this very cell a moment ago, or could do nothing that it was told; empty: it did not."""
         refused = self._refusals.get(member)
-        if refused is None or refused[0] != cell or self._now() - refused[2] >= REFUSED_FOR_S:
+        if refused is None or refused[0] not in (None, cell) or self._now() - refused[2] >= REFUSED_FOR_S:
             return ""
         return refused[1]
 
@@ -147,10 +148,10 @@ class Teller:
             )
             if answer.status_code != 200:
                 log.warning("%s answered %s to an assignment: %s", url, answer.status_code, answer.text[:200])
-                if answer.status_code >= 500:
-                    # It could not write it down, for example: another one may.
-                    why = f"it answered {answer.status_code}: {answer.text[:200]}"
-                    self._refusals[member] = (cell, why, self._now())
+                # It could not write it down, or has another token, for example: another one may do it. Its answer to
+                # the next epoch would be the same; where all answer so, epochs would follow each other without pause.
+                why = f"it answered {answer.status_code}: {answer.text[:200]}"
+                self._refusals[member] = (None, why, self._now())
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
             self._told_at[member] = self._now()

@@ -34,6 +34,8 @@ class MemberWatch:
         self.report: Report | None = None
         self.line_at = now()
         """When the last line came, by the clock given."""
+        self.former: tuple[Report, float] | None = None
+        """What was heard last at another address of this member, and when."""
         self.reach: Reach = "silent"
         self.reach_at = self.line_at
         self.problem = ""
@@ -41,6 +43,13 @@ class MemberWatch:
         self._client = client
         self._now = now
         self._on_news = on_news
+
+    @property
+    def last(self) -> tuple[Report | None, float]:
+        """What the member said last, wherever that was, and when; without a word of it since when it is listened for.
+
+        A pod that is gone and one that came in its place have other addresses, and what was promised stays promised."""
+        return self.former if self.report is None and self.former is not None else (self.report, self.line_at)
 
     async def run(self) -> None:
         """Never returns. Its exceptions are faults of this program."""

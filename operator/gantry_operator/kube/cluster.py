@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,13 +37,14 @@ from gantry_operator.kube.commands import (
     parse_switchover,
 )
 from gantry_operator.kube.events import EventRecorder
+from gantry_operator.kube.leases import CELL
 from gantry_operator.kube.masters import Masters
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.objects import Findings, ObjectKeeper
 from gantry_operator.kube.observe import seen_members, seen_name_servers
 from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.kube.report import Reporter
-from gantry_operator.kube.reports import ReportKeeper
+from gantry_operator.kube.reports import JOBS, PODS, ReportKeeper
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.state import Seen
 from gantry_operator.plan import Plan, member_name, plan
@@ -56,6 +57,9 @@ WARM_UP_S = 20.0
 """An operator that has just begun to lead says nothing of members that it had no time to hear."""
 AGAIN_S = 2.0
 """After a pass that failed or waits for something that no watch tells of."""
+SHOWN = ("Service", JOBS, PODS)
+"""Mirrors from which the status is made, besides those that the failover needs."""
+MODES = ("MasterSlave", "Raft")
 
 
 @dataclass
@@ -68,6 +72,8 @@ class Shared:
     remoting: RemotingClient
     clock: AttentiveClock
     identity: str
+    unlisted: Callable[[], Sequence[str]] = tuple
+    """Mirrors that do not know yet what exists; never one that the failover needs."""
 
 
 def readable_failover(wanted: object) -> dict[str, Any]:
@@ -218,6 +224,11 @@ class ClusterKeeper:
         self._masters.keep(cluster)
         self._obey_soon()
         righted = await self._right_labels(found)
+        unlisted = self._shared.unlisted()
+        if unlisted:
+            found.problems.append(f"nothing is made or removed until the API server has listed: {', '.join(unlisted)}")
+            self._findings = found
+            return False
         if complete and not cluster.paused:
             assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
@@ -232,12 +243,9 @@ class ClusterKeeper:
     async def _right_labels(self, found: Findings) -> bool:
         """False: look again soon. What is refused here keeps nothing else from being done."""
         lingering = self._pods.lingering()  # Asked first: what ends meanwhile is looked at again.
-        try:
-            await self._masters.right_labels()
-        except (ApiError, ApiUnavailable) as error:
-            found.problems.append(str(error))
-            return False
-        return not lingering
+        problems = await self._masters.right_labels()
+        found.problems += problems
+        return not problems and not lingering
 
     async def _go_on_without_spec(self, found: Findings) -> bool:
         """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
@@ -256,31 +264,33 @@ class ClusterKeeper:
             common["reclaim"] = "Delete"
         taken, self._left_out = self._groups_that_run(groups, common)
         found.problems += [f"group {group} has no failover: {why}" for group, why in self._left_out.items()]
+        kept = True
         if taken:
             cluster = BrokerCluster.make(self.name, self.namespace, **taken)
             cluster.metadata.uid = self.uid
             self._take(cluster)
-            if not await self._objects.keep_secret(cluster, found):
-                return False
-            self._pods.admin_token = self._objects.token
-            self._masters.keep(cluster)
-        return not self._left_out
+            kept = await self._objects.keep_secret(cluster, found)
+            if kept or self._objects.token is not None:
+                self._pods.admin_token = self._objects.token
+                self._masters.keep(cluster)
+        return kept and not self._left_out
 
     def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """A spec of the groups that can be read, empty where none can be; and why each of the others cannot."""
         known = {g: self._running_with(g) for g in groups}
-        usual = next((k for k in known.values() if k), {})
+        usual = next((k for k in known.values() if k is not None), None)
         spec: dict[str, Any] = {}
         left_out: dict[str, str] = {}
         for group, replicas in sorted(groups.items()):
             if replicas == 0:
                 left_out[group] = "its StatefulSet has 0 replicas"
                 continue
-            if known[group] is None and not usual:
+            runs_with = known[group] or usual or self._by_its_cell(group)
+            if runs_with is None:
                 # A guess may be the other mode, and the loop of one mode stays when the configs are mended.
                 left_out[group] = "none of its configs can be read"
                 continue
-            fields = common | (known[group] or usual)
+            fields = common | runs_with
             # Somebody may have taken members away; those of a Raft group still count.
             members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
             least = fields.get("minInSyncReplicas", 1)
@@ -299,17 +309,25 @@ class ClusterKeeper:
 
     def _running_with(self, group: str) -> dict[str, Any] | None:
         """What of the spec the failover depends on, as the group's members were last configured. None: somebody has
-        damaged all configs of theirs."""
+        damaged all configs of theirs, or taken them away."""
         live = self._objects.live("ConfigMap", names.group_set(self.name, group))
         texts = [] if live is None else list((live.get("data") or {}).values())
         wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
         for text in texts:
             # Not as a whole: an operator of another version may have written more into it. Nor is one needed that
             # somebody has damaged.
-            with suppress(ValueError, TypeError):
+            with suppress(ValueError):
                 config = json.loads(text)
-                return {field: config[name] for field, name in wanted.items() if name in config}
-        return None if texts else {}
+                if isinstance(config, dict) and config.get("mode") in MODES:
+                    return {field: config[name] for field, name in wanted.items() if name in config}
+        return None
+
+    def _by_its_cell(self, group: str) -> dict[str, Any] | None:
+        """The same of a group that has a cell, as groups in mode Raft never have. How its members flush is not known,
+        so nobody is promoted who may lack what is on the disk of another."""
+        lease = self._objects.live("Lease", names.group_set(self.name, group))
+        annotations = None if lease is None else lease["metadata"].get("annotations")
+        return {"mode": "MasterSlave", "flush": "Sync"} if CELL in (annotations or {}) else None
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
@@ -340,7 +358,7 @@ class ClusterKeeper:
         if text is None:
             # Withdrawn, or answered and the word of that lost: the same words later are another wish.
             self._untold = None
-        if text is not None and self._plan is not None:
+        if text is not None and (self._plan is not None or self._findings.refused):
             self._obeying = asyncio.create_task(self._obey(text, self._plan))
         elif text is None and self._annotation(SWITCHOVER_BEGUN) is not None:
             self._obeying = asyncio.create_task(self._forget())
@@ -354,7 +372,7 @@ class ClusterKeeper:
             await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
-    async def _obey(self, text: str, wanted: Plan) -> None:
+    async def _obey(self, text: str, wanted: Plan | None) -> None:
         try:
             if self._untold is None or self._untold[0] != text:
                 self._untold = (text, await self._fulfil(text, wanted))
@@ -369,9 +387,13 @@ class ClusterKeeper:
             await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
-    async def _fulfil(self, text: str, wanted: Plan) -> str:
-        """Raises ApiError and ApiUnavailable, and then nothing was begun."""
+    async def _fulfil(self, text: str, wanted: Plan | None) -> str:
+        """`wanted` None: the spec is refused, and no group is led. Raises ApiError and ApiUnavailable, and then nothing
+        was begun."""
         try:
+            if wanted is None:
+                why = "; ".join([self._findings.refused, *self._findings.problems])
+                raise SwitchoverFailed(f"no group is led, since the spec is refused: {why}")
             group, to = parse_switchover(text, wanted)
             loop = self._masters.loops[group]
             if to is None:
@@ -407,7 +429,7 @@ class ClusterKeeper:
         if self._obj["metadata"].get("deletionTimestamp") is not None:
             return None
         self._ask_for_checks()
-        if self._warming_up():
+        if self._warming_up() or not set(SHOWN).isdisjoint(self._shared.unlisted()):
             return None
         seen = Seen(
             members=seen_members(self._running(), self._masters.loops, self._pods),

@@ -70,10 +70,15 @@ class Election:
         log.info("%s leads", self._identity)
 
     async def hold(self) -> None:
-        """Renews until the Lease is lost; then returns, and nothing may be done any more."""
+        """Renews until the Lease is lost; then returns, and nothing may be done any more. One request may be lost: an
+        attempt has half of the time that is left after a renewal, and what took so long is followed by the next one at
+        once."""
+        begun = time.monotonic()
         while True:
-            await asyncio.sleep(RENEW_S)
-            mine = await self._try_within(max(0.1, self._renewed_at + GIVE_UP_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, begun + RENEW_S - time.monotonic()))
+            begun = time.monotonic()
+            left = self._renewed_at + GIVE_UP_S - begun
+            mine = await self._try_within(max(0.1, min(left, (GIVE_UP_S - RENEW_S) / 2)))
             if not mine and (self._taken_by_other() or time.monotonic() - self._renewed_at >= GIVE_UP_S):
                 self.leading = False
                 log.error("%s does not lead any more", self._identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -17,13 +18,16 @@ from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.failover.prefer import Preference, Wishes
 from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event
+from gantry_operator.failover.watch import QUIET_MS
 from gantry_operator.kube import metrics
-from gantry_operator.kube.client import KubeApi
+from gantry_operator.kube.client import ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.leases import LeaseRegistry
 from gantry_operator.kube.members import member_client
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.surroundings import PodSurroundings
+
+log = logging.getLogger(__name__)
 
 
 class Masters:
@@ -46,6 +50,7 @@ class Masters:
             api, mirrors["Pod"], mirrors["PersistentVolumeClaim"], self.name, self.namespace, self._said, self._changed
         )
         self.pods.answers = self._answers
+        self.pods.put_right = self._put_right
         self._events = events
         self._clock = clock
         self._on_news = on_news
@@ -90,29 +95,47 @@ class Masters:
     def problems(self) -> Iterable[str]:
         return (loop.problem for loop in self.loops.values() if loop.problem)
 
-    async def right_labels(self) -> None:
-        """Each master that leads says so by its label. Raises ApiError and ApiUnavailable.
+    async def right_labels(self) -> list[str]:
+        """Each master that leads says so by its label. What keeps some of them from it, in words: it keeps no others.
 
         Not one whose loop is still to announce it: that knows how long the former one keeps its label beside it.
         """
-        for group, loop in self.loops.items():
-            cell = loop.cell
-            if cell is None or cell.master is None or not loop.announced:
-                continue
-            watch = loop.watches.get(cell.master.member)
-            report = None if watch is None else watch.report
-            if report is not None and report.role == "Master" and report.epoch == cell.epoch:
+        problems = await asyncio.gather(*(self._right_label(group) for group in self.loops))
+        return list(dict.fromkeys(p for p in problems if p))
+
+    async def _right_label(self, group: str) -> str:
+        loop = self.loops[group]
+        cell = loop.cell
+        if cell is None or cell.master is None or not loop.announced:
+            return ""
+        watch = loop.watches.get(cell.master.member)
+        report = None if watch is None else watch.report
+        if report is not None and report.role == "Master" and report.epoch == cell.epoch:
+            try:
                 await self.pods.label(group, cell.master.member)
+            except (ApiError, ApiUnavailable) as error:
+                return str(error)
+        return ""
+
+    async def _put_right(self, group: str) -> None:
+        problem = await self._right_label(group)
+        if problem:
+            # The next pass over the objects tries it again, and tells of it.
+            log.warning("labels of group %s: %s", group, problem)
 
     def _answers(self, group: str, name: str) -> bool:
+        """One that is frozen or cut off keeps its connection for longer than it may be silent."""
         loop = self.loops.get(group)
-        found = None if loop is None else next((w for w in loop.watches.values() if w.name == name), None)
-        return found is not None and found.reach == "ok"
+        number = None if loop is None else next((n for n, w in loop.watches.items() if w.name == name), None)
+        if loop is None or number is None or loop.watches[number].reach != "ok":
+            return False
+        return loop.silence_s(number) * 1000 < QUIET_MS
 
     async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.pods.close()
         await self._http.aclose()
 
     def _not_moved(self, group: str, why: str) -> None:

@@ -49,8 +49,13 @@ class Mirror:
             if where == namespace and (obj["metadata"].get("labels") or {}).get(label) == value:
                 yield obj
 
+    @property
+    def listed(self) -> bool:
+        """Everything that existed at the start is here."""
+        return all(e.is_set() for e in self._listed.values())
+
     async def ready(self) -> None:
-        """Until everything that existed at the start is here."""
+        """Until that is so."""
         await asyncio.gather(*(e.wait() for e in self._listed.values()))
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.kube import access, drift, external, metrics, names
-from gantry_operator.kube.client import KINDS, STATEFUL_SET, KubeApi, Object
+from gantry_operator.kube.client import KINDS, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.render import OperatorSettings, render
 from gantry_operator.plan import Plan
@@ -54,7 +54,8 @@ class ObjectKeeper:
         return self._mirrors[kind].get(self._namespace, name)
 
     async def keep_secret(self, cluster: BrokerCluster, found: Findings) -> bool:
-        """The admin token: made once. One that was deleted comes back with the token that the brokers know."""
+        """The admin token: made once. One that was deleted comes back with the token that the brokers know; as long as
+        that is refused, what only needs the token goes on. False: it is not as it should be, look again."""
         name = names.admin_secret(cluster.name)
         live = self.live("Secret", name)
         token = None if live is None else access.token_of(live)
@@ -64,7 +65,13 @@ class ObjectKeeper:
             return False
         if token is None:
             token = self.token or secrets.token_urlsafe(32)
-            await self._apply(access.admin_secret(cluster, token))
+            try:
+                await self._apply(access.admin_secret(cluster, token))
+            except (ApiError, ApiUnavailable) as error:
+                if self.token is None:
+                    raise
+                found.problems.append(str(error))
+                return False
         self.token = token
         return True
 

@@ -39,6 +39,9 @@ MIRRORED = (
     "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
     "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
 )  # fmt: skip
+FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
+LISTED_S = 2.0
+"""The other kinds are waited for no longer before the failover begins."""
 FOR_REPORTS = ("CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS)
 
 
@@ -57,7 +60,7 @@ class Operator:
             heard = self._listener(name, JOB_LABEL)
             self.mirrors[name] = Mirror(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
         self._remoting = RemotingClient()
-        self.shared = Shared(api, settings, self.mirrors, self._remoting, AttentiveClock(), identity)
+        self.shared = Shared(api, settings, self.mirrors, self._remoting, AttentiveClock(), identity, self._unlisted)
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
@@ -74,13 +77,19 @@ class Operator:
         for_reports = () if self._settings.spark_image else FOR_REPORTS
         return {k: m for k, m in self.mirrors.items() if k not in for_reports}
 
+    def _unlisted(self) -> list[str]:
+        return [k for k, m in self.followed().items() if not m.listed]
+
     async def run(self) -> None:
         """Until cancelled, or until a signal ends kopf, which takes signals for itself."""
         try:
             async with asyncio.TaskGroup() as group:
                 followed = self.followed()
                 following = [group.create_task(m.run()) for m in followed.values()]
-                await asyncio.gather(*(m.ready() for m in followed.values()))
+                await asyncio.gather(*(followed[k].ready() for k in FOR_FAILOVER))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LISTED_S):
+                        await asyncio.gather(*(m.ready() for m in followed.values()))
                 await self._kopf()
                 for task in following:
                     task.cancel()

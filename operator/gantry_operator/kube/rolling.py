@@ -70,7 +70,7 @@ class Roller:
             if step.kind == "replace":
                 chosen = next(s for s in states if s.name == step.member)
                 if not self._still_to_be_relieved(group, chosen):
-                    await (self._shrink(group, step) if chosen.leaving else self._replace(group, step))
+                    await (self._shrink(group, chosen) if chosen.leaving else self._replace(group, step))
             elif step.kind == "handover":
                 number = next(s.number for s in states if s.name == step.to)
                 await loop.switchover(number, step.reason, force=False)
@@ -87,14 +87,15 @@ class Roller:
             return False
         return self._pods.labelled_master(member.name) and self._pods.answers(group, member.name)
 
-    async def _shrink(self, group: str, step: Step) -> None:
-        """A StatefulSet gives up the highest number, which is one that leaves; the next pass reads its new size."""
-        assert step.member is not None
-        if self._pods.lingers(step.member):
-            return
-        size = self._pods.sizes[group] - 1
-        self._events.record("Normal", "ScaleDown", f"group {group}: {step.member} leaves, its volume stays")
+    async def _shrink(self, group: str, member: MemberState) -> None:
+        """A StatefulSet gives up the highest number, so nobody else is taken away; the next pass reads its new size."""
         name = names.group_set(self._name, group)
+        live = self._sets.get(self._namespace, name)
+        running = 0 if live is None else int(live["spec"]["replicas"])
+        size = member.number
+        if max(running, self._pods.sizes[group]) != size + 1 or self._pods.lingers(member.name):
+            return
+        self._events.record("Normal", "ScaleDown", f"group {group}: {member.name} leaves, its volume stays")
         self._sets.note(await self._api.merge(STATEFUL_SET, self._namespace, name, {"spec": {"replicas": size}}))
         self._pods.sizes[group] = size
 

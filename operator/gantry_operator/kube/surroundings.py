@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
@@ -14,6 +14,7 @@ from gantry_operator.kube.mirror import Mirror
 from gantry_operator.plan import MemberPlan, member_name
 
 LINGER_S = 1.5
+JUST_AFTER_S = 0.01
 SERVICE_S = 1.0
 """A Service needs up to about a second to follow a label."""
 
@@ -38,7 +39,12 @@ class PodSurroundings:
         self.admin_token: str | None = None
         self.answers: Callable[[str, str], bool] = lambda group, name: False
         """Whether a member of a group answers now."""
+        self.put_right: Callable[[str], Awaitable[None]] = _nothing
+        """Makes the labels of a group right, if they are to be by now."""
         self._lingering: dict[str, float] = {}
+        self._relieving: dict[str, asyncio.Task[None]] = {}
+        self._failed_over: dict[str, int] = {}
+        """The last epoch of each group that began without a hand-over."""
         self._tried: dict[str, int] = {}
         """The epoch of each group that was announced last, or was to be."""
         self._api = api
@@ -77,22 +83,45 @@ class PodSurroundings:
         return self.admin_token
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """A former master that still answers forwards what comes to it, so it keeps its place beside the new one
-        until the Service has moved; without that the Service would lead nowhere for a moment. An announcement that is
-        repeated since the label of a third one was refused gives it no more time."""
+        """A former master that has handed over and still answers forwards what comes to it, so it keeps its place
+        beside the new one until the Service has moved; without that the Service would lead nowhere for a moment. An
+        announcement that is repeated since the label of a third one was refused gives it no more time."""
         if self._tried.get(group) != epoch or not self.labelled_master(master.name):
             self._tried[group] = epoch
-            until = time.monotonic() + LINGER_S
-            for name, role in self.mislabelled(group, master.member):
-                if role == names.ROLE_SLAVE and self.labelled_master(name) and self.answers(group, name):
-                    self._lingering[name] = until
+            former = [] if self._failed_over.get(group) == epoch else self._former(group, master.member)
+            if former:
+                self._lingering |= dict.fromkeys(former, time.monotonic() + LINGER_S)
+                self._relieve_in_time(group)
         await self.label(group, master.member)
+
+    def _former(self, group: str, master: int) -> list[str]:
+        """Who still has the master's label and answers."""
+        wrong = [name for name, role in self.mislabelled(group, master) if role == names.ROLE_SLAVE]
+        return [name for name in wrong if self.labelled_master(name) and self.answers(group, name)]
+
+    def _relieve_in_time(self, group: str) -> None:
+        """Whatever else the operator waits for then."""
+
+        async def relieve() -> None:
+            await asyncio.sleep(LINGER_S + JUST_AFTER_S)
+            await self.put_right(group)
+
+        if group in self._relieving:
+            self._relieving[group].cancel()
+        self._relieving[group] = asyncio.create_task(relieve())
 
     def event(self, event: Event) -> None:
         self._on_event(event)
 
     def changed(self, change: Change) -> None:
+        if not change.planned:
+            self._failed_over[change.group] = change.epoch
         self._on_change(change)
+
+    async def close(self) -> None:
+        for task in self._relieving.values():
+            task.cancel()
+        await asyncio.gather(*self._relieving.values(), return_exceptions=True)
 
     # ---- what the reconciler asks
 
@@ -139,6 +168,10 @@ class PodSurroundings:
 
     def _headless(self, group: str) -> str:
         return names.service_host(names.group_set(self._cluster, group), self._namespace)
+
+
+async def _nothing(group: str) -> None:
+    """Nobody has said how."""
 
 
 def facts_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> Facts:

@@ -26,6 +26,9 @@ from gantry_operator.kube.commands import SWITCHOVER, SWITCHOVER_RESULT, parse_s
 from gantry_operator.kube.forward import ForwardedCluster
 from gantry_operator.plan import plan
 
+SWITCHOVER_S = 45.0
+"""An operator may need 35 s: to know who leads, for the wish itself, and for what is under way then."""
+
 
 class TargetError(Exception):
     """What cannot be done, and what to do instead, in words for the user."""
@@ -114,7 +117,7 @@ class KubeTarget:
             for e in ours
         ]
 
-    async def switchover(self, group: str, to: str | None = None, timeout_s: float = 30.0) -> str:
+    async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
         """Asks the operator to hand the group over. Returns what was done; raises TargetError with why it was not."""
         try:
             parse_switchover(group if to is None else f"{group}={to}", plan(parse_manifest(await self.resource())))
@@ -127,15 +130,33 @@ class KubeTarget:
         await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            annotations = (await self.resource())["metadata"].get("annotations") or {}
-            result = str(annotations.get(SWITCHOVER_RESULT, ""))
-            if result.startswith(wish):
-                outcome, _, said = result.removeprefix(wish).strip().partition(": ")
-                if outcome == "done":
-                    return said
-                raise TargetError(said)
+            said = answer_to(wish, await self.resource())
+            if said is not None:
+                return said
             await asyncio.sleep(0.2)
-        raise TargetError(f"the operator did not answer within {timeout_s:.0f} s: is it running?")
+        said = await self._withdrawn(wish)
+        if said is not None:
+            return said
+        raise TargetError(
+            f"the operator did not answer within {timeout_s:.0f} s: is it running? What was asked for is withdrawn; an "
+            "operator that is at it already may still do it"
+        )
+
+    async def _withdrawn(self, wish: str) -> str | None:
+        """Takes a wish back that nobody has answered; the answer if it came in this moment. Raises as `answer_to`."""
+        while True:
+            resource = await self.resource()
+            said = answer_to(wish, resource)
+            meta = resource["metadata"]
+            if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != wish:
+                return said
+            # By its version: another wish that comes meanwhile stays.
+            patch = {"metadata": {"annotations": {SWITCHOVER: None}, "resourceVersion": meta["resourceVersion"]}}
+            try:
+                await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+            except ApiError as error:
+                if error.reason != "Conflict":
+                    raise
 
     async def name_servers(self) -> str:
         """NameServer addresses, joined by ';', that work from here, with brokers behind them that do too."""
@@ -164,6 +185,17 @@ class KubeTarget:
         except ApiError as error:
             raise TargetError(f"the cluster's Secret cannot be read: {error}") from error
         return (None if secret is None else access.token_of(secret)) or ""
+
+
+def answer_to(wish: str, resource: Object) -> str | None:
+    """What was done; None: nobody has answered it yet. Raises TargetError with why it was not done."""
+    result = str((resource["metadata"].get("annotations") or {}).get(SWITCHOVER_RESULT, ""))
+    if not result.startswith(f"{wish} "):
+        return None
+    outcome, _, said = result.removeprefix(wish).strip().partition(": ")
+    if outcome == "done":
+        return said
+    raise TargetError(said)
 
 
 def current_namespace(context: str | None) -> str:

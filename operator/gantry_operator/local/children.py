@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.process import ExitWatch, ProcessRecord, alive, load_record, reap, send, start, start_mark
+from gantry_operator.local.process import (
+    ExitWatch,
+    ProcessRecord,
+    load_record,
+    reap,
+    save_record,
+    send,
+    start,
+    started_with,
+)
 from gantry_operator.local.render import ProcessPlan
-from gantry_operator.registry.file import write_durably, write_whole
+from gantry_operator.registry.file import write_durably
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +34,8 @@ takes over needs more."""
 WELL_AFTER = 3.0
 """One that ran for so many times the pause before it (at least a second) starts again with the first pause."""
 STOP_PATIENCE_S = 15.0
+RECORD_AGAIN_S = 5.0
+"""After a record of a process that could not be written."""
 
 
 def pause_before_start(failures: int, group_goes_on: bool) -> float:
@@ -52,6 +61,8 @@ class Child:
     """The last one before a start."""
     started_at: float = 0.0
     restart: asyncio.TimerHandle | None = None
+    unwritten: asyncio.TimerHandle | None = None
+    """Its record is to be written once more."""
     stopping: asyncio.Event | None = None
     """Set when it has ended on our own request."""
 
@@ -84,9 +95,7 @@ class Children:
                 child.plan = plan
                 continue
             child = self.table[plan.name] = Child(plan)
-            record = load_record(self._folder.process(plan.name)) or self._orphan(plan)
-            if record is not None:
-                self._watch(child, record)
+            record = self._take_over(child)
             if not keep_alive:
                 continue
             if record is not None:
@@ -98,11 +107,10 @@ class Children:
         """Keep what runs though it is not planned any more, until it is removed. False: it does not run."""
         if plan.name in self.table:
             return True
-        record = load_record(self._folder.process(plan.name)) or self._orphan(plan)
-        if record is None:
+        child = Child(plan)
+        if self._take_over(child) is None:
             return False
-        child = self.table[plan.name] = Child(plan)
-        self._watch(child, record)
+        self.table[plan.name] = child
         return True
 
     def running(self, name: str) -> bool:
@@ -163,6 +171,8 @@ class Children:
                 child.watch.close()
             if child.restart is not None:
                 child.restart.cancel()
+            if child.unwritten is not None:
+                child.unwritten.cancel()
 
     # ---- inner parts
 
@@ -177,7 +187,6 @@ class Children:
                 plan.name,
                 plan.argv(self._folder),
                 config=plan.digest,
-                record=self._folder.process(plan.name),
                 log=self._folder.log(plan.name),
                 cwd=self._folder.root,
             )
@@ -186,7 +195,37 @@ class Children:
             self._start_later(child)
             return
         self._watch(child, record)
+        self._write_down(child)
         self._on_change()
+
+    def _take_over(self, child: Child) -> ProcessRecord | None:
+        """What runs of it already, written down or not."""
+        record = load_record(self._folder.process(child.plan.name))
+        if record is not None:
+            self._watch(child, record)
+            return record
+        record = self._orphan(child.plan)
+        if record is not None:
+            self._watch(child, record)
+            self._write_down(child)
+        return record
+
+    def _write_down(self, child: Child) -> None:
+        """A process that could not be written down is kept and known all the same; it is tried again."""
+        again = child.unwritten is not None
+        if child.unwritten is not None:
+            child.unwritten.cancel()
+            child.unwritten = None
+        if child.record is None:
+            return
+        name = child.plan.name
+        try:
+            save_record(self._folder.process(name), child.record)
+        except OSError as error:
+            if not again:
+                said = f"{name} runs as process {child.record.pid}, which cannot be written down: {error}"
+                self._event("Warning", "NotWrittenDown", said, name)
+            child.unwritten = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._write_down, child)
 
     def _watch(self, child: Child, record: ProcessRecord) -> None:
         child.record = record
@@ -224,22 +263,10 @@ class Children:
         return group is not None and any(c.plan.group == group and c.record is not None for c in others)
 
     def _orphan(self, plan: ProcessPlan) -> ProcessRecord | None:
-        """A process that was started, but whose record was never written: the supervisor was killed in between."""
-        config = str(self._folder.config(plan.name)).encode()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError, ValueError):
-                words = path.read_bytes().split(b"\0")
-                pid = int(path.parent.name)
-                if config in words and plan.module.encode() in words and pid != os.getpid():
-                    record = ProcessRecord(plan.name, pid, start_mark(pid) or "gone", plan.digest)
-                    if alive(record):
-                        write_whole(self._folder.process(plan.name), _json(record))
-                        return record
-        return None
-
-
-def _json(record: ProcessRecord) -> str:
-    return json.dumps(asdict(record))
+        """A process that was started, but whose record was never written: the supervisor was killed in between, or
+        the disk was full."""
+        found = (r for r in started_with(self._folder.configs, {plan.module}) if r.name == plan.name)
+        return next((replace(r, config=plan.digest) for r in found), None)
 
 
 def _how(status: int | None) -> str:

@@ -11,15 +11,21 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from gantry_operator.local.folder import ClusterFolder, read_json, read_ports
 from gantry_operator.local.process import load_record, start_mark
 from gantry_operator.registry.file import write_whole
 
 log = logging.getLogger(__name__)
+
+TURN_S = 2.0
+"""Whoever chooses takes much less; one that stands still in the middle of it is not waited for."""
+LOOK_S = 0.01
 
 
 def claims_folder() -> Path:
@@ -29,24 +35,63 @@ def claims_folder() -> Path:
     return Path(base) / f"gantry-ports-{os.getuid()}"
 
 
-@contextmanager
-def ports_of_others(own: Path) -> Iterator[frozenset[int]]:
-    """The ports of all clusters that run, but for the one in the folder `own`, which is known to the others afterwards.
+class Turn:
+    """To choose ports, for one program of this user at a time; `lock` None: it cannot be known whose turn it is."""
 
-    Nobody else chooses meanwhile. Where claims cannot be kept there are none, and only a listener makes a port taken.
-    """
+    def __init__(self, lock: IO[str] | None) -> None:
+        self.lock = lock
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.lock is not None:
+            self.lock.close()
+
+
+def take_turn() -> Turn:
+    """Waits for it, but not for long: whoever has an event loop asks in a thread, so that the failover goes on."""
     folder = claims_folder()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{folder} belongs to somebody else")
-        lock = open(folder / "lock", "a")  # noqa: SIM115
+        return Turn(_locked(folder / "lock"))
     except OSError as error:
         log.warning("ports of other clusters are not known: %s", error)
-        yield frozenset()
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Turn(None)
+
+
+def _locked(path: Path) -> IO[str]:
+    """Raises OSError, also where another program holds it all the time."""
+    lock = open(path, "a")  # noqa: SIM115
+    deadline = time.monotonic() + TURN_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                lock.close()
+                raise TimeoutError(f"another `gantry up` holds {path} and does not go on") from None
+        except OSError:
+            lock.close()
+            raise
+        time.sleep(LOOK_S)
+
+
+@contextmanager
+def ports_of_others(own: Path, turn: Turn) -> Iterator[frozenset[int]]:
+    """The ports of all clusters that run, but for the one in the folder `own`, which is known to the others afterwards.
+
+    Nobody else chooses meanwhile, and the turn is over then. Where claims cannot be kept there are none, and only a
+    listener makes a port taken.
+    """
+    with turn:
+        if turn.lock is None:
+            yield frozenset()
+            return
+        folder = claims_folder()
         yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own))
         mine = {"folder": str(own), "pid": os.getpid(), "started": start_mark(os.getpid())}
         write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))

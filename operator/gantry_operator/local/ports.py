@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gantry_operator.local.claims import ports_of_others
+from gantry_operator.local.claims import Turn, ports_of_others, take_turn
 from gantry_operator.local.folder import read_ports
 from gantry_operator.plan import Plan
 from gantry_operator.registry.file import write_durably
@@ -54,15 +54,15 @@ class Ports:
         """Raises NoPort."""
         return f"{HOST}:{self[use]}"
 
-    def choose(self, plan: Plan, running: frozenset[str]) -> list[str]:
+    def choose(self, plan: Plan, running: frozenset[str], turn: Turn | None = None) -> list[str]:
         """Give every use a port, and write the choice down. Raises OSError.
 
         `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced,
         be it by listening or as the port of another cluster in the middle of a failover; the answer names those uses,
         because clients may have the old address. What runs keeps its ports though the plan has it no more, until it
-        has ended.
+        has ended. `turn` is over then; None: it is waited for here.
         """
-        with ports_of_others(self.path.parent.resolve()) as foreign:
+        with ports_of_others(self.path.parent.resolve(), turn or take_turn()) as foreign:
             moved = self._choose(plan, running, foreign)
             write_durably(self.path, json.dumps(self.taken, indent=1))
         return moved

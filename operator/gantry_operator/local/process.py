@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,17 +91,43 @@ def load_record(path: Path) -> ProcessRecord | None:
     return record if alive(record) else None
 
 
-def start(name: str, argv: Sequence[str], *, config: str, record: Path, log: Path, cwd: Path) -> ProcessRecord:
-    """Start it in a session of its own, so that neither a closed terminal nor Ctrl-C reaches it. Raises OSError."""
+def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRecord]:
+    """What runs one of these modules with a config of that folder, also where no record tells of it; with an empty
+    digest. Nobody where the system does not tell."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = os.fsdecode(path.read_bytes()).split("\0")
+            pid = int(path.parent.name)
+            config = next((Path(w) for w in words if w.endswith(".json")), None)
+            if config is None or pid == os.getpid() or not set(modules).intersection(words):
+                continue
+            mark = start_mark(pid) if config.parent.resolve() == configs.resolve() else None
+        except (OSError, ValueError):
+            continue
+        if mark is not None:
+            yield ProcessRecord(config.stem, pid, mark, "")
+
+
+def start(name: str, argv: Sequence[str], *, config: str, log: Path, cwd: Path) -> ProcessRecord:
+    """Start it in a session of its own, so that neither a closed terminal nor Ctrl-C reaches it. Raises OSError, and
+    then it does not run; it is still to be written down."""
     with open(log, "ab") as out:
         child = subprocess.Popen(
             list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=cwd, start_new_session=True
         )
-    started = start_mark(child.pid)
-    made = ProcessRecord(name, child.pid, started or "gone", config)
     _children[child.pid] = child
-    write_whole(record, json.dumps(asdict(made)))
-    return made
+    try:
+        started = start_mark(child.pid)
+    except OSError:
+        child.kill()  # Nobody would know it again.
+        child.wait()
+        raise
+    return ProcessRecord(name, child.pid, started or "gone", config)
+
+
+def save_record(path: Path, record: ProcessRecord) -> None:
+    """Raises OSError."""
+    write_whole(path, json.dumps(asdict(record)))
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}

@@ -12,6 +12,7 @@ from gantry_operator.local.ports import HOST, Ports
 from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config
 
 NAME_SERVER = "gantry_broker.namesrv"
+BROKER = "gantry_broker.broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
         found.append(
             ProcessPlan(
                 member.name,
-                "gantry_broker.broker",
+                BROKER,
                 config_of_broker.model_dump_json(indent=1),
                 member.group,
                 member.number,

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gantry_operator.failover.base import SwitchoverFailed
+from gantry_operator.local.claims import take_turn
 from gantry_operator.plan import MemberState, Step, next_step
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class Rolling:
             if step.member in s.leaving:
                 await s.children.remove(step.member)
                 if s.leaving.pop(step.member, None) is None:
-                    s.bring_up()  # The spec was changed meanwhile, and has it again.
+                    # The spec was changed meanwhile, and has it again.
+                    s.bring_up(await asyncio.to_thread(take_turn))
             else:
                 await s.children.replace(step.member)
         elif step.kind == "handover" and step.to is not None:
@@ -113,6 +115,6 @@ class Rolling:
             if name not in wanted:
                 await s.children.remove(name)
                 if name in {server.name for server in s.plan.name_servers}:
-                    s.bring_up()
+                    s.bring_up(await asyncio.to_thread(take_turn))
             elif child.outdated:
                 await s.children.replace(name)

@@ -37,6 +37,7 @@ from gantry_operator.failover.watch import MemberWatch
 from gantry_operator.kube.probe import check_group
 from gantry_operator.local import control
 from gantry_operator.local.children import Children
+from gantry_operator.local.claims import Turn, take_turn
 from gantry_operator.local.events import EventLog, utc
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.leaving import leaving_members, surplus_name_servers, with_leaving
@@ -101,7 +102,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
-        self.bring_up()
+        self.bring_up(await asyncio.to_thread(take_turn))
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
@@ -140,13 +141,16 @@ class Supervisor:
         made = self.loops[group] = self._make_loop(group)
         return made
 
-    def bring_up(self) -> None:
-        """Start or take over what the spec wants and what has not left yet; what runs already is left alone."""
+    def bring_up(self, turn: Turn) -> None:
+        """Start or take over what the spec wants and what has not left yet; what runs already is left alone.
+
+        `turn`: to choose ports. It is taken in a thread, since another program may stand still with it.
+        """
         surplus = surplus_name_servers(self.folder, self.plan)
         names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
-        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running):
+        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, turn):
             self.events.add("Warning", "PortTaken", f"the port of {use} is used by another program now", use)
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
@@ -329,7 +333,7 @@ class Supervisor:
         if op == "switchover":
             return await self._switchover(str(arguments["group"]), arguments.get("to"))
         if op == "apply":
-            return self._apply(arguments["manifest"])
+            return await self._apply(arguments["manifest"])
         raise control.ControlError(f"no such request: {op}")
 
     def _info(self) -> dict[str, Any]:
@@ -364,11 +368,15 @@ class Supervisor:
         self.cluster, self.plan = cluster, plan(cluster)
         self.leaving = leaving_members(self.folder, self.plan)
 
-    def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         try:
             wanted = BrokerCluster.model_validate(manifest)
         except ValidationError as error:
             raise control.ControlError(str(error)) from None
+        with await asyncio.to_thread(take_turn) as turn:
+            return self._go_on_with(wanted, turn)
+
+    def _go_on_with(self, wanted: BrokerCluster, turn: Turn) -> dict[str, Any]:
         refuse_change(self.cluster, wanted)
         try:
             save_manifest(self.folder, wanted)
@@ -377,7 +385,7 @@ class Supervisor:
         old, before = self.cluster, {g.name for g in self.plan.groups}
         self._take(wanted)
         try:
-            self.bring_up()
+            self.bring_up(turn)
         except OSError as error:
             self._take(old)
             with suppress(OSError):

@@ -2,7 +2,7 @@
 
 A planned change never uses failover: slaves first, one at a time, each only while everybody else is in sync; then the
 master hands over to one that is already new; then the last one. A member that does not work may be replaced at any
-time, since nobody waits for it.
+time, since nobody waits for it; where it leaves, only once no other that leaves has a higher number.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     if not todo and not still_counted:
         return Step("done", "every member is as planned")
     master = next((m for m in members if m.master), None)
+    # Members leave from the highest number down: a broken one below another that leaves has to wait like that one.
+    last = max((m.number for m in members if m.leaving), default=None)
     # A recorded master that is not heard, either, serves nobody; in a group of one there is no other to take over.
-    broken = [m for m in todo if m.broken and not (m.master and m.in_sync)]
+    broken = [m for m in todo if m.broken and not (m.master and m.in_sync) and (not m.leaving or m.number == last)]
     if broken:
         worst = min(broken, key=lambda m: -m.number)
         return Step("replace", f"{worst.name} does not work as it is, so nobody waits for it", worst.name)
