@@ -1,9 +1,10 @@
-"""What goes on until a test is over."""
+"""What goes on until a test is over, and waiting for what it does."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -24,3 +25,12 @@ async def running(it: T) -> AsyncIterator[T]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> float:
+    """Seconds until it holds; raises AssertionError when that takes longer."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begun + timeout_s
+        await asyncio.sleep(0.01)
+    return time.monotonic() - begun

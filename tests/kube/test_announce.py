@@ -25,7 +25,7 @@ from gantry_operator.kube.observe import REVISION_LABEL
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.surroundings import PodSurroundings
 from gantry_operator.registry import Entry, RegistryUnavailable
-from running import running
+from running import running, until
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(2)]
@@ -82,14 +82,6 @@ def pod(name: str, role: str, revision: str = "new") -> dict[str, Any]:
     meta = {"name": name, "namespace": "mq", "labels": {names.ROLE_LABEL: role, REVISION_LABEL: revision}}
     ready = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": ready}
-
-
-async def until(condition: Any, timeout_s: float = 3.0) -> float:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + timeout_s
-        await asyncio.sleep(0.01)
-    return time.monotonic() - begun
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.masters import Masters
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.registry import Entry
-from running import running
+from running import running, until
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]
@@ -131,14 +131,6 @@ def pod(name: str, group: str, role: str) -> dict[str, Any]:
 def roles(fake: FakeApi, group: str = "a", count: int = 3) -> list[str]:
     pods = [fake.objects["Pod", "mq", f"demo-{group}-{n}"] for n in range(count)]
     return [p["metadata"]["labels"][names.ROLE_LABEL] for p in pods]
-
-
-async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> float:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + timeout_s
-        await asyncio.sleep(0.01)
-    return time.monotonic() - begun
 
 
 @asynccontextmanager

@@ -472,11 +472,7 @@ STEP_WEIGHTS: Final = {
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_follower_agrees_with_its_log_whatever_calls_fail(
-    seed: int, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = Pair(quick_dir, seed, small.model_copy(update=FILE_SIZES), monkeypatch)
+def play(pair: Pair, seed: int) -> None:
     try:
         pair.run()
     except BaseException:
@@ -484,3 +480,10 @@ def test_a_follower_agrees_with_its_log_whatever_calls_fail(
         raise
     finally:
         pair.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_follower_agrees_with_its_log_whatever_calls_fail(
+    seed: int, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(Pair(quick_dir, seed, small.model_copy(update=FILE_SIZES), monkeypatch), seed)

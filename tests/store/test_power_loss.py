@@ -26,7 +26,7 @@ from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 sys.path.insert(0, str(Path(__file__).parent))
 
 import test_failing_calls
-from test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Pair
+from test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Pair, play
 from test_replica import HOST, copy, fill, fill_and_file, message
 
 HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
@@ -139,14 +139,7 @@ def test_a_follower_agrees_with_its_log_whatever_its_disk_lost(
     seed: int, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_failing_calls, "STEP_WEIGHTS", {**STEP_WEIGHTS, "follower_loses_power": 6})
-    pair = PowerPair(quick_dir, seed, small.model_copy(update=FILE_SIZES), monkeypatch)
-    try:
-        pair.run()
-    except BaseException:
-        print("seed", seed, *pair.trace[-80:], sep="\n")
-        raise
-    finally:
-        pair.close()
+    play(PowerPair(quick_dir, seed, small.model_copy(update=FILE_SIZES), monkeypatch), seed)
 
 
 @pytest.fixture
