@@ -210,3 +210,40 @@ def test_a_topic_that_is_dropped_on_a_full_disk_is_gone_once_there_is_room(
     assert store.next_offset("Other", 0) == 57
     assert not store.dropping
     assert not store.ends
+
+
+def test_what_comes_in_the_place_of_what_was_dropped_is_shown(store: MessageStore, quick_dir: Path) -> None:
+    """The deletion of a topic is undone by an unclean failover, and its numbers are given to others."""
+    put(store, 0, 15, 1)
+    parted = store.end
+    put(store, 15, 15, 1)
+    store.drop_topic("Orders", store.end)
+    store.cut(parted)
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", settings()))
+    leader.append_raw(0, store.read_raw(0, 10**6))
+    put(leader, 100, 15, 2)
+    store.append_raw(parted, leader.read_raw(parted, 10**6))
+    for again in (False, True):
+        if again:
+            store.upkeep(10**12)
+            store.close(clean=False)
+            store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        store.confirm(store.end)
+        assert store.max_offset("Orders", 0) == leader.max_offset("Orders", 0) == 28
+        assert store.get("Orders", 0, 14, 99, 10**6).data == leader.get("Orders", 0, 14, 99, 10**6).data
+    store.close(clean=False)
+    leader.close(clean=False)
+
+
+def test_a_start_shows_nothing_that_was_dropped(store: MessageStore, quick_dir: Path) -> None:
+    """It files again what was confirmed in the last second before a kill."""
+    put(store, 0, 50, 1)
+    store.upkeep(10**12)
+    put(store, 50, 50, 1)
+    store.drop_topic("Orders", store.end)
+    for _ in range(2):
+        store.close(clean=False)
+        store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        store.confirm(store.end)
+        assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == 99
+    store.close(clean=False)

@@ -162,10 +162,11 @@ class ConsumeQueue:
                 at += len(data)
         return size
 
-    def cut(self, limit: int) -> bool:
+    def cut(self, limit: int, end: int) -> bool:
         """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
 
-        Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
+        `end`: that of the log, from where on others get the numbers of those that were there. Bytes beyond the last
+        entry are zeros afterwards, whatever a crash left there. Raises OSError.
         """
         kept = self.pending
         while kept and _PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
@@ -195,7 +196,18 @@ class ConsumeQueue:
                 os.unlink(path)
                 changed = True
         self.load()
-        return changed
+        return self._lower_blanks(end) or changed
+
+    def _lower_blanks(self, end: int) -> bool:
+        """What was dropped at or above `end` is none of what comes there."""
+        lowered = False
+        for number in range(self._first, self.max):
+            phys, size, below = self.entry(number)
+            if phys or size != BLANK_SIZE or below <= end:
+                break
+            self._write(number, ENTRY.pack(0, BLANK_SIZE, end))
+            lowered = True
+        return lowered
 
     def _zero_unwritten(self) -> bool:
         within = self.written * ENTRY_SIZE % self.file_size
@@ -247,19 +259,30 @@ class ConsumeQueue:
             self.pending += entries[(self.max - offset) * ENTRY_SIZE :]
 
     def _differs(self, offset: int, entries: bytes) -> int | None:
-        """The number of the first entry from `offset` on that is neither like these nor blank."""
+        """The number of the first entry from `offset` on that is neither like these nor blank in their place."""
         for at in range(max(offset, self._first), offset + len(entries) // ENTRY_SIZE):
             there = self.read(at, 1)
             wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
-            if there != wanted and ENTRY.unpack(there)[1] != BLANK_SIZE:
+            if there == wanted:
+                continue
+            _, size, below = ENTRY.unpack(there)
+            if size != BLANK_SIZE or 0 < below <= _PHYS.unpack_from(wanted)[0]:
                 return at
         return None
 
     def _forget_from(self, offset: int) -> None:
         """What comes from this number on is written anew."""
         del self.pending[max(0, offset - self.written) * ENTRY_SIZE :]
-        self.written = min(self.written, offset)
         self._min_for = -1
+        if offset >= self.written:
+            return
+        self.written = offset
+        for base in reversed(self._bases()):
+            if base <= offset * ENTRY_SIZE:
+                break
+            self._fds.close(self._path(base))
+            os.unlink(self._path(base))
+        self._zero_unwritten()
 
     def write_piece(self) -> str:
         """Move what is in memory to a file, no more than belongs into one; answers that file.
@@ -356,7 +379,7 @@ class ConsumeQueue:
         return removed
 
     def blank_before(self, phys: int, touched: set[str]) -> None:
-        """Make every entry of a record below `phys` blank, so that it is shown no more.
+        """Make every entry of a record below `phys` blank, so that it is shown no more. A blank says below what it is.
 
         `touched` gets the files written, also before it raises OSError.
         """
@@ -367,6 +390,6 @@ class ConsumeQueue:
         while at < stop:
             within = at * ENTRY_SIZE % self.file_size
             step = min(stop - at, (self.file_size - within) // ENTRY_SIZE)
-            touched.add(self._write(at, BLANK * step))
+            touched.add(self._write(at, ENTRY.pack(0, BLANK_SIZE, phys) * step))
             at += step
         self._min_for = -1

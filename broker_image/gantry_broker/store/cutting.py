@@ -47,7 +47,7 @@ def _cut(store: MessageStore, to: int) -> None:
         store.half_reset = False  # What was to be emptied is empty.
     if to < was_confirmed:
         store.tail.clear()
-        store.queues.cut(to)
+        store.queues.cut(to, to)
         store.known_directories.clear()  # Files may come back by the names of those that go.
         store.dropping = {topic: below for topic, below in store.dropping.items() if below <= to}
         if store.index is not None:

@@ -64,7 +64,7 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)
     if not plan.clean or trusted != plan.trusted:
-        store.queues.cut(trusted)
+        store.queues.cut(trusted, log.end)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
         _doubt_files(store)

@@ -146,10 +146,11 @@ class QueueTable:
         if not dirty:
             self.waiting = 0
 
-    def cut(self, limit: int) -> None:
-        """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
+    def cut(self, limit: int, end: int) -> None:
+        """Remove the entries of records at or above `limit` from every queue, in memory and on disk; `end`: that of the
+        log. Raises OSError."""
         for queue in self:
-            if queue.cut(limit):
+            if queue.cut(limit, end):
                 self.unsynced.update(queue.files())
         self.dirty = {queue: None for queue in self.dirty if queue.pending}
 
