@@ -414,3 +414,20 @@ def test_a_start_makes_the_names_durable_that_the_process_before_it_had_made(
     store = MessageStore.open(config)
     assert os.path.basename(store.log.path(store.end)) in durable
     store.close(clean=False)
+
+
+async def test_a_checkpoint_that_is_due_waits_for_no_flush(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes no message, and retention waits until entries are known to be on disk."""
+    commit = GroupCommit(store)
+    store.put(messages(3), 1)
+    await commit.flush()
+    store.confirm(store.end)
+    commit.keep_up()
+    assert store.points.durable < store.end
+    monkeypatch.setattr(flush, "CHECKPOINT_S", 0.0)
+    commit.keep_up()
+    await commit.checkpoint()
+    assert store.points.durable == store.end
+    await commit.close()

@@ -553,3 +553,70 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     assert leader.next_offset("Orders", 0) == 11
     leader.close()
+
+
+def test_a_queue_keeps_the_number_that_the_disk_has_no_room_for(
+    leader: MessageStore,
+    follower: MessageStore,
+    quick_dir: Path,
+    small: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes on there at once, and after a restart once there was room."""
+    stores = [leader, follower]
+    for store in stores:
+        store.begin_epoch(1, b"", 1)
+        store.confirm(store.end)
+    with monkeypatch.context() as broken:
+        broken.setattr(ConsumeQueue, "_write", full_disk)
+        for store in stores:
+            store.ensure_next("Orders", 0, 57)
+    assert leader.put([message(0)], 5)[0].queue_offset == 57
+    leader.confirm(leader.end)
+    for number, name in enumerate(("leader", "follower")):
+        stores[number].upkeep(10**12)
+        assert not stores[number].ends
+        stores[number].close(clean=False)
+        store = MessageStore.open(StoreConfig(quick_dir / name, small))
+        assert store.next_offset("Orders", 0) == 58 - number
+        store.close()
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_queue_that_begins_in_the_tail_goes_on_where_it_is_told_to(
+    leader: MessageStore, follower: MessageStore
+) -> None:
+    """The record is undone, and with it what the number was known by."""
+    leader.begin_epoch(1, b"", 1)
+    border = leader.end
+    leader.ensure_next("Orders", 0, 57)
+    leader.put([message(0)], 5)
+    follower.append_raw(0, leader.read_raw(0, 10**6))
+    follower.confirm(border)
+    follower.ensure_next("Orders", 0, 57)
+    assert follower.next_offset("Orders", 0) == 58
+    follower.cut(border)
+    assert follower.next_offset("Orders", 0) == 57
+
+
+def test_a_queue_of_which_the_first_records_are_gone_begins_where_its_leaders_does(
+    leader: MessageStore, follower: MessageStore
+) -> None:
+    leader.begin_epoch(1, b"", 1)
+    leader.ensure_next("Orders", 0, 57)
+    first = leader.put([message(0)], 5)[0]
+    leader.put([message(0)], 6)
+    leader.confirm(leader.end)
+    copy(leader, follower)
+    follower.confirm(follower.end)
+    for filed in (False, True):
+        if filed:
+            follower.upkeep(10**12)
+        assert follower.min_offset("Orders", 0) == leader.min_offset("Orders", 0) == 57
+        assert follower.queue_starts() == leader.queue_starts()
+        assert follower.get("Orders", 0, 57, 9, 10**6).count == 2
+    follower.cut(first.phys_offset)
+    assert follower.next_offset("Orders", 0) == 57

@@ -53,6 +53,9 @@ _INT_MAX: Final = 0x7FFFFFFF
 _LONG_MAX: Final = 0x7FFFFFFFFFFFFFFF
 _WAIT: Final = "\x02WAIT\x01true\x02"
 
+MOST_ZEROS: Final = LOST - 1
+"""In a row, of a message's properties: a zero of their length may come before them."""
+
 STATUS_CODE: Final = {
     SendStatus.SEND_OK: int(ResponseCode.SUCCESS),
     SendStatus.FLUSH_DISK_TIMEOUT: int(ResponseCode.FLUSH_DISK_TIMEOUT),
@@ -297,7 +300,7 @@ class Sender:
         suffix = self._suffix.encode()
         sys_flag = header.sysFlag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
         for item in items:
-            if bytes(LOST) in item.properties:
+            if bytes(MOST_ZEROS) in item.properties:
                 raise _too_many_zeros()
             props = parse_properties(item.properties)
             puts.append(
@@ -326,7 +329,7 @@ def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal: its body has {len(frame.body)} bytes, maxMessageSize is {limit}",
         )
-    if header.properties is not None and "\0" * LOST in header.properties:
+    if header.properties is not None and "\0" * MOST_ZEROS in header.properties:
         raise _too_many_zeros()
     if header.properties is not None and len(header.properties.encode()) > MAX_PROPERTIES - 256:
         raise Answer(
@@ -339,8 +342,8 @@ def check_sizes(frame: Frame, header: SendHeader, limit: int) -> None:
 def _too_many_zeros() -> Answer:
     return Answer(
         ResponseCode.MESSAGE_ILLEGAL,
-        f"the message is illegal: its properties have {LOST} zero bytes in a row, which after a power loss would look "
-        "like a part that was never written; encode them as text",
+        f"the message is illegal: its properties have {MOST_ZEROS} zero bytes in a row, which after a power loss "
+        "would look like a part that was never written; encode them as text",
     )
 
 

@@ -571,6 +571,8 @@ class ReplicationService:
             interval = self._config.settings.flushIntervalCommitLog / 1000
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
+            if self._commit is not None:
+                self._commit.keep_up()
             self._changed()
             self._store.upkeep(self._unix_ms())  # Last: what it stumbles over must keep nothing else from being done.
         except Exception as error:

@@ -133,6 +133,8 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int, *, room_min: int
         if isinstance(error, struct.error):
             raise ValueError(f"a number does not fit its field of the record: {error}") from error
         raise
+    if store.half_reset and made.start == log.start:
+        store.half_reset = False  # It was empty, as it was to be.
     made.end = phys
     made.keys = keys if indexed or store.index is None else None
     store.last_store_ms = now_ms
@@ -143,8 +145,9 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int, *, room_min: int
 
 def _with_zeros(properties: bytes) -> bytes:
     """As they are stored: recovery takes a zero at their end for a write that was cut off, and a block of the disk that
-    begins with `LOST` zeros for one that was never written. A broker refuses so many; earlier versions did not."""
-    properties = properties.replace(bytes(LOST), b"")
+    begins with `LOST` zeros, one of which may be of their length, for one that was never written. A broker refuses so
+    many; earlier versions did not."""
+    properties = properties.replace(bytes(LOST - 1), b"")
     return properties + b"\x02" if properties.endswith(b"\0") else properties
 
 
@@ -295,5 +298,5 @@ def append_raw(store: MessageStore, at: int, data: bytes) -> int:
             raise
     remember(store, batch)
     if at == 0:
-        store.half_reset = False  # It was empty, as it was to be.
+        store.half_reset = False
     return log.end

@@ -217,15 +217,19 @@ class ConsumeQueue:
     def rebase(self, offset: int) -> list[str]:
         """An empty queue whose next entry is number `offset`: what came before is not in this log.
 
-        Answers the files written, which are not durable yet. Raises OSError, after which it begins at 0.
+        Answers the files written, which are not durable yet. Raises OSError, after which only memory knows the number.
         """
-        self._empty(0)
+        self._empty(offset)
         if not offset:
             return []
         files = [self._write(offset - 1, BLANK)]
         self._first = offset - 1
-        self.written = self.next = offset
         return files
+
+    @property
+    def is_empty(self) -> bool:
+        """No file says where it goes on."""
+        return self._first == self.max
 
     def _empty(self, offset: int) -> None:
         """Neither entries nor files; the next one is number `offset`."""
@@ -238,6 +242,11 @@ class ConsumeQueue:
 
     # Adding
 
+    def oldest_pending(self) -> int | None:
+        """The offset in the log of the oldest record whose entry is only in memory."""
+        at = ENTRY_SIZE if self.pending.startswith(BLANK) else 0
+        return int(_PHYS.unpack_from(self.pending, at)[0]) if len(self.pending) > at else None
+
     def add(self, offset: int, entries: bytes) -> None:
         """Entries that begin with queue offset `offset`; a gap before them is filled with blanks.
 
@@ -246,6 +255,7 @@ class ConsumeQueue:
         """
         if self.max == 0 and offset > 0:
             self._empty(offset - 1)
+            self.pending += BLANK
         behind = offset - self.max
         if behind == 0:
             self.pending += entries

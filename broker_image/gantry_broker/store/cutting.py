@@ -43,9 +43,7 @@ def _cut(store: MessageStore, to: int) -> None:
     history = cut_history(store.history, to)
     if history != store.history:
         take_history(store, history)
-    if to == 0:
-        store.half_reset = False  # What was to be emptied is empty.
-    if to < was_confirmed:
+    if to < was_confirmed or store.half_reset:
         store.tail.clear()
         store.queues.cut(to, to)
         store.known_directories.clear()  # Files may come back by the names of those that go.
@@ -55,6 +53,8 @@ def _cut(store: MessageStore, to: int) -> None:
             store.index.behind = store.index.position < to
     else:
         shorten_tail(store, to)
+    if to == 0:
+        store.half_reset = False  # What was to be emptied is empty.
 
 
 def _lower_points(store: MessageStore, points: Points) -> None:

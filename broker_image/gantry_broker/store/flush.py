@@ -136,6 +136,11 @@ class GroupCommit:
             self._checkpointing = self._loop.create_task(self._checkpoint())
             self._checkpointing.add_done_callback(self._checkpoint_done)
 
+    def keep_up(self) -> None:
+        """A checkpoint if one is due without a flush, as on a disk too full for messages: retention waits for it."""
+        if self._store.confirmed > self._store.points.durable and self._store.failed is None:
+            self._checkpoint_if_due()
+
     async def checkpoint(self) -> None:
         """Move the point from which recovery starts after a power loss up to now. Flushes do that by themselves.
 

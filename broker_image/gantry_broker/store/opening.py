@@ -39,8 +39,11 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     bases = log.bases()
     log.start = recovery.first_offset(bases, log.segment_size)
     store.walked_from = plan.scan_from
+    # What was flushed is there, unless the disk had failed.
+    flushed = points.flushed if points is not None and points.boot else 0
+    lost_from = flushed if plan.rebooted else None
     empty = recovery.Scan(0, "an empty store")
-    found = recovery.scan(log, plan.scan_from, lost=plan.rebooted) if bases else empty
+    found = recovery.scan(log, plan.scan_from, lost_from=lost_from) if bases else empty
     log.end = found.end
     before = points or Points()
     _find_damage(store, found, before, known=points is not None or epochs is None)

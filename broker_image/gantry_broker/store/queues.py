@@ -11,7 +11,7 @@ from typing import Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
-from gantry_broker.store.consumequeue import ENTRY, ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.consumequeue import ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.keyhash import KeyHasher
 
@@ -120,7 +120,8 @@ class QueueTable:
     def oldest_pending(self) -> int | None:
         """The offset in the log of the oldest record whose entry is only in memory."""
         # Of all: a failure may have left some without entries, or others in another order.
-        return min((ENTRY.unpack_from(queue.pending)[0] for queue in self.dirty if queue.pending), default=None)
+        oldest = (queue.oldest_pending() for queue in self.dirty)
+        return min((phys for phys in oldest if phys is not None), default=None)
 
     def write_out(self, limit: int | None = None, until: float | None = None) -> None:
         """Write out up to `limit` queues, oldest entries first, no longer than until then (of the monotonic clock).

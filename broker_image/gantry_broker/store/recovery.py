@@ -8,6 +8,7 @@ to the point from which they are sure and get the rest from the log again.
 from __future__ import annotations
 
 import logging
+import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,10 +51,10 @@ class Scan:
     epochs: list[EpochStart] = field(default_factory=list)
 
 
-def scan(log: CommitLog, offset: int, *, lost: bool = False) -> Scan:
+def scan(log: CommitLog, offset: int, *, lost_from: int | None = None) -> Scan:
     """Walk the log from a record border to the first place that holds no sound record. Raises OSError.
 
-    `lost`: blocks of it may never have reached the disk, since the machine lost power.
+    `lost_from`: blocks from there on may never have reached the disk, since the machine lost power.
     """
     found = Scan(offset)
     want = _CHUNK
@@ -65,7 +66,7 @@ def scan(log: CommitLog, offset: int, *, lost: bool = False) -> Scan:
         base = found.end
         partial = len(data) < log.room(base)
         try:
-            _scan_chunk(log, base, data, found, lost)
+            _scan_chunk(log, base, data, found, sys.maxsize if lost_from is None else lost_from)
             want = _CHUNK
         except Damage as damage:
             if not partial:
@@ -82,17 +83,17 @@ def scan(log: CommitLog, offset: int, *, lost: bool = False) -> Scan:
             return found
 
 
-def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan, lost: bool) -> None:
+def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan, lost_from: int) -> None:
     """Raises Damage at the first record that is not sound or not whole; `found` has those before it."""
     at = 0
     have = len(data)
     while at < have:
-        at = scan_plain(base, data, at, log.segment_size, found, lost)
+        at = scan_plain(base, data, at, log.segment_size, found, lost_from)
         found.end = base + at
         if at >= have:
             return
         room = log.room(base + at)
-        meta = read_meta(data, at, have, base + at, check=True, torn=True, lost=lost)
+        meta = read_meta(data, at, have, base + at, check=True, torn=True, lost=base + at >= lost_from)
         if isinstance(meta, Meta):
             if meta.size + FILLER_MIN > room:
                 raise Damage(f"record of {meta.size} bytes crosses the end of its segment")
@@ -111,7 +112,7 @@ def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan, lost: bool)
         found.end = base + at
 
 
-def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan, lost: bool = False) -> int:
+def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan, lost_from: int = sys.maxsize) -> int:
     """Pass over sound records of the common kind; answers where the first other one begins."""
     unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
     have = len(data)
@@ -139,7 +140,7 @@ def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan, 
             or b"\0" in data[body_end : properties_at - 2]
             or (end > properties_at and not data[end - 1])
             or (
-                lost
+                phys >= lost_from
                 and (phys + size - 1) // PAGE != (body_end + base) // PAGE
                 and has_lost_page(data, body_end, end, base)
             )

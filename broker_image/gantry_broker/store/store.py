@@ -247,11 +247,11 @@ class MessageStore:
         """The next record of the queue gets `number` or more: what came before may have left the log long ago.
 
         For queue ends that a control record tells; a queue that has records here already knows. What the disk refuses
-        is tried again with the upkeep. Raises ValueError for a topic that cannot be.
+        is tried again with the upkeep. Raises ValueError for a topic or queue that cannot be.
         """
-        self.queues.topic(topic)
-        self.ends[topic, queue_id] = number
-        upkeep.begin_queues(self)
+        if number > 0:
+            self.ends[topic, queue_id] = number
+            upkeep.begin_queue(self, topic, queue_id)
 
     # Upkeep, flush and checkpoint
 
@@ -303,13 +303,11 @@ class MessageStore:
 
     def mark_failed(self, error: BaseException) -> None:
         """After a failed fsync nobody knows what is on the disk: nothing more is taken until it is opened anew."""
-        first = self.failed is None
-        if first or (not self.doubts_disk and _doubts_disk(error)):
+        if self.failed is None or (not self.doubts_disk and _doubts_disk(error)):
             _log.error("the disk of %s failed: %s", self.config.path, error)
             self.failed = error
             # Not flushed, which may fail as well: it is for who reads it before the machine boots anew.
             upkeep.save_points(self, durable=False, aside=True)
-        if first:
             self.on_failed()
 
     @property

@@ -79,16 +79,30 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
 
 def begin_queues(store: MessageStore) -> None:
     """Let queues go on where they are to; what the disk refuses waits for the next call."""
-    table = store.queues
-    for (topic, queue_id), number in list(store.ends.items()):
-        try:
-            queue = table.queue(table.topic(topic), queue_id)
-            if queue.next == 0 and number > 0:
-                table.unsynced.update(queue.rebase(number))
-        except OSError as error:
-            complain(store, f"queue {queue_id} of topic {topic} cannot go on at {number} yet", error)
-        else:
-            del store.ends[topic, queue_id]
+    for topic, queue_id in list(store.ends):
+        if not begin_queue(store, topic, queue_id):
+            break
+
+
+def begin_queue(store: MessageStore, topic: str, queue_id: int) -> bool:
+    """One of them; False: the disk refuses, and only memory knows its number. Raises ValueError."""
+    number = store.ends[topic, queue_id]
+    try:
+        queue = store.queues.queue(store.queues.topic(topic), queue_id)
+        if queue.is_empty and queue.max in (0, number):
+            known = queue.next
+            try:
+                store.queues.unsynced.update(queue.rebase(number))
+            finally:
+                queue.next = max(known, queue.max)  # It may have records that are not confirmed yet.
+    except ValueError:
+        del store.ends[topic, queue_id]
+        raise
+    except OSError as error:
+        complain(store, "queues whose records have expired wait to be begun", error)
+        return False
+    del store.ends[topic, queue_id]
+    return True
 
 
 def drop_topics(store: MessageStore) -> None:
