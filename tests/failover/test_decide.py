@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from gantry_broker.replication.types import Ask, Cell, MemberId
 from gantry_operator.failover import (
     AcceptAsk,
@@ -452,3 +453,24 @@ def test_decisions_are_cheap() -> None:
     for _ in range(2_000):
         decide(obs)
     assert time.perf_counter() - start < 2
+
+
+def test_a_master_that_leads_and_refuses_another_version_goes_on_leading() -> None:
+    """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
+    bumped = CELL.touched()
+    told = decide(group(a=replace(member(0), refused="it answered 401: another token"), cell=bumped))
+    assert [d for d in told if not isinstance(d, Tell)] == []
+    assert wait(group(a=replace(member(0, role="Slave"), refused="401"), b=unheard(1), c=unheard(2))).code == (
+        "no-candidate"
+    )
+
+
+@pytest.mark.parametrize(("refused_ms", "given_up"), [(0, False), (9_000, False), (10_000, True)])
+def test_records_of_one_that_answers_and_refuses_are_given_up_as_late_as_those_of_one_that_is_away(
+    refused_ms: int, given_up: bool
+) -> None:
+    alone = Cell(4, 8, B, frozenset({B}))
+    b = replace(member(1), refused="it answered 401: another token", refused_ms=refused_ms, reach_ms=60_000)
+    gone = unheard(0, "refused", 0, gone=True)
+    first = decide(group(a=gone, b=b, c=member(2, end=10), cell=alone, settings={"unclean": True}))[0]
+    assert isinstance(first, Promote) is given_up

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from gantry_broker.http.models import AssignmentAnswer
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from gantry_operator.failover.http import make_client
+from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.failover.teller import REFUSED_FOR_S, Teller
 
 A = MemberId(0, "x")
@@ -98,3 +98,25 @@ async def test_what_a_member_accepted_of_unclean_is_remembered() -> None:
         await asyncio.wait_for(woken.wait(), 5)
         assert teller.told_unclean(0) is False
         assert teller.accepted_order(0) == CELL.order
+
+
+async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> None:
+    now = 100.0
+    transport = httpx.MockTransport(lambda request: httpx.Response(401))
+    async with httpx.AsyncClient(transport=transport) as client:
+        woken = asyncio.Event()
+        teller = Teller(client, lambda: None, woken.set, lambda: now)
+
+        async def refused_again(after_s: float) -> float:
+            nonlocal now
+            now += after_s
+            woken.clear()
+            teller.tell(0, "http://m0", Assignment(CELL, "h:1", False))
+            await asyncio.wait_for(woken.wait(), 5)
+            return teller.refusing_s(0)
+
+        assert teller.refusing_s(0) == 0
+        assert await refused_again(0) == 0
+        assert await refused_again(2.1) == pytest.approx(2.1)
+        assert await refused_again(2.1) == pytest.approx(4.2)
+        assert await refused_again(60) == 0, "nobody knows what was between"

@@ -187,6 +187,30 @@ async def test_one_that_has_handed_over_loses_its_label_in_time_by_itself(
             assert await until(lambda: roles(fake) == ["slave", "master", "slave"]) < 2.0
 
 
+async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the former one is over then, and no pass over the cluster's objects comes by itself."""
+    monkeypatch.setattr(surroundings, "LINGER_S", 0.2)
+    merge = api.merge
+
+    async def late(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
+        written = await merge(kind, namespace, name, patch)
+        await asyncio.sleep(0.6 if name == "demo-a-1" else 0.0)
+        return written
+
+    async with masters(fake, api) as found:
+        group = found.loops["a"] = Group(found)
+        async with running(group):
+            await until(lambda: group.announced)
+            monkeypatch.setattr(api, "merge", late)
+            await group.switchover(1, "asked for")
+            await until(lambda: group.announced)
+            assert await until(lambda: roles(fake) == ["slave", "master", "slave"]) < 1.0
+            [relieving] = found.pods._relieving.values()
+            await until(relieving.done)
+
+
 async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at_once(
     fake: FakeApi, api: KubeApi
 ) -> None:

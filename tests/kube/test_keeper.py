@@ -450,6 +450,19 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
         await until(lambda: set(keeper._masters.loops) == {"a", "b"})
 
 
+async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
+    """Its spec is refused, and the token is another's."""
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    secret = fake.objects["Secret", "mq", names.admin_secret("demo")]
+    secret["metadata"]["ownerReferences"][0]["uid"] = "a former one"
+    async with kept(fake, api, {"mode": 7}, annotations={SWITCHOVER: "a=demo-a-1 #1"}):
+        await until(lambda: SWITCHOVER_RESULT in annotated(fake))
+        answer = annotated(fake)[SWITCHOVER_RESULT]
+        assert "failed: the failover of group a has not begun: " in answer
+        assert "belongs to another cluster object" in answer
+
+
 async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: FakeApi, api: KubeApi) -> None:
     unlisted = ["NetworkPolicy"]
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as keeper:
@@ -461,5 +474,9 @@ async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: Fak
         assert keeper._look() is not None
         unlisted[:] = ["Service"]
         assert keeper._look() is None, "its addresses are not known"
+        keeper._begun -= module.WARM_UP_S
+        looked = keeper._look()
+        assert looked is not None, "it may never be listed, and somebody has to see why"
+        assert "nothing is made or removed until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))

@@ -51,20 +51,29 @@ def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: p
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not tell what runs")
 def test_what_could_not_be_written_down_is_ended_as_well(
-    folder: ClusterFolder, capsys: pytest.CaptureFixture[str]
+    folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would go on in files that are deleted. Whoever only reads a config is none of the cluster's."""
+    """It would go on in files that are deleted. Whoever only reads a config is none of the cluster's, nor is who runs
+    in another folder: there the same words are another cluster's."""
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     config = str(folder.config("demo-a-0"))
-    broker = subprocess.Popen([*sleep, "-m", "gantry_broker.broker", "--config", config])
-    reader = subprocess.Popen([*sleep, config])
-    other = subprocess.Popen([*sleep, "-m", "gantry_broker.broker", "--config", "/etc/gantry/demo-a-0.json"])
+    run, root, elsewhere = [*sleep, "-m", "gantry_broker.broker", "--config"], folder.root, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(root)
+    broker = subprocess.Popen([*run, config], cwd=root)
+    others = [
+        subprocess.Popen([*sleep, config], cwd=root),
+        subprocess.Popen([*run, "/etc/gantry/demo-a-0.json"], cwd=root),
+        subprocess.Popen([*run, config], cwd=elsewhere),
+        subprocess.Popen([*run, "config/demo-a-0.json"], cwd=elsewhere),
+    ]
     try:
         down.down(folder.root, None, delete_data=True)
-        assert [p.poll() is None for p in (broker, reader, other)] == [False, True, True]
+        assert broker.poll() is not None
+        assert [p.poll() for p in others] == [None] * 4
         assert "1 processes stopped" in capsys.readouterr().out
         assert not folder.root.exists()
     finally:
-        for process in (broker, reader, other):
+        for process in (broker, *others):
             process.kill()
             process.wait()

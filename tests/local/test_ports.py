@@ -147,4 +147,26 @@ def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
         assert time.monotonic() - begun < claims.TURN_S + 1
         again.cancel()
     assert len(set(ports.taken.values())) == len(ports.taken) > 0
-    assert "ports of other clusters are not known: another `gantry up` holds" in caplog.text
+    assert "another cluster may choose ports at the same time: another `gantry up` holds" in caplog.text
+
+
+def test_without_the_turn_the_ports_of_others_are_kept_clear_of_and_ones_own_are_known_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(claims, "TURN_S", 0.05)
+    one, two, three = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two", "three"))
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+    one.choose(CLUSTER, frozenset())
+    over = claims.claims_folder() / "over.json"
+    over.write_text(json.dumps({"folder": str(tmp_path / "over")}))
+    with open(claims.claims_folder() / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        two.choose(CLUSTER, frozenset())
+    assert not set(one.taken.values()) & set(two.taken.values())
+    assert over.exists(), "whoever has the turn may be writing it anew"
+    (tmp_path / "one" / "ports.json").unlink()
+    three.choose(CLUSTER, frozenset())
+    assert not set(two.taken.values()) & set(three.taken.values())
+    assert not over.exists()

@@ -21,6 +21,7 @@ from gantry_operator.local.children import (
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.process import load_record
 from gantry_operator.local.render import ProcessPlan
+from running import until
 
 
 def test_the_pauses_grow_to_a_limit() -> None:
@@ -75,7 +76,9 @@ async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_la
     folder = ClusterFolder(tmp_path)
     folder.make()
     plan = Sleeps("t-a-0", "sleeps", "{}")
-    before = subprocess.Popen(plan.argv(folder)) if ran_before else None  # noqa: ASYNC220
+    before = subprocess.Popen(plan.argv(folder), cwd=tmp_path) if ran_before else None  # noqa: ASYNC220
+    # The system does not tell of it at once.
+    await until(lambda: before is None or Path(f"/proc/{before.pid}/cmdline").read_bytes())
     write, full = process.write_whole, True
 
     def write_whole(path: Path, text: str, **how: Any) -> None:

@@ -73,7 +73,10 @@ def unproven(obs: Observation, cell: Cell) -> Report | None:
 
 
 def unclean(obs: Observation, cell: Cell) -> tuple[Report, int] | None:
-    """The best of whoever answers, and the bytes given up at least; None while somebody of the set may come back."""
+    """The best of whoever answers, and the bytes given up at least; None while somebody of the set may come back.
+
+    One that answers and refuses what it is told is waited for as long as one that does not answer.
+    """
     best: Report | None = None
     known_end = 0
     for view in obs.members:
@@ -90,7 +93,8 @@ def unclean(obs: Observation, cell: Cell) -> tuple[Report, int] | None:
         if recorded is None:
             continue
         lost_its_disk = recorded.heard and recorded.report is not None and recorded.report.id != id
-        if not lost_its_disk and not recorded.refused and recorded.reach_ms < obs.settings.unclean_after_ms:
+        away_ms = recorded.refused_ms if recorded.heard else recorded.reach_ms
+        if not lost_its_disk and away_ms < obs.settings.unclean_after_ms:
             return None
     return best, max(0, known_end - best.end)
 

@@ -179,6 +179,7 @@ class GroupLoop(GroupWatch):
                     told_unclean=self._teller.told_unclean(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),
                     refused=refused,
+                    refused_ms=int(self._teller.refusing_s(e.member) * 1000) if refused else 0,
                 )
             )
         ready = self._handover_ready

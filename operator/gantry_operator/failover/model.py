@@ -112,6 +112,8 @@ class MemberView:
     """For how long its acknowledged offset has been behind its master's end without moving."""
     refused: str = ""
     """Why it refused the assignment that is now recorded; empty: it did not."""
+    refused_ms: int = 0
+    """For how long it has refused whatever it was told."""
 
     @property
     def heard(self) -> bool:

@@ -20,6 +20,8 @@ AGAIN_AFTER_SUCCESS_S = 1.0
 """The same assignment is not repeated sooner to a member that took it."""
 REFUSED_FOR_S = 2.0
 """What a member refused is told again after this long: the reason may have ended with the process that gave it."""
+REFUSING_S = 3 * REFUSED_FOR_S
+"""After this long without another one, a refusal is the first of its kind again."""
 LINE_AFTER_ANSWER_S = 3.0
 """A status line that is newer than the answer must come within this time, else the old one counts again."""
 
@@ -45,6 +47,7 @@ class Teller:
         self._not_before: dict[int, tuple[Cell, float]] = {}
         self._refusals: dict[int, tuple[Cell | None, str, float]] = {}
         """What was refused, why and when; None: it would not do anything else, either."""
+        self._refusing_since: dict[int, float] = {}
 
     def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
         """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
@@ -90,6 +93,16 @@ class Teller:
         if refused is None or refused[0] not in (None, cell) or self._now() - refused[2] >= REFUSED_FOR_S:
             return ""
         return refused[1]
+
+    def refusing_s(self, member: int) -> float:
+        """Since the first of its refusals, between which it accepted nothing and was told again soon; 0: none."""
+        return self._now() - self._refusing_since.get(member, self._now())
+
+    def _refused(self, member: int, cell: Cell | None, why: str) -> None:
+        now, last = self._now(), self._refusals.get(member)
+        if last is None or now - last[2] >= REFUSING_S:
+            self._refusing_since[member] = now
+        self._refusals[member] = (cell, why, now)
 
     def any_underway(self) -> bool:
         return bool(self._underway)
@@ -151,7 +164,7 @@ class Teller:
                 # It could not write it down, or has another token, for example: another one may do it. Its answer to
                 # the next epoch would be the same; where all answer so, epochs would follow each other without pause.
                 why = f"it answered {answer.status_code}: {answer.text[:200]}"
-                self._refusals[member] = (None, why, self._now())
+                self._refused(member, None, why)
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
             self._told_at[member] = self._now()
@@ -159,11 +172,12 @@ class Teller:
                 again = AGAIN_AFTER_SUCCESS_S
                 self._accepted[member] = assignment
                 self._refusals.pop(member, None)
+                self._refusing_since.pop(member, None)
                 if then is not None:
                     then()
             elif (said.epoch, said.version) <= cell.order:
                 log.warning("%s refuses epoch %s version %s: %s", url, cell.epoch, cell.version, said.reason)
-                self._refusals[member] = (cell, said.reason or "it gave no reason", self._now())
+                self._refused(member, cell, said.reason or "it gave no reason")
         except (httpx.HTTPError, ValueError) as error:
             log.info("telling %s: %r", url, error)
         finally:

@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 SETTLE_S = 0.05
 """Changes come in bunches; a pass starts this long after the first."""
 WARM_UP_S = 20.0
-"""An operator that has just begun to lead says nothing of members that it had no time to hear."""
+"""An operator that has just begun to lead says nothing of members that it had no time to hear, nor of objects that it
+had no time to list."""
 AGAIN_S = 2.0
 """After a pass that failed or waits for something that no watch tells of."""
 SHOWN = ("Service", JOBS, PODS)
@@ -87,6 +88,10 @@ def readable_failover(wanted: object) -> dict[str, Any]:
         Failover.model_validate(timeout)
         failover |= timeout
     return failover
+
+
+def not_listed(kinds: Sequence[str]) -> str:
+    return f"nothing is made or removed until the API server has listed: {', '.join(kinds)}"
 
 
 class ClusterKeeper:
@@ -226,7 +231,7 @@ class ClusterKeeper:
         righted = await self._right_labels(found)
         unlisted = self._shared.unlisted()
         if unlisted:
-            found.problems.append(f"nothing is made or removed until the API server has listed: {', '.join(unlisted)}")
+            found.problems.append(not_listed(unlisted))
             self._findings = found
             return False
         if complete and not cluster.paused:
@@ -395,7 +400,10 @@ class ClusterKeeper:
                 why = "; ".join([self._findings.refused, *self._findings.problems])
                 raise SwitchoverFailed(f"no group is led, since the spec is refused: {why}")
             group, to = parse_switchover(text, wanted)
-            loop = self._masters.loops[group]
+            loop = self._masters.loops.get(group)
+            if loop is None:
+                why = "; ".join(filter(None, [self._findings.refused, *self._findings.problems]))
+                raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
             if to is None:
                 cell = await loop.known_cell()
                 done = led_since(self._annotation(SWITCHOVER_BEGUN), text, cell)
@@ -429,13 +437,16 @@ class ClusterKeeper:
         if self._obj["metadata"].get("deletionTimestamp") is not None:
             return None
         self._ask_for_checks()
-        if self._warming_up() or not set(SHOWN).isdisjoint(self._shared.unlisted()):
+        unlisted = self._shared.unlisted()
+        hidden = not set(SHOWN).isdisjoint(unlisted) and self._just_begun()
+        if self._warming_up() or hidden:
             return None
+        problems = [*self._findings.problems, *([not_listed(unlisted)] if unlisted else []), *self._masters.problems()]
         seen = Seen(
             members=seen_members(self._running(), self._masters.loops, self._pods),
             name_servers=seen_name_servers(self._plan, self._shared.mirrors["Pod"]),
             available=self._availability.answers() | self._left_out,
-            problems=[*self._findings.problems, *self._masters.problems()],
+            problems=list(dict.fromkeys(problems)),
             progress=[*self._findings.progress, *self._roller.progress.values()],
             refused=self._findings.refused,
             addresses=self._addresses(),
@@ -446,11 +457,14 @@ class ClusterKeeper:
 
     def _warming_up(self) -> bool:
         """What another operator wrote is better than what this one does not know yet."""
-        if time.monotonic() > self._begun + WARM_UP_S or not (self._obj.get("status") or {}).get("conditions"):
+        if not self._just_begun() or not (self._obj.get("status") or {}).get("conditions"):
             return False
         members = seen_members(self._running(), self._masters.loops, self._pods)
         heard = bool(members) and all(m.status is not None for m in members)
         return not (heard and set(self._availability.answers()) == {m.group for m in members})
+
+    def _just_begun(self) -> bool:
+        return time.monotonic() <= self._begun + WARM_UP_S
 
     def _ask_for_checks(self) -> None:
         """Availability is checked anew whenever a group's master or epoch is another, and from time to time."""

@@ -29,6 +29,9 @@ from gantry_operator.kube.surroundings import PodSurroundings
 
 log = logging.getLogger(__name__)
 
+REFUSED_S = 2.0
+"""A label that was refused is not written again sooner."""
+
 
 class Masters:
     """Runs from the first `keep` to `close`. `on_news` is called when the status may have changed."""
@@ -117,11 +120,17 @@ class Masters:
                 return str(error)
         return ""
 
-    async def _put_right(self, group: str) -> None:
+    async def _put_right(self, group: str) -> bool:
+        """False: to be tried again."""
         problem = await self._right_label(group)
         if problem:
-            # The next pass over the objects tries it again, and tells of it.
+            # The next pass over the objects tells of it.
             log.warning("labels of group %s: %s", group, problem)
+            await asyncio.sleep(REFUSED_S)
+            return False
+        loop = self.loops[group]
+        master = None if loop.cell is None else loop.cell.master
+        return loop.announced and master is not None and not self.pods.mislabelled(group, master.member)
 
     def _answers(self, group: str, name: str) -> bool:
         """One that is frozen or cut off keeps its connection for longer than it may be silent."""

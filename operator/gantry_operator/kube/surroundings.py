@@ -15,6 +15,7 @@ from gantry_operator.plan import MemberPlan, member_name
 
 LINGER_S = 1.5
 JUST_AFTER_S = 0.01
+RELIEVE_AGAIN_S = 0.2
 SERVICE_S = 1.0
 """A Service needs up to about a second to follow a label."""
 
@@ -39,8 +40,8 @@ class PodSurroundings:
         self.admin_token: str | None = None
         self.answers: Callable[[str, str], bool] = lambda group, name: False
         """Whether a member of a group answers now."""
-        self.put_right: Callable[[str], Awaitable[None]] = _nothing
-        """Makes the labels of a group right, if they are to be by now."""
+        self.put_right: Callable[[str], Awaitable[bool]] = _nothing
+        """Makes the labels of a group right, if they are to be by now; answers whether they are."""
         self._lingering: dict[str, float] = {}
         self._relieving: dict[str, asyncio.Task[None]] = {}
         self._failed_over: dict[str, int] = {}
@@ -100,11 +101,13 @@ class PodSurroundings:
         return [name for name in wrong if self.labelled_master(name) and self.answers(group, name)]
 
     def _relieve_in_time(self, group: str) -> None:
-        """Whatever else the operator waits for then."""
+        """Whatever else the operator waits for then. The new one's label may have been answered late, and nobody else
+        may look again."""
 
         async def relieve() -> None:
             await asyncio.sleep(LINGER_S + JUST_AFTER_S)
-            await self.put_right(group)
+            while not await self.put_right(group):  # noqa: ASYNC110
+                await asyncio.sleep(RELIEVE_AGAIN_S)
 
         if group in self._relieving:
             self._relieving[group].cancel()
@@ -170,8 +173,9 @@ class PodSurroundings:
         return names.service_host(names.group_set(self._cluster, group), self._namespace)
 
 
-async def _nothing(group: str) -> None:
+async def _nothing(group: str) -> bool:
     """Nobody has said how."""
+    return True
 
 
 def facts_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> Facts:

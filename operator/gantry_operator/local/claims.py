@@ -36,10 +36,12 @@ def claims_folder() -> Path:
 
 
 class Turn:
-    """To choose ports, for one program of this user at a time; `lock` None: it cannot be known whose turn it is."""
+    """To choose ports, for one program of this user at a time; `lock` None: another one may choose meanwhile. `known`:
+    claims can be kept."""
 
-    def __init__(self, lock: IO[str] | None) -> None:
+    def __init__(self, lock: IO[str] | None, *, known: bool = True) -> None:
         self.lock = lock
+        self.known = known
 
     def __enter__(self) -> Turn:
         return self
@@ -56,9 +58,13 @@ def take_turn() -> Turn:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{folder} belongs to somebody else")
-        return Turn(_locked(folder / "lock"))
     except OSError as error:
         log.warning("ports of other clusters are not known: %s", error)
+        return Turn(None, known=False)
+    try:
+        return Turn(_locked(folder / "lock"))
+    except OSError as error:
+        log.warning("another cluster may choose ports at the same time: %s", error)
         return Turn(None)
 
 
@@ -84,27 +90,35 @@ def _locked(path: Path) -> IO[str]:
 def ports_of_others(own: Path, turn: Turn) -> Iterator[frozenset[int]]:
     """The ports of all clusters that run, but for the one in the folder `own`, which is known to the others afterwards.
 
-    Nobody else chooses meanwhile, and the turn is over then. Where claims cannot be kept there are none, and only a
-    listener makes a port taken.
+    Nobody else chooses meanwhile, unless the turn was not had in time, and the turn is over then. Where claims cannot
+    be kept there are none, and only a listener makes a port taken.
     """
     with turn:
-        if turn.lock is None:
+        if not turn.known:
             yield frozenset()
             return
         folder = claims_folder()
-        yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own))
+        tidy = turn.lock is not None  # Else it may be written anew meanwhile.
+        yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own, tidy))
         mine = {"folder": str(own), "pid": os.getpid(), "started": start_mark(os.getpid())}
-        write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))
+        try:
+            write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))
+        except OSError as error:
+            if turn.lock is not None:
+                raise
+            log.warning("the ports of %s are not known to other clusters: %s", own, error)
 
 
-def _claimed(path: Path, own: Path) -> Iterator[int]:
+def _claimed(path: Path, own: Path, tidy: bool) -> Iterator[int]:
+    """`tidy`: a claim that is over is removed."""
     claim = read_json(path)
     root = Path(claim["folder"]) if isinstance(claim, dict) and "folder" in claim else None
     if root == own:
         return
     ports = {} if root is None else read_ports(ClusterFolder(root).ports)
     if root is None or not ports or not _lives(ClusterFolder(root), claim):
-        path.unlink(missing_ok=True)
+        if tidy:
+            path.unlink(missing_ok=True)
         return
     yield from ports.values()
 

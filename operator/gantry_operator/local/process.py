@@ -93,7 +93,10 @@ def load_record(path: Path) -> ProcessRecord | None:
 
 def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRecord]:
     """What runs one of these modules with a config of that folder, also where no record tells of it; with an empty
-    digest. Nobody where the system does not tell."""
+    digest. Nobody where the system does not tell.
+
+    All are started in the folder above that one, by a whole path. The same words may mean another folder for a process
+    that runs elsewhere: in a container, or since before a folder was moved."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = os.fsdecode(path.read_bytes()).split("\0")
@@ -101,7 +104,8 @@ def started_with(configs: Path, modules: Collection[str]) -> Iterator[ProcessRec
             config = next((Path(w) for w in words if w.endswith(".json")), None)
             if config is None or pid == os.getpid() or not set(modules).intersection(words):
                 continue
-            mark = start_mark(pid) if config.parent.resolve() == configs.resolve() else None
+            named = config.is_absolute() and config.parent.resolve() == configs.resolve()
+            mark = start_mark(pid) if named and (path.parent / "cwd").samefile(configs.parent) else None
         except (OSError, ValueError):
             continue
         if mark is not None:
