@@ -458,6 +458,10 @@ def test_decisions_are_cheap() -> None:
 def test_a_master_that_leads_and_refuses_another_version_goes_on_leading() -> None:
     """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
     bumped = CELL.touched()
+    refusing = replace(member(0), refused="it answered 500: no room")
+    assert refusing.report is not None
+    full = replace(refusing, report=replace(refusing.report, unfit="its disk is full"))
+    assert promotion(group(a=full, cell=bumped)).cell.master != A
     told = decide(group(a=replace(member(0), refused="it answered 401: another token"), cell=bumped))
     assert [d for d in told if not isinstance(d, Tell)] == []
     assert wait(group(a=replace(member(0, role="Slave"), refused="401"), b=unheard(1), c=unheard(2))).code == (

@@ -426,7 +426,8 @@ async def test_a_checkpoint_that_is_due_waits_for_no_flush(
     store.confirm(store.end)
     commit.keep_up()
     assert store.points.durable < store.end
-    monkeypatch.setattr(flush, "CHECKPOINT_S", 0.0)
+    for name in ("CHECKPOINT_S", "KEEP_UP_S"):
+        monkeypatch.setattr(flush, name, 0.0)
     commit.keep_up()
     await commit.checkpoint()
     assert store.points.durable == store.end

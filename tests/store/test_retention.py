@@ -13,8 +13,9 @@ import pytest
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import retention
-from gantry_broker.store.errors import OffsetGone
+from gantry_broker.store import commitlog, retention
+from gantry_broker.store.errors import OffsetGone, StoreFull
+from gantry_broker.store.points import Points
 from gantry_broker.store.retention import segments_to_remove
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
@@ -247,3 +248,46 @@ def test_a_start_shows_nothing_that_was_dropped(store: MessageStore, quick_dir: 
         store.confirm(store.end)
         assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == 99
     store.close(clean=False)
+
+
+def test_a_cut_that_ended_among_the_blanks_is_made_whole_by_the_next_start(
+    store: MessageStore, quick_dir: Path
+) -> None:
+    """Some of them say already that they are none of what comes there, the others do not yet."""
+    put(store, 0, 15, 1)
+    parted = store.end
+    put(store, 15, 15, 1)
+    store.upkeep(10**12)
+    store.drop_topic("Orders", store.end)
+    path = quick_dir / "store" / "consumequeue" / "Orders" / "0" / f"{0:020d}"
+    dropped = path.read_bytes()
+    store.cut(parted)
+    lowered = path.read_bytes()
+    assert lowered != dropped
+    store.close(clean=False)
+    for partly in (lowered[:200] + dropped[200:], dropped[:200] + lowered[200:]):
+        path.write_bytes(partly)
+        store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        store.close(clean=False)
+        assert path.read_bytes() == lowered
+
+
+def test_a_checkpoint_counts_though_messages_are_refused_meanwhile(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention waits for it, so on a full disk it has to come."""
+    put(store, 0, 10, 1)
+    store.mark_flushed(store.flush())
+    checkpoint = store.checkpoint()
+    checkpoint.run()
+    with monkeypatch.context() as full:
+        full.setattr(commitlog, "write_all", no_room)
+        with pytest.raises(StoreFull):
+            put(store, 10, 1, 1)
+    store.checkpointed(checkpoint)
+    assert store.points.durable == store.end
+    assert Points.load(store.points_file.path) == store.points
+
+
+def no_room(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

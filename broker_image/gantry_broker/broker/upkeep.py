@@ -98,8 +98,8 @@ class Upkeep:
         broker.appended(None)
 
     def _save(self) -> None:
-        meta = self._broker.meta
-        if not meta.changed or (self._saving is not None and not self._saving.done()):
+        meta, store = self._broker.meta, self._broker.store
+        if not meta.changed or not store.tables_done or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
         files = snapshots.render(meta, self._broker.store.history)

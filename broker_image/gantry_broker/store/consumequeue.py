@@ -7,10 +7,11 @@ records, so what it does not contain nobody is shown (rule 9).
 from __future__ import annotations
 
 import os
+from itertools import takewhile
 from struct import Struct
 from typing import Final
 
-from gantry_broker.store.files import FdCache, data_extents, read_all, write_all, zero
+from gantry_broker.store.files import FdCache, data_extents, read_all, sync_file, write_all, zero
 
 ENTRY: Final = Struct(">qiq")
 ENTRY_SIZE: Final = 20
@@ -199,15 +200,22 @@ class ConsumeQueue:
         return self._lower_blanks(end) or changed
 
     def _lower_blanks(self, end: int) -> bool:
-        """What was dropped at or above `end` is none of what comes there."""
-        lowered = False
-        for number in range(self._first, self.max):
-            phys, size, below = self.entry(number)
-            if phys or size != BLANK_SIZE or below <= end:
+        """What was dropped at or above `end` is none of what comes there. Durable when it returns."""
+        stop, too_high = self._first, False
+        while stop < self.max:
+            entries = list(ENTRY.iter_unpack(self.read(stop, 1_000)))
+            blanks = list(takewhile(lambda entry: entry[:2] == (0, BLANK_SIZE), entries))
+            too_high = too_high or any(below > end for _, _, below in blanks)
+            stop += len(blanks)
+            if len(blanks) < len(entries):
                 break
-            self._write(number, ENTRY.pack(0, BLANK_SIZE, end))
-            lowered = True
-        return lowered
+        if not too_high:
+            return False
+        in_file = self.file_size // ENTRY_SIZE
+        for start in range(self._first - self._first % in_file, stop, in_file):
+            first, last = max(start, self._first), min(start + in_file, stop)
+            sync_file(self._write(first, ENTRY.pack(0, BLANK_SIZE, end) * (last - first)))
+        return True
 
     def _zero_unwritten(self) -> bool:
         within = self.written * ENTRY_SIZE % self.file_size

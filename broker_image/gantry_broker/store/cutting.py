@@ -44,6 +44,7 @@ def _cut(store: MessageStore, to: int) -> None:
     if history != store.history:
         take_history(store, history)
     if to < was_confirmed or store.half_reset:
+        store.cuts += 1
         store.tail.clear()
         store.queues.cut(to, to)
         store.known_directories.clear()  # Files may come back by the names of those that go.
@@ -78,6 +79,7 @@ def reset(
     checked = check_history(history)
     _lower_points(store, Points(boot=boot_id()))
     store.half_reset = True
+    store.cuts += 1
     set_history(store, ())
     store.tail.clear()
     store.flushed, store.confirmed = min(store.flushed, to), min(store.confirmed, to)

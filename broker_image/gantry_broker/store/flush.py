@@ -27,6 +27,8 @@ AGAIN_S: Final = 0.1
 """After a flush for which no file could be opened."""
 CHECKPOINT_S: Final = 60.0
 """Seconds after which the next flush is followed by a checkpoint."""
+KEEP_UP_S: Final = 5.0
+"""Without a flush there is none sooner after the last one, which may have brought nothing, on a full disk say."""
 
 
 class GroupCommit:
@@ -138,7 +140,8 @@ class GroupCommit:
 
     def keep_up(self) -> None:
         """A checkpoint if one is due without a flush, as on a disk too full for messages: retention waits for it."""
-        if self._store.confirmed > self._store.points.durable and self._store.failed is None:
+        store, waited = self._store, time.monotonic() - self._checkpointed_at
+        if store.confirmed > store.points.durable and store.failed is None and waited > KEEP_UP_S:
             self._checkpoint_if_due()
 
     async def checkpoint(self) -> None:

@@ -82,6 +82,8 @@ class MessageStore:
         self.aside: Callable[[Callable[[], None]], None] = lambda work: work()
         """Writes small files that nobody waits for: here, or in another thread while a `GroupCommit` is in use."""
         self.known_directories: set[str] = set()
+        self.cuts = 0
+        """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
         self.dropping: dict[str, int] = {}
         """Topics of which records are shown that should not be, with the offset below which they are."""
         self.ends: dict[tuple[str, int], int] = {}
@@ -314,6 +316,11 @@ class MessageStore:
     def doubts_disk(self) -> bool:
         """Whether the kernel may hold no longer what was written: after any failure but a want of descriptors."""
         return self.failed is not None and _doubts_disk(self.failed)
+
+    @property
+    def tables_done(self) -> bool:
+        """Nothing that the tables tell of queues waits for the disk; else a start has to hear of it again."""
+        return not self.ends and not self.dropping
 
     @property
     def checkpoint_due(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.append import keep_history
-from gantry_broker.store.files import fsync_dir, sync_file
+from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, fsync_dir, sync_file
 from gantry_broker.store.filing import catch_up, complain, write_out
 from gantry_broker.store.points import Points, boot_id, save_checkpoint
 
@@ -31,10 +31,10 @@ CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 class Checkpoint:
     """What has to be made durable so that recovery need not look below `offset`. `run` may go to another thread."""
 
-    def __init__(self, offset: int, index: int, generation: int, files: list[str], directories: list[str]) -> None:
+    def __init__(self, offset: int, index: int, cuts: int, files: list[str], directories: list[str]) -> None:
         self.offset = offset
         self.index = index
-        self.generation = generation
+        self.cuts = cuts
         self._files = files
         self._directories = directories
 
@@ -80,12 +80,12 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
 def begin_queues(store: MessageStore) -> None:
     """Let queues go on where they are to; what the disk refuses waits for the next call."""
     for topic, queue_id in list(store.ends):
-        if not begin_queue(store, topic, queue_id):
+        if begin_queue(store, topic, queue_id) in NO_ROOM | NO_DESCRIPTORS:
             break
 
 
-def begin_queue(store: MessageStore, topic: str, queue_id: int) -> bool:
-    """One of them; False: the disk refuses, and only memory knows its number. Raises ValueError."""
+def begin_queue(store: MessageStore, topic: str, queue_id: int) -> int | None:
+    """One of them; answers the error for which only memory knows its number. Raises ValueError."""
     number = store.ends[topic, queue_id]
     try:
         queue = store.queues.queue(store.queues.topic(topic), queue_id)
@@ -100,9 +100,9 @@ def begin_queue(store: MessageStore, topic: str, queue_id: int) -> bool:
         raise
     except OSError as error:
         complain(store, "queues whose records have expired wait to be begun", error)
-        return False
+        return error.errno
     del store.ends[topic, queue_id]
-    return True
+    return None
 
 
 def drop_topics(store: MessageStore) -> None:
@@ -200,12 +200,13 @@ def checkpoint(store: MessageStore) -> Checkpoint:
             directories.update((directory, os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))))
     pending = store.queues.oldest_pending()
     offset = store.confirmed if pending is None else min(pending, store.confirmed)
-    return Checkpoint(offset, index_at, store.log.generation, files, sorted(directories))
+    return Checkpoint(offset, index_at, store.cuts, files, sorted(directories))
 
 
 def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     """Note a checkpoint that has run; what a cut came between counts for nothing."""
-    if done.generation == store.log.generation and _history_kept(store):
+    before = store.points
+    if done.cuts == store.cuts and _history_kept(store):
         offset = min(done.offset, store.flushed)
-        store.points = replace(store.points, durable=offset, durable_index=min(done.index, offset))
-    save_points(store, durable=True, aside=True)
+        store.points = replace(before, durable=offset, durable_index=min(done.index, offset))
+    save_points(store, durable=True, aside=True, again=store.points != before)

@@ -52,13 +52,13 @@ def _heard(view: MemberView, cell: Cell, master: MemberId) -> MasterState:
     if report.id != master:
         return MasterState("dead", f"the disk of {view.name} is not the one that was promoted")
     leads = report.role == "Master" and report.epoch == cell.epoch
-    if view.refused and not leads:
+    if view.refused and (report.unfit or not leads):
         return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
         return MasterState("untold", f"{view.name} is being told")
     if leads:
-        # What it refuses is another version of the epoch that it leads: for the new token, for example, which it may
-        # not have yet. A new epoch would not make it take that.
+        # If it refuses anything it is another version of the epoch that it leads: for the new token, for example, which
+        # it may not have yet. A new epoch would not make it take that; one without room could not even hand over.
         if report.told_epoch > cell.epoch:
             reason = f"{view.name} has heard of epoch {report.told_epoch}, above the recorded {cell.epoch}"
             return MasterState("outranked", reason)
