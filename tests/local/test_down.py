@@ -49,7 +49,7 @@ def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: p
     take_lock(folder).close()
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not tell what runs")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux")
 def test_what_could_not_be_written_down_is_ended_as_well(
     folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

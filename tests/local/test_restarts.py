@@ -67,7 +67,7 @@ class Sleeps(ProcessPlan):
         return [sys.executable, "-c", "import time; time.sleep(60)", *words]
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="the system does not tell what runs")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux")
 @pytest.mark.parametrize("ran_before", [False, True])
 async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran_before: bool
