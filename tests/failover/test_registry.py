@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,31 @@ async def test_a_damaged_file_is_no_missing_cell(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"epoch": 3')
     with pytest.raises(RegistryUnavailable, match="move it away"):
         await FileRegistry(tmp_path).read("a")
+
+
+async def test_what_is_on_no_disk_yet_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new master that acknowledges by a cell that a power loss takes back would be followed by the old one."""
+    registry = FileRegistry(tmp_path)
+    assert await registry.swap("a", None, CELL)
+    read = await registry.read("a")
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr("gantry_operator.registry.file.sync_folder", fail)
+        for attempt in (registry.swap("a", read, CELL.touched()), registry.read("a")):
+            with pytest.raises(RegistryUnavailable, match="Input/output error"):
+                await attempt
+    now = await registry.read("a")
+    assert now is not None
+    assert now.cell == CELL.touched()
+
+
+async def test_a_folder_that_cannot_be_made_is_a_registry_that_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RegistryUnavailable, match="Not a directory"):
+        await FileRegistry(tmp_path / "file" / "registry").swap("a", None, CELL)
 
 
 def _count_up(folder: Path, times: int) -> None:

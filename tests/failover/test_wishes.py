@@ -31,6 +31,8 @@ class Place:
 
     def __init__(self) -> None:
         self.gone: set[str] = set()
+        self.told: list[str] = []
+        self.changes: list[Change] = []
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(3)]
@@ -45,10 +47,10 @@ class Place:
         """Nobody asks."""
 
     def event(self, event: Event) -> None:
-        """Nobody reads."""
+        self.told.append(event.reason)
 
     def changed(self, change: Change) -> None:
-        """Nobody reads."""
+        self.changes.append(change)
 
 
 class Registry:
@@ -56,6 +58,8 @@ class Registry:
         self.cell = CELL
         self.away = False
         self.swap_s = 0.0
+        self.unanswered = 0
+        """So many swaps are done and not answered."""
 
     async def read(self, group: str) -> Entry | None:
         if self.away:
@@ -66,6 +70,9 @@ class Registry:
         assert expected == Entry(self.cell)
         await asyncio.sleep(self.swap_s)
         self.cell = new
+        if self.unanswered:
+            self.unanswered -= 1
+            raise RegistryUnavailable("no answer")
         return True
 
 
@@ -181,6 +188,28 @@ async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypat
     async with running(Group()) as group:
         group.told.handover_s, group.registry.swap_s, group.told.tell_s = 0.2, 0.5, 0.1
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
+
+
+async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> None:
+    """And not ended because its target leads by then."""
+    async with running(Group()) as group:
+        group.registry.unanswered = 1
+        assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
+        await group._next_look()
+        assert group.place.told == ["FailoverLoopFailed", "HandOver"]
+        assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
+        assert group.registry.cell.version == CELL.promoted(IDS[1], frozenset(IDS)).version, "nothing else was written"
+
+
+async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> None:
+    async with running(Group()) as group:
+        await group._next_look()
+        group.registry.unanswered = 1
+        group.place.gone = {"m0"}
+        while not group.place.changes:
+            await group._next_look()
+        assert group.place.told[:2] == ["FailoverLoopFailed", "Failover"]
+        assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
 
 
 async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:

@@ -35,7 +35,7 @@ from gantry_operator.failover.model import (
 )
 from gantry_operator.failover.surroundings import Change, MemberEndpoint, Surroundings
 from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.registry import Entry, RoleRegistry
+from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class GroupLoop(GroupWatch):
         """What the last pass waited for that found no hand-over under way: it may be under way for another reason."""
         self._recorded_until = 0.0
         self._pending_change: tuple[Promote, float] | None = None
+        self._unsure: tuple[Write, dict[MemberId, str]] | None = None
+        """A write of which it is not known whether the registry has taken it, and the members' names."""
 
     # ---- from outside
 
@@ -126,6 +128,7 @@ class GroupLoop(GroupWatch):
         endpoints = list(self._surroundings.members(self.group))
         self._follow(endpoints)
         self.entry = await self._registry.read(self.group)
+        self._look_for_write()
         obs = self.observe(endpoints)
         self._look_for_role(obs)
         decisions = decide(obs)
@@ -214,24 +217,42 @@ class GroupLoop(GroupWatch):
     # ---- acting
 
     async def _write(self, obs: Observation, write: Write) -> bool:
-        swapped = False
+        names = {m.report.id: m.name for m in obs.members if m.report is not None}
         if isinstance(write, Promote):
             self._recorded_until = math.inf
         try:
             swapped = await self._registry.swap(self.group, self.entry, write.cell)
+        except RegistryUnavailable:
+            self._unsure = (write, names)
+            raise
         finally:
             if isinstance(write, Promote):
-                self._recorded_until = time.monotonic() + READY_S if swapped else 0.0
-        if not swapped:
+                self._recorded_until = 0.0
+        if swapped:
+            self._written(write, names)
+        else:
             log.info("group %s: somebody else has written the cell; looking again", self.group)
-            return True
+        return True
+
+    def _look_for_write(self) -> None:
+        """The answer to a write may have been lost: then the registry holds it. An older cell says nothing yet."""
+        if self._unsure is None or self.cell is None:
+            return
+        write, names = self._unsure
+        if self.cell == write.cell:
+            self._written(write, names)
+        elif self.cell.order >= write.cell.order:
+            self._unsure = None
+
+    def _written(self, write: Write, name: dict[MemberId, str]) -> None:
+        """What follows from a cell that the registry has taken."""
         now = time.monotonic()
-        self._handover_ready = None
+        self._unsure = self._handover_ready = None
         wish = self._switchover
         if isinstance(write, Promote) and wish is not None and wish.fulfilled(write.old, write.new):
             self._switchover = None
-        name = {m.report.id: m.name for m in obs.members if m.report is not None}
         if isinstance(write, Promote):
+            self._recorded_until = now + READY_S
             noticed = self._noticed_at if self._noticed_at is not None and write.kind != "handover" else now
             self._pending_change = (write, noticed)
             words = f"{name.get(write.new, write.new)} becomes master in epoch {write.cell.epoch}: {write.reason}"
@@ -241,7 +262,6 @@ class GroupLoop(GroupWatch):
             self._event("Normal", "Bootstrap" if isinstance(write, Bootstrap) else "RegistryRecovered", write.reason)
         else:
             self._event("Normal", type(write).__name__, write.reason)
-        return True
 
     def _tell(self, obs: Observation, member: int, assignment: Assignment) -> None:
         watch = self.watches[member]

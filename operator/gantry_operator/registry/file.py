@@ -17,6 +17,8 @@ class FileRegistry:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._unsynced = False
+        """The sync of the folder failed: a name may be on no disk yet, so what it holds does not count."""
 
     async def read(self, group: str) -> Entry | None:
         return self.read_now(group)
@@ -25,6 +27,8 @@ class FileRegistry:
         """As `read`, without an event loop: a file of a hundred bytes takes less time than a task switch."""
         path = self._path(group)
         try:
+            if self._unsynced:
+                self._sync()
             text = path.read_text()
         except FileNotFoundError:
             return None
@@ -42,17 +46,23 @@ class FileRegistry:
 
     def swap_now(self, group: str, expected: Entry | None, new: Cell) -> bool:
         """Blocks for one fsync, a few milliseconds, a handful of times in the life of a group."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(group)
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             with open(path.with_suffix(".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.read_now(group) != expected:
                     return False
-                write_durably(path, json.dumps(new.to_json()))
+                self._unsynced = True
+                write_whole(path, json.dumps(new.to_json()), sync=True)
+                self._sync()
         except OSError as error:
             raise RegistryUnavailable(f"{path}: {error.strerror}") from error
         return True
+
+    def _sync(self) -> None:
+        sync_folder(self._folder)
+        self._unsynced = False
 
     def _path(self, group: str) -> Path:
         return self._folder / f"{group}.json"
@@ -61,7 +71,12 @@ class FileRegistry:
 def write_durably(path: Path, text: str) -> None:
     """Replace a file so that after a crash either the old or the new text is there, whole. Raises OSError."""
     write_whole(path, text, sync=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in it to the disk. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
