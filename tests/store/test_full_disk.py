@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,30 @@ def test_a_stop_whose_first_points_find_no_room_shows_nothing_unconfirmed(
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     assert not full
     assert (store.was_clean, store.confirmed, readable(store)) == (True, end, 32)
+    store.close()
+
+
+def test_what_is_refused_each_second_is_logged_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(points: Points, path: Path, *, durable: bool) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    with monkeypatch.context() as full:
+        full.setattr(Points, "save", refuse)
+        store.put(messages(0, 16), 1)
+        store.confirm(store.end)
+        now = 10**12
+        for _ in range(50):
+            store.upkeep(now := now + 1_000)
+        assert [r.getMessage() for r in caplog.records] == [
+            f"cannot save {store.points_file.path}: [Errno 28] No space left on device"
+        ]
+        later = time.monotonic() + 61
+        full.setattr(time, "monotonic", lambda: later)
+        store.upkeep(now + 1_000)
+        assert len(caplog.records) == 2
     store.close()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.store.errors import StoreError
+from gantry_broker.store.filing import complain
 
 from . import pull, snapshots
 from .faults import NotWritable
@@ -112,7 +113,7 @@ class Upkeep:
             )
         except OSError as error:
             self._broker.meta.changed = True
-            log.warning("the tables' snapshots cannot be written: %s", error)
+            complain(self._broker.store, "the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
         if self._timer is not None:

@@ -29,6 +29,7 @@ _WRITE_OUT_AFTER: Final = 200_000
 """Entries that wait in memory at most before they are written out, whatever the timer does."""
 _CATCH_UP: Final = 1 << 20
 """Bytes of the log that are read in one go to be filed again."""
+COMPLAIN_AGAIN_S: Final = 60.0
 
 
 def remember(store: MessageStore, batch: Batch) -> None:
@@ -170,15 +171,16 @@ def write_out(store: MessageStore, limit: int | None, until: float | None = None
     except OSError as error:
         complain(store, "consume queues wait in memory", error)
         return False
-    store.complained = ""
     return True
 
 
 def complain(store: MessageStore, what: str, error: OSError) -> None:
-    text = f"{what}: {error}"
-    if text != store.complained:
-        store.complained = text
-        _log.warning("%s", text)
+    """Logs what the disk refuses: what is tried again each second says so once a minute."""
+    now, text = time.monotonic(), str(error)
+    before, at = store.complained.get(what, ("", 0.0))
+    if text != before or now - at >= COMPLAIN_AGAIN_S:
+        store.complained[what] = (text, now)
+        _log.warning("%s: %s", what, text)
 
 
 def catch_up(store: MessageStore, limit: int | None = None) -> bool:

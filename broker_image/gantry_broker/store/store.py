@@ -91,7 +91,8 @@ class MessageStore:
         self.points_unsaved = False
         """The disk refused the last points."""
         self._lock: int | None = None
-        self.complained = ""
+        self.complained: dict[str, tuple[str, float]] = {}
+        """What the disk refused, by what was to be done, and when (of the monotonic clock) that was logged."""
 
     # Opening and closing
 
