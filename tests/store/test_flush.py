@@ -15,6 +15,7 @@ import pytest_asyncio
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import commitlog, files, flush, upkeep
+from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.flush import GroupCommit
 from gantry_broker.store.points import Points, PointsFile
@@ -432,3 +433,45 @@ async def test_a_checkpoint_that_is_due_waits_for_no_flush(
     await commit.checkpoint()
     assert store.points.durable == store.end
     await commit.close()
+
+
+async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_once(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One queue's file cannot be written, the log can, and much lies between the two."""
+    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 1_000)
+    real, made = ConsumeQueue._write, 0
+
+    def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
+        if queue.key == ("Orders", 0):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(queue, offset, data)
+
+    def checkpoint(store: MessageStore) -> Checkpoint:
+        nonlocal made
+        made += 1
+        return begin(store)
+
+    begin = upkeep.checkpoint
+    monkeypatch.setattr(ConsumeQueue, "_write", write)
+    monkeypatch.setattr(upkeep, "checkpoint", checkpoint)
+    commit = GroupCommit(store)
+
+    async def send(times: int) -> None:
+        for _ in range(times):
+            store.put(messages(9), 1)
+            await commit.flush()
+            store.confirm(store.end)
+            await asyncio.sleep(0.01)
+
+    await send(20)
+    assert made == 1
+    monkeypatch.setattr(flush, "KEEP_UP_S", 0.0)
+    await send(5)
+    assert made > 2
+    monkeypatch.undo()
+    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 1_000)
+    await commit.checkpoint()
+    await send(20)
+    await commit.close()
+    assert store.points.durable > store.end - 10_000, "each of them brings something now"

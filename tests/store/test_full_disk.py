@@ -366,3 +366,26 @@ def test_a_snapshot_that_has_no_room_leaves_the_old_one(disk: SmallDisk) -> None
     with pytest.raises(OSError, match=r"space|large"):
         snapshot.save_snapshot(path, {"new": "x" * 200_000})
     assert snapshot.load_snapshot(path) == {"old": 1}
+
+
+def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader may still have what this member lacks: then it goes on from there."""
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store.put(messages(0, 16), 1)
+    store.confirm(store.end)
+
+    def full(file: EpochFile, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as refused:
+        refused.setattr(EpochFile, "save", full)
+        with pytest.raises(OSError, match="No space"):
+            store.reset(3 << 20, [(1, 0)], {("Orders", 0): 100})
+    store.put(messages(16, 16), 1)
+    store.confirm(store.end)
+    store.upkeep(10**12)
+    assert (store.points.written, store.points.confirmed) == (store.end, store.end)
+    assert readable(store) == 32
+    store.close()

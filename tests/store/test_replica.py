@@ -225,12 +225,12 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     leader.on_failed = lambda: told.append("failed")
     real, cuts = ConsumeQueue.cut, 0
 
-    def cut(queue: ConsumeQueue, limit: int, end: int) -> bool:
+    def cut(queue: ConsumeQueue, limit: int) -> bool:
         nonlocal cuts
         cuts += 1
         if cuts == 2:
             raise OSError(errno.EIO, "Input/output error")
-        return real(queue, limit, end)
+        return real(queue, limit)
 
     monkeypatch.setattr(ConsumeQueue, "cut", cut)
     with pytest.raises(OSError, match="Input/output error"):

@@ -462,13 +462,14 @@ class Broker:
         if to == self.store.start:
             log.info("the log begins anew at %d: so do the tables", to)
             self.rebuild_tables()
-        elif self.meta.applied > to:
+        elif self.meta.applied > to or self.store.shown_again:
             log.warning("the log was cut to %d, below the tables: they are built anew", to)
             self.rebuild_tables()
 
     def rebuild_tables(self) -> None:
         """The tables anew, from the control records that the log holds and that are confirmed."""
         self.meta.clear()
+        self.store.shown_again = False
         self.replay_tables()
 
     def replay_tables(self) -> None:

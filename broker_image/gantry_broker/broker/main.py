@@ -97,6 +97,7 @@ class BrokerProcess:
         applied = self.broker.meta.applied
         # Of another epoch: the log was cut below the tables and has grown again since.
         other = found is not None and found.epoch not in (-1, snapshots.epoch_before(self.store.history, applied))
+        other = other or (applied > 0 and self.store.shown_again)
         if applied > self.store.end or 0 < applied < self.store.start or other:
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are built anew from it",

@@ -181,7 +181,10 @@ def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
 
     @app.put("/v1/assignment", dependencies=guarded)
     async def assignment(told: AssignmentModel) -> AssignmentAnswer:
-        return await broker.replication.assign(told.value())
+        try:
+            return await broker.replication.assign(told.value())
+        except OSError as error:
+            raise HTTPException(500, f"it cannot be written down: {error}") from None
 
     @app.post("/v1/handover", dependencies=guarded)
     async def handover(asked: HandoverRequest) -> HandoverAnswer:

@@ -7,17 +7,20 @@ records, so what it does not contain nobody is shown (rule 9).
 from __future__ import annotations
 
 import os
-from itertools import takewhile
+import sys
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
-from gantry_broker.store.files import FdCache, data_extents, read_all, sync_file, write_all, zero
+from gantry_broker.store.files import FdCache, data_extents, read_all, write_all, zero
 
 ENTRY: Final = Struct(">qiq")
 ENTRY_SIZE: Final = 20
 BLANK_SIZE: Final = 0x7FFFFFFF
 """The size field of an entry without a record: queue offsets below a queue's first record (`fillPreBlank`)."""
 BLANK: Final = ENTRY.pack(0, BLANK_SIZE, 0)
+UNDONE: Final = -1
+"""In place of the offset below which a deletion hides records: it is undone, and what the log has is being filed."""
 _PHYS: Final = Struct(">q")
 
 
@@ -163,11 +166,10 @@ class ConsumeQueue:
                 at += len(data)
         return size
 
-    def cut(self, limit: int, end: int) -> bool:
+    def cut(self, limit: int) -> bool:
         """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
 
-        `end`: that of the log, from where on others get the numbers of those that were there. Bytes beyond the last
-        entry are zeros afterwards, whatever a crash left there. Raises OSError.
+        Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
         """
         kept = self.pending
         while kept and _PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
@@ -197,25 +199,39 @@ class ConsumeQueue:
                 os.unlink(path)
                 changed = True
         self.load()
-        return self._lower_blanks(end) or changed
+        return changed
 
-    def _lower_blanks(self, end: int) -> bool:
-        """What was dropped at or above `end` is none of what comes there. Durable when it returns."""
-        stop, too_high = self._first, False
-        while stop < self.max:
-            entries = list(ENTRY.iter_unpack(self.read(stop, 1_000)))
-            blanks = list(takewhile(lambda entry: entry[:2] == (0, BLANK_SIZE), entries))
-            too_high = too_high or any(below > end for _, _, below in blanks)
-            stop += len(blanks)
-            if len(blanks) < len(entries):
-                break
-        if not too_high:
-            return False
-        in_file = self.file_size // ENTRY_SIZE
-        for start in range(self._first - self._first % in_file, stop, in_file):
-            first, last = max(start, self._first), min(start + in_file, stop)
-            sync_file(self._write(first, ENTRY.pack(0, BLANK_SIZE, end) * (last - first)))
-        return True
+    def _hidden(self) -> int:
+        """The number after the blanks with which the queue begins. Raises OSError."""
+        low, high = self._first, self.max
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[:2] == (0, BLANK_SIZE):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def hides_to(self) -> int:
+        """Below which offset of the log a deletion hides records here; beyond all: it is `UNDONE`. Raises OSError."""
+        if self._first == self.max:
+            return 0
+        phys, size, below = self.entry(self._first)  # Blanks are written in order: none is of a later deletion.
+        if (phys, size) != (0, BLANK_SIZE):
+            return 0
+        return sys.maxsize if below == UNDONE else below
+
+    def hide(self, below: int) -> list[str]:
+        """What is hidden here is so below this offset of the log. Answers the files written. Raises OSError."""
+        return list(self._blanks(self._first, self._hidden(), below))
+
+    def _blanks(self, at: int, stop: int, below: int) -> Iterator[str]:
+        """Write them, and answer each file written. Raises OSError."""
+        while at < stop:
+            within = at * ENTRY_SIZE % self.file_size
+            step = min(stop - at, (self.file_size - within) // ENTRY_SIZE)
+            yield self._write(at, ENTRY.pack(0, BLANK_SIZE, below) * step)
+            at += step
 
     def _zero_unwritten(self) -> bool:
         within = self.written * ENTRY_SIZE % self.file_size
@@ -255,12 +271,13 @@ class ConsumeQueue:
         at = ENTRY_SIZE if self.pending.startswith(BLANK) else 0
         return int(_PHYS.unpack_from(self.pending, at)[0]) if len(self.pending) > at else None
 
-    def add(self, offset: int, entries: bytes) -> None:
+    def add(self, offset: int, entries: bytes) -> bool:
         """Entries that begin with queue offset `offset`; a gap before them is filled with blanks.
 
         Entries that are there already are left out (recovery reads again what the queue may contain), up to one that
-        differs: a cut that was interrupted may have left a part of it. Raises OSError.
+        differs: a cut that was interrupted may have left a part of it. True when there was one. Raises OSError.
         """
+        differs = None
         if self.max == 0 and offset > 0:
             self._empty(offset - 1)
             self.pending += BLANK
@@ -275,6 +292,7 @@ class ConsumeQueue:
             if differs is not None:
                 self._forget_from(differs)
             self.pending += entries[(self.max - offset) * ENTRY_SIZE :]
+        return differs is not None
 
     def _differs(self, offset: int, entries: bytes) -> int | None:
         """The number of the first entry from `offset` on that is neither like these nor blank in their place."""
@@ -284,7 +302,7 @@ class ConsumeQueue:
             if there == wanted:
                 continue
             _, size, below = ENTRY.unpack(there)
-            if size != BLANK_SIZE or 0 < below <= _PHYS.unpack_from(wanted)[0]:
+            if size != BLANK_SIZE or (below and below <= _PHYS.unpack_from(wanted)[0]):
                 return at
         return None
 
@@ -384,8 +402,10 @@ class ConsumeQueue:
         bases = self._bases()
         for base in bases[:-1]:
             last = base // ENTRY_SIZE + self.file_size // ENTRY_SIZE - 1
-            at, size, _ = self.entry(last)
-            if at >= phys and not (at == 0 and size == BLANK_SIZE):
+            at, size, below = self.entry(last)
+            hidden = at == 0 and size == BLANK_SIZE
+            # What a deletion hides may come back as long as the log has it.
+            if not 0 <= below <= phys if hidden else at >= phys:
                 break
             path = self._path(base)
             self._fds.close(path)
@@ -404,10 +424,6 @@ class ConsumeQueue:
         while self.pending:
             touched.add(self.write_piece())
         stop = self.first_at(phys)
-        at = self._first
-        while at < stop:
-            within = at * ENTRY_SIZE % self.file_size
-            step = min(stop - at, (self.file_size - within) // ENTRY_SIZE)
-            touched.add(self._write(at, ENTRY.pack(0, BLANK_SIZE, phys) * step))
-            at += step
+        for path in self._blanks(self._hidden() if self.hides_to() == phys else self._first, stop, phys):
+            touched.add(path)
         self._min_for = -1

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.store.append import set_history, take_history
+from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import OffsetGone
-from gantry_broker.store.files import NO_ROOM, fsync_dir, sync_names
+from gantry_broker.store.files import sync_names
 from gantry_broker.store.filing import check_border, shorten_tail
 from gantry_broker.store.history import check_history, cut_history
 from gantry_broker.store.points import Points, boot_id
@@ -46,27 +47,22 @@ def _cut(store: MessageStore, to: int) -> None:
     if to < was_confirmed or store.half_reset:
         store.cuts += 1
         store.tail.clear()
-        store.queues.cut(to, to)
+        store.queues.cut(to)
         store.known_directories.clear()  # Files may come back by the names of those that go.
-        store.dropping = {topic: below for topic, below in store.dropping.items() if below <= to}
+        undo_drops(store, to)
         if store.index is not None:
             store.index.cut(to)
             store.index.behind = store.index.position < to
     else:
+        if store.hidden_to > to:
+            undo_drops(store, to)
         shorten_tail(store, to)
     if to == 0:
         store.half_reset = False  # What was to be emptied is empty.
 
 
 def _lower_points(store: MessageStore, points: Points) -> None:
-    try:
-        store.points_file.prepare(points, durable=True)()
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        # A full disk must not keep a follower from being cut: without points recovery looks at the whole log.
-        store.points_file.path.unlink(missing_ok=True)
-        fsync_dir(store.points_file.path.parent)
+    store.points_file.lower(points)
     store.points = points
 
 
@@ -78,9 +74,9 @@ def reset(
         raise ValueError(f"{to} is not the first offset of a segment of {store.log.segment_size} bytes")
     checked = check_history(history)
     _lower_points(store, Points(boot=boot_id()))
-    store.half_reset = True
     store.cuts += 1
     set_history(store, ())
+    store.half_reset = True
     store.tail.clear()
     store.flushed, store.confirmed = min(store.flushed, to), min(store.confirmed, to)
     # The log last: while it is there nobody goes on with what is left half way.

@@ -90,6 +90,10 @@ def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confir
             break
     if store.queues.waiting > _WRITE_OUT_AFTER:
         write_out(store, None)
+    if store.renumber and not tail.gaps(store.confirmed, store.log.end):
+        # Hidden records of a deletion that was undone had higher numbers than those in their place.
+        shorten_tail(store, store.log.end)
+        store.renumber = False
     return Confirmed(store.confirmed, list(grew), control)
 
 
@@ -105,7 +109,9 @@ def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) ->
     else:
         for queue, number, entry in batch.entries:
             known = queue.next  # With the tail's, which an empty queue's first entry must not take back.
-            queue.add(number, entry)
+            if queue.add(number, entry):
+                store.renumber = True
+                store.known_directories.clear()  # Files may come back by the names of those that went.
             queue.next = max(known, queue.max)
             if queue.pending:
                 dirty.setdefault(queue)
@@ -176,11 +182,11 @@ def write_out(store: MessageStore, limit: int | None, until: float | None = None
 
 def complain(store: MessageStore, what: str, error: OSError) -> None:
     """Logs what the disk refuses: what is tried again each second says so once a minute."""
-    now, text = time.monotonic(), str(error)
-    before, at = store.complained.get(what, ("", 0.0))
-    if text != before or now - at >= COMPLAIN_AGAIN_S:
-        store.complained[what] = (text, now)
-        _log.warning("%s: %s", what, text)
+    now, code = time.monotonic(), error.errno
+    before, at = store.complained.get(what, (0, 0.0))
+    if code != before or now - at >= COMPLAIN_AGAIN_S:
+        store.complained[what] = (code, now)
+        _log.warning("%s: %s", what, error)
 
 
 def catch_up(store: MessageStore, limit: int | None = None) -> bool:

@@ -28,7 +28,7 @@ AGAIN_S: Final = 0.1
 CHECKPOINT_S: Final = 60.0
 """Seconds after which the next flush is followed by a checkpoint."""
 KEEP_UP_S: Final = 5.0
-"""Without a flush there is none sooner after the last one, which may have brought nothing, on a full disk say."""
+"""After a checkpoint that brought nothing, on a full disk say, there is none sooner; nor without a flush."""
 
 
 class GroupCommit:
@@ -46,6 +46,8 @@ class GroupCommit:
         self._points_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
         store.aside = self._aside
         self._checkpointed_at = time.monotonic()
+        self._durable = -1
+        """How far the queues were when the last checkpoint began."""
         self._loop = asyncio.get_running_loop()
         self._flushing = False
         self._waiting: list[asyncio.Future[None]] = []
@@ -133,7 +135,10 @@ class GroupCommit:
             self.ended()
 
     def _checkpoint_if_due(self) -> None:
-        due = self._store.checkpoint_due or time.monotonic() - self._checkpointed_at > CHECKPOINT_S
+        store, waited = self._store, time.monotonic() - self._checkpointed_at
+        due = store.checkpoint_due or store.rewritten != store.rewritten_durable or waited > CHECKPOINT_S
+        if waited <= KEEP_UP_S:
+            due = store.checkpoint_due and store.points.durable > self._durable
         if due and self._checkpointing is None and not self._closed:
             self._checkpointing = self._loop.create_task(self._checkpoint())
             self._checkpointing.add_done_callback(self._checkpoint_done)
@@ -141,7 +146,8 @@ class GroupCommit:
     def keep_up(self) -> None:
         """A checkpoint if one is due without a flush, as on a disk too full for messages: retention waits for it."""
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        if store.confirmed > store.points.durable and store.failed is None and waited > KEEP_UP_S:
+        waits = store.confirmed > store.points.durable or store.rewritten != store.rewritten_durable
+        if waits and store.failed is None and waited > KEEP_UP_S:
             self._checkpoint_if_due()
 
     async def checkpoint(self) -> None:
@@ -163,6 +169,7 @@ class GroupCommit:
             task.exception()  # Looked at: the store is marked as failed, and says so to whoever writes.
 
     async def _checkpoint(self) -> None:
+        self._durable = self._store.points.durable
         checkpoint = self._store.checkpoint()
         try:
             await self.wait(checkpoint.offset)

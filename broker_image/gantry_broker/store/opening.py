@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.store import recovery
 from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.commitlog import segment_bases
+from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
 from gantry_broker.store.filing import catch_up, parse_own, remember, write_out
@@ -66,12 +67,17 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)
-    if not plan.clean or trusted != plan.trusted:
-        store.queues.cut(trusted, log.end)
+    doubtful = not plan.clean or trusted != plan.trusted
+    if doubtful:
+        # All queues are filed anew then, also where a deletion was being undone.
+        store.shown_again = not plan.foreign and trusted <= log.start < log.end
+        store.queues.cut(trusted)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
         _doubt_files(store)
     _refile(store, trusted)
+    if doubtful:
+        undo_drops(store, log.end)
     for offset, data in log.chunks(store.confirmed, log.end):
         remember(store, parse_own(store, offset, data))
     unflushed = min(max(before.flushed, log.start), log.end)

@@ -19,7 +19,7 @@ from typing import Final
 
 import orjson
 
-from gantry_broker.store.files import atomic_write
+from gantry_broker.store.files import NO_ROOM, atomic_write, fsync_dir
 
 _CHECKPOINT: Final = Struct(">qqq")
 _CHECKPOINT_SIZE: Final = 4096
@@ -114,6 +114,19 @@ class PointsFile:
                 after()
 
         return write
+
+    def lower(self, points: Points) -> None:
+        """Write points that claim less than those before, durably. Raises OSError.
+
+        A disk without room loses the old ones instead: without points recovery looks at the whole log.
+        """
+        try:
+            self.prepare(points, durable=True)()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self.path.unlink(missing_ok=True)
+            fsync_dir(self.path.parent)
 
 
 def load_checkpoint(path: Path) -> tuple[int, int, int]:

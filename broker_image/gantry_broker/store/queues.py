@@ -117,6 +117,13 @@ class QueueTable:
         for topic in list(self.topics.values()):
             yield from list(topic.queues.values())
 
+    def loaded(self) -> Iterator[ConsumeQueue]:
+        """All of them, loaded. Raises OSError."""
+        for queue in self:
+            if queue.next < 0:
+                queue.load()
+            yield queue
+
     def oldest_pending(self) -> int | None:
         """The offset in the log of the oldest record whose entry is only in memory."""
         # Of all: a failure may have left some without entries, or others in another order.
@@ -147,11 +154,10 @@ class QueueTable:
         if not dirty:
             self.waiting = 0
 
-    def cut(self, limit: int, end: int) -> None:
-        """Remove the entries of records at or above `limit` from every queue, in memory and on disk; `end`: that of the
-        log. Raises OSError."""
+    def cut(self, limit: int) -> None:
+        """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
         for queue in self:
-            if queue.cut(limit, end):
+            if queue.cut(limit):
                 self.unsynced.update(queue.files())
         self.dirty = {queue: None for queue in self.dirty if queue.pending}
 
@@ -164,9 +170,7 @@ class QueueTable:
         self.by_bytes.clear()
 
     def drop_before(self, phys: int) -> None:
-        for queue in self:
-            if queue.next < 0:
-                queue.load()
+        for queue in self.loaded():
             for path in queue.drop_before(phys):
                 self.unsynced.discard(path)
 

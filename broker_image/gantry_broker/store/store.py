@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
-from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
+from gantry_broker.store import append, cutting, dropping, filing, opening, reading, retention, soundness, upkeep
 from gantry_broker.store.commitlog import CommitLog, OpenSegment
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
@@ -86,13 +86,21 @@ class MessageStore:
         """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
         self.dropping: dict[str, int] = {}
         """Topics of which records are shown that should not be, with the offset below which they are."""
+        self.hidden_to = 0
+        """Below which offset the deletions hide records that an earlier process has carried out, as far as known."""
+        self.shown_again = False
+        """Deletions have to be heard of again, since queues were filed anew: so the tables are to be built anew."""
+        self.renumber = False
+        """A queue's entries were replaced: what its next record gets follows from those and the tail."""
         self.ends: dict[tuple[str, int], int] = {}
         """Queues without records here that do not know yet where they go on, with that number."""
+        self.rewritten = self.rewritten_durable = 0
+        """How often queues were changed as control records say, and how much of that a checkpoint has made durable."""
         self.points_unsaved = False
         """The disk refused the last points."""
         self._lock: int | None = None
-        self.complained: dict[str, tuple[str, float]] = {}
-        """What the disk refused, by what was to be done, and when (of the monotonic clock) that was logged."""
+        self.complained: dict[str, tuple[int | None, float]] = {}
+        """Which error the disk had, by what was to be done, and when (of the monotonic clock) that was logged."""
 
     # Opening and closing
 
@@ -240,9 +248,7 @@ class MessageStore:
     def queue_starts(self) -> dict[tuple[str, int], int]:
         """The first queue offset that is still in the log, of every queue: what a follower needs for `reset`."""
         starts = {}
-        for queue in self.queues:
-            if queue.next < 0:
-                queue.load()
+        for queue in self.queues.loaded():
             starts[queue.key] = queue.min_at(self.log.start)
         return starts
 
@@ -320,8 +326,8 @@ class MessageStore:
 
     @property
     def tables_done(self) -> bool:
-        """Nothing that the tables tell of queues waits for the disk; else a start has to hear of it again."""
-        return not self.ends and not self.dropping
+        """What the tables tell of queues is on the disk; else a start has to hear of it again."""
+        return not self.ends and not self.dropping and self.rewritten == self.rewritten_durable
 
     @property
     def checkpoint_due(self) -> bool:
@@ -473,4 +479,4 @@ class MessageStore:
         What the disk refuses is tried again with the upkeep.
         """
         self.dropping[topic] = max(below, self.dropping.get(topic, 0))
-        upkeep.drop_topics(self)
+        dropping.drop_topics(self)

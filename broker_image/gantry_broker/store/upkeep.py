@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.append import keep_history
-from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, fsync_dir, sync_file
+from gantry_broker.store.dropping import drop_topics
+from gantry_broker.store.files import fsync_dir, sync_file
 from gantry_broker.store.filing import catch_up, complain, write_out
 from gantry_broker.store.points import Points, boot_id, save_checkpoint
 
@@ -31,10 +32,11 @@ CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 class Checkpoint:
     """What has to be made durable so that recovery need not look below `offset`. `run` may go to another thread."""
 
-    def __init__(self, offset: int, index: int, cuts: int, files: list[str], directories: list[str]) -> None:
+    def __init__(self, store: MessageStore, offset: int, index: int, files: list[str], directories: list[str]) -> None:
         self.offset = offset
         self.index = index
-        self.cuts = cuts
+        self.cuts = store.cuts
+        self.rewritten = store.rewritten
         self._files = files
         self._directories = directories
 
@@ -79,8 +81,9 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
 
 def begin_queues(store: MessageStore) -> None:
     """Let queues go on where they are to; what the disk refuses waits for the next call."""
-    for topic, queue_id in list(store.ends):
-        if begin_queue(store, topic, queue_id) in NO_ROOM | NO_DESCRIPTORS:
+    for key in list(store.ends):
+        if begin_queue(store, *key) is not None:
+            store.ends[key] = store.ends.pop(key)  # Next time others come first, who may have a sound file.
             break
 
 
@@ -91,8 +94,11 @@ def begin_queue(store: MessageStore, topic: str, queue_id: int) -> int | None:
         queue = store.queues.queue(store.queues.topic(topic), queue_id)
         if queue.is_empty and queue.max in (0, number):
             known = queue.next
+            store.rewritten += 1
             try:
-                store.queues.unsynced.update(queue.rebase(number))
+                files = queue.rebase(number)
+                store.queues.unsynced.update(files)
+                store.known_directories.difference_update(files)
             finally:
                 queue.next = max(known, queue.max)  # It may have records that are not confirmed yet.
     except ValueError:
@@ -103,24 +109,6 @@ def begin_queue(store: MessageStore, topic: str, queue_id: int) -> int | None:
         return error.errno
     del store.ends[topic, queue_id]
     return None
-
-
-def drop_topics(store: MessageStore) -> None:
-    """Blank what is to be shown no more; what the disk refuses waits for the next call."""
-    table = store.queues
-    for topic, below in list(store.dropping.items()):
-        known = table.topics.get(topic)
-        try:
-            for queue_id in list(known.queues) if known else []:
-                queue = table.find(topic, queue_id)
-                if queue is not None:
-                    queue.blank_before(below, table.unsynced)
-                    table.dirty.pop(queue, None)
-                    table.unsynced.difference_update(queue.drop_before(below))
-        except OSError as error:
-            complain(store, f"topic {topic} is deleted, but not all of its queues", error)
-        else:
-            del store.dropping[topic]
 
 
 def save_points(store: MessageStore, *, durable: bool, aside: bool = False, again: bool = False) -> None:
@@ -200,12 +188,13 @@ def checkpoint(store: MessageStore) -> Checkpoint:
             directories.update((directory, os.path.dirname(directory), os.path.dirname(os.path.dirname(directory))))
     pending = store.queues.oldest_pending()
     offset = store.confirmed if pending is None else min(pending, store.confirmed)
-    return Checkpoint(offset, index_at, store.cuts, files, sorted(directories))
+    return Checkpoint(store, offset, index_at, files, sorted(directories))
 
 
 def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     """Note a checkpoint that has run; what a cut came between counts for nothing."""
     before = store.points
+    store.rewritten_durable = done.rewritten
     if done.cuts == store.cuts and _history_kept(store):
         offset = min(done.offset, store.flushed)
         store.points = replace(before, durable=offset, durable_index=min(done.index, offset))

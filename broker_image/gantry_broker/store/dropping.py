@@ -1,0 +1,83 @@
+"""Records that a deletion of their topic hides, and that come back when the deletion itself is undone.
+
+The queues keep their numbers: in place of the entries are blanks, each with the offset of the log below which it hides
+records. When the log is cut below that offset, the deletion never was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gantry_broker.store.consumequeue import UNDONE, ConsumeQueue
+from gantry_broker.store.files import sync_names
+from gantry_broker.store.filing import complain, parse_own, write_out
+
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
+_log = logging.getLogger(__name__)
+
+
+def drop_topics(store: MessageStore) -> None:
+    """Blank what is to be shown no more; what the disk refuses waits for the next call."""
+    table = store.queues
+    if store.dropping:
+        store.rewritten += 1
+    for topic, below in list(store.dropping.items()):
+        known = table.topics.get(topic)
+        try:
+            for queue_id in list(known.queues) if known else []:
+                queue = table.find(topic, queue_id)
+                if queue is not None:
+                    queue.blank_before(below, table.unsynced)
+                    table.dirty.pop(queue, None)
+        except OSError as error:
+            complain(store, f"topic {topic} is deleted, but not all of its queues", error)
+        else:
+            del store.dropping[topic]
+
+
+def undo_drops(store: MessageStore, end: int) -> None:
+    """Show what deletions hid that the log, which ends at `end`, does not hold.
+
+    The queues are filed again, from the first record of the log to what is confirmed; a start does it for all where it
+    was interrupted. Deletions that stand have to be heard of again (`shown_again`). Raises BadRecords, OSError.
+    """
+    store.dropping = {topic: below for topic, below in store.dropping.items() if below <= end}
+    hidden = {queue: queue.hides_to() for queue in store.queues.loaded()}
+    store.hidden_to = max((to for to in hidden.values() if to <= end), default=0)
+    queues = {queue: None for queue, to in hidden.items() if to > end}
+    if not queues:
+        return
+    _log.warning(
+        "deletions above %d are undone: %d queues are filed again from %d to %d",
+        end, len(queues), store.log.start, store.confirmed,
+    )  # fmt: skip
+    store.shown_again = True
+    start = store.log.start
+    points = replace(store.points, clean=False, durable=start, durable_index=start, written=start, written_index=start)
+    store.points_file.lower(points)
+    store.points = points
+    store.cuts += 1
+    _hide(queues, UNDONE)
+    for offset, data in store.log.chunks(start, store.confirmed):
+        for queue, number, entry in parse_own(store, offset, data, keys=False).entries:
+            if queue in queues:
+                queue.add(number, entry)
+                if queue.pending:
+                    store.queues.dirty[queue] = None
+        if not write_out(store, None):
+            break
+    for queue in queues:
+        queue.next = queue.max
+    if any(queue.pending for queue in queues):
+        return  # The disk refuses them, and no point is above them.
+    sync_names(sorted(path for queue in queues for path in queue.files()))
+    _hide(queues, store.confirmed)
+
+
+def _hide(queues: Iterable[ConsumeQueue], below: int) -> None:
+    sync_names(sorted(path for queue in queues for path in queue.hide(below)))

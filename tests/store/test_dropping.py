@@ -1,0 +1,335 @@
+"""Deleted topics: what is hidden, what comes back when the deletion is undone, and which numbers are given then."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_broker.broker import snapshots
+from gantry_broker.broker.metadata import Metadata, Tables, encode_change
+from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
+from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import Put, StoreConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_power_loss import Disk
+from test_retention import HOST, filed, put, settings
+
+
+def opened(path: Path) -> MessageStore:
+    return MessageStore.open(StoreConfig(path, settings()))
+
+
+@pytest.fixture
+def store(quick_dir: Path) -> Iterator[MessageStore]:
+    made = opened(quick_dir / "store")
+    yield made
+    made.close(clean=False)
+
+
+@pytest.fixture
+def leader(quick_dir: Path) -> Iterator[MessageStore]:
+    """Of another log, from where the other one is cut."""
+    made = opened(quick_dir / "leader")
+    yield made
+    made.close(clean=False)
+
+
+def again(store: MessageStore) -> MessageStore:
+    """The same after a kill."""
+    store.close(clean=False)
+    return opened(store.config.path)
+
+
+def shown(store: MessageStore) -> list[tuple[int, bytes]]:
+    """Number and record of what a reader is given of the topic."""
+    first = store.min_offset("Orders", 0)
+    data = b"".join(store.get("Orders", 0, n, 1, 10**6).data for n in range(first, store.max_offset("Orders", 0)))
+    return [(r.queue_offset, r.body) for r in decode_records(data)] if data else []
+
+
+def deleted(store: MessageStore) -> int:
+    """Thirty messages, of which the deletion is undone with the second half; answers where that begins."""
+    put(store, 0, 15, 1)
+    parted = store.end
+    put(store, 15, 15, 1)
+    store.drop_topic("Orders", store.end)
+    return parted
+
+
+def follow(store: MessageStore, leader: MessageStore) -> None:
+    for one, other in ((leader, store), (store, leader)):
+        while one.end < other.end:
+            one.append_raw(one.end, other.read_raw(one.end, 10**6))
+        one.confirm(one.end)
+
+
+def test_a_dropped_topic_shows_nothing_of_before_and_goes_on_counting(store: MessageStore, quick_dir: Path) -> None:
+    put(store, 0, 250, 1)
+    below = store.end
+    put(store, 250, 10, 1)
+    store.drop_topic("Orders", below)
+    for again in (False, True):
+        if again:
+            store.upkeep(10**12)
+            store.close(clean=False)
+            store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        assert store.min_offset("Orders", 0) == 247
+        assert store.max_offset("Orders", 0) == 257
+        assert store.get("Orders", 0, 0, 1, 1).status == GetStatus.OFFSET_TOO_SMALL
+        assert store.get("Orders", 0, 247, 99, 10**6).count == 10
+    assert store.min_offset("Seldom", 0) == 0
+    store.close(clean=False)
+
+
+def test_a_topic_that_is_dropped_on_a_full_disk_is_gone_once_there_is_room(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is the end of another queue. Whoever says so is told nothing of it: what else was confirmed then counts."""
+    put(store, 0, 250, 1)
+    opens = os.open
+
+    def full(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and "consumequeue" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opens(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", full)
+    store.drop_topic("Orders", store.end)
+    store.ensure_next("Other", 0, 57)
+    store.upkeep(10**12)
+    monkeypatch.setattr(os, "open", opens)
+    store.upkeep(10**12 + 2_000)
+    assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == 247
+    assert store.get("Orders", 0, 0, 1, 1).status == GetStatus.OFFSET_TOO_SMALL
+    assert store.next_offset("Other", 0) == 57
+    assert not store.dropping
+    assert not store.ends
+
+
+def test_what_comes_in_the_place_of_what_was_dropped_is_shown(store: MessageStore, quick_dir: Path) -> None:
+    """The deletion of a topic is undone by an unclean failover, and its numbers are given to others."""
+    put(store, 0, 15, 1)
+    parted = store.end
+    put(store, 15, 15, 1)
+    store.drop_topic("Orders", store.end)
+    store.cut(parted)
+    leader = MessageStore.open(StoreConfig(quick_dir / "leader", settings()))
+    leader.append_raw(0, store.read_raw(0, 10**6))
+    put(leader, 100, 15, 2)
+    store.append_raw(parted, leader.read_raw(parted, 10**6))
+    for again in (False, True):
+        if again:
+            store.upkeep(10**12)
+            store.close(clean=False)
+            store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        store.confirm(store.end)
+        assert store.max_offset("Orders", 0) == leader.max_offset("Orders", 0) == 28
+        assert store.get("Orders", 0, 14, 99, 10**6).data == leader.get("Orders", 0, 14, 99, 10**6).data
+    store.close(clean=False)
+    leader.close(clean=False)
+
+
+def test_a_start_shows_nothing_that_was_dropped(store: MessageStore, quick_dir: Path) -> None:
+    """It files again what was confirmed in the last second before a kill."""
+    put(store, 0, 50, 1)
+    store.upkeep(10**12)
+    put(store, 50, 50, 1)
+    store.drop_topic("Orders", store.end)
+    for _ in range(2):
+        store.close(clean=False)
+        store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
+        store.confirm(store.end)
+        assert store.min_offset("Orders", 0) == store.max_offset("Orders", 0) == 99
+    store.close(clean=False)
+
+
+def test_an_undone_deletion_hides_nothing(store: MessageStore, leader: MessageStore) -> None:
+    """Nor does it where the former master leads again, to which the others would give other numbers."""
+    store.cut(deleted(store))
+    assert store.shown_again
+    follow(store, leader)
+    assert shown(store) == shown(leader)
+    assert [n for n, _ in shown(store)] == list(range(14))
+    store = again(store)
+    store.confirm(store.end)
+    assert shown(store) == shown(leader)
+    assert store.min_offset("Orders", 0) == 0
+    store.close(clean=False)
+
+
+def test_the_next_number_is_that_after_what_came_in_the_place(store: MessageStore, leader: MessageStore) -> None:
+    """It is promoted later, and its followers file what it numbers where it does."""
+    store.cut(deleted(store))
+    follow(store, leader)
+    put(leader, 100, 5, 2)
+    follow(store, leader)
+    for n in range(3):
+        number = store.put([Put("Orders", 0, 0, 0, 1, HOST, b"new", b"")], 3)[0].queue_offset
+        assert number == 19 + n
+        follow(store, leader)
+        assert store.max_offset("Orders", 0) == leader.max_offset("Orders", 0) == number + 1
+    assert shown(store) == shown(leader)
+
+
+def test_a_queue_whose_records_are_all_gone_counts_on_from_where_the_leader_does(
+    store: MessageStore, leader: MessageStore
+) -> None:
+    """Nothing in the log says its numbers then, and some that are not confirmed yet wait behind the first of them."""
+    put(store, 0, 1, 1)
+    parted = store.end
+    follow(store, leader)
+    for n in range(10):
+        store.put([Put("Other", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1)
+    store.confirm(store.end)
+    store.drop_topic("Other", store.end)
+    store.cut(parted)
+    for n in range(3):
+        leader.put([Put("Other", 0, 0, 0, 1, HOST, b"new %d" % n, b"")], 1)
+    store.append_raw(parted, leader.read_raw(parted, 10**6))
+    border = parted + int.from_bytes(leader.read_raw(parted, 4)[:4], "big")
+    store.confirm(border)
+    assert (store.max_offset("Other", 0), store.next_offset("Other", 0)) == (1, 3)
+    assert store.put([Put("Other", 0, 0, 0, 1, HOST, b"", b"")], 1)[0].queue_offset == 3
+
+
+def test_a_deletion_that_a_start_does_not_know_as_confirmed_is_undone_as_well(
+    store: MessageStore, leader: MessageStore
+) -> None:
+    put(store, 0, 10, 1)
+    store.upkeep(10**12)
+    put(store, 10, 10, 1)
+    parted = store.end
+    put(store, 20, 10, 1)
+    store.drop_topic("Orders", store.end)
+    store = again(store)
+    assert store.confirmed < parted
+    store.cut(parted)
+    leader.append_raw(0, store.read_raw(0, 10**6))
+    put(leader, 100, 15, 2)
+    follow(store, leader)
+    assert shown(store) == shown(leader)
+    assert len(shown(store)) == 33
+    store.close(clean=False)
+
+
+def test_a_deletion_that_is_lost_with_the_end_of_the_log_is_undone_by_the_start(
+    store: MessageStore, quick_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(quick_dir / "store", monkeypatch)
+    put(store, 0, 15, 1)
+    filed(store, 10**12)
+    put(store, 15, 15, 1)
+    store.drop_topic("Orders", store.end)
+    checkpoint = store.checkpoint()
+    checkpoint.run()
+    store.close(clean=False)
+    disk.lose()
+    store = opened(quick_dir / "store")
+    assert store.shown_again
+    assert [n for n, _ in shown(store)] == list(range(14))
+    store.close(clean=False)
+
+
+def test_an_interrupted_return_is_gone_on_with_by_the_next_start(
+    quick_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it ended: of many files, of which each was written or not."""
+    for calls in range(1, 60):
+        store = opened(quick_dir / str(calls))
+        put(store, 0, 250, 1)
+        parted = store.end
+        put(store, 250, 150, 1)
+        before = shown(store)[:247]
+        store.upkeep(10**12)
+        store.drop_topic("Orders", store.end)
+        real, left = ConsumeQueue._write, calls
+
+        def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(queue, offset, data)  # noqa: B023
+
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(ConsumeQueue, "_write", write)
+            with suppress(OSError):
+                store.cut(parted)
+        store = again(store)
+        store.confirm(store.end)
+        assert store.end == parted
+        assert shown(store) == before
+        assert store.shown_again
+        store.close(clean=False)
+        if left >= 0:
+            break
+    assert 5 < calls < 59
+
+
+def test_what_an_earlier_deletion_hid_is_to_be_hidden_again(store: MessageStore) -> None:
+    put(store, 0, 10, 1)
+    first = store.end
+    store.drop_topic("Orders", first)
+    store.cut(deleted(store))
+    assert store.shown_again
+    store.drop_topic("Orders", first)
+    assert [n for n, _ in shown(store)] == list(range(9, 23))
+
+
+def control(store: MessageStore, change: dict[str, Any]) -> None:
+    store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, encode_change(change), b"")], 5)
+
+
+def tables_of(store: MessageStore) -> Metadata:
+    """As a broker's start loads and replays them."""
+    meta = Metadata(Tables())
+    meta.on_drop, meta.on_ends = store.drop_topic, store.ensure_next
+    found = snapshots.load(store.config.path / "config")
+    if found is not None:
+        meta.load(found.tables, found.applied)
+    if store.max_offset(CONTROL_TOPIC, 0):
+        for record in decode_records(store.get(CONTROL_TOPIC, 0, 0, 1_000, 1 << 20).data):
+            meta.confirm(record.phys_offset, record.body)
+    return meta
+
+
+@pytest.mark.parametrize("what", ["deletion", "end"])
+def test_tables_are_not_ahead_of_the_queues_that_they_tell_of(
+    store: MessageStore, quick_dir: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A power loss would bring deleted messages back, and numbers that were given once."""
+    disk = Disk(quick_dir / "store", monkeypatch)
+    meta = tables_of(store)
+    put(store, 0, 15, 1)
+    filed(store, 10**12)
+    told = {"dropTopics": ["Orders"], "dropData": store.end} if what == "deletion" else {"ends": {"Old": {"0": 57}}}
+    control(store, {"at": 1, **told})
+    store.mark_flushed(store.flush())
+    for saved in (False, True):
+        for phys, body in store.confirm(store.end).control:
+            meta.confirm(phys, body)
+        store.upkeep(10**12 + 2_000)
+        assert store.tables_done == saved
+        if saved:
+            snapshots.write(quick_dir / "store" / "config", snapshots.render(meta, store.history))
+        before = store.min_offset("Orders", 0), shown(store), store.next_offset("Old", 0)
+        assert before[2] == 57 or not before[1]
+        store.close(clean=False)
+        disk.lose()
+        store = opened(quick_dir / "store")
+        meta = tables_of(store)
+        for phys, body in store.confirm(store.end).control:
+            meta.confirm(phys, body)
+        assert (store.min_offset("Orders", 0), shown(store), store.next_offset("Old", 0)) == before
+        filed(store, 10**12 + 4_000)
+    store.close(clean=False)
