@@ -455,18 +455,46 @@ def test_decisions_are_cheap() -> None:
     assert time.perf_counter() - start < 2
 
 
-def test_a_master_that_leads_and_refuses_another_version_goes_on_leading() -> None:
+def refusing(view: MemberView, why: str = "it answered 500: no room", **more: Any) -> MemberView:
+    return replace(view, refused=why, **more)
+
+
+def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_leading() -> None:
     """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
-    bumped = CELL.touched()
-    refusing = replace(member(0), refused="it answered 500: no room")
-    assert refusing.report is not None
-    full = replace(refusing, report=replace(refusing.report, unfit="its disk is full"))
-    assert promotion(group(a=full, cell=bumped)).cell.master != A
-    told = decide(group(a=replace(member(0), refused="it answered 401: another token"), cell=bumped))
+    told = decide(group(a=refusing(member(0), "it answered 401: another token", lacks_token=True), cell=CELL.touched()))
     assert [d for d in told if not isinstance(d, Tell)] == []
-    assert wait(group(a=replace(member(0, role="Slave"), refused="401"), b=unheard(1), c=unheard(2))).code == (
-        "no-candidate"
-    )
+    alone = group(a=refusing(member(0, role="Slave"), "401", lacks_token=True), b=unheard(1), c=unheard(2))
+    assert wait(alone).code == "no-candidate"
+
+
+@pytest.mark.parametrize("unfit", ["", "its disk is full"])
+def test_a_master_that_cannot_write_a_version_down_is_replaced(unfit: str) -> None:
+    """Whether it has noticed that it has no room or not: its senders wait for whoever was taken out of its set."""
+    shrunk = CELL.with_set({A, B})
+    p = promotion(group(a=refusing(member(0, unfit=unfit)), c=unheard(2), cell=shrunk))
+    assert (p.cell.master, p.cell.in_sync) == (B, {B})
+
+
+@pytest.mark.parametrize("settings", [{}, {"unclean": True}])
+def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_better_off(
+    settings: dict[str, Any],
+) -> None:
+    full = refusing(member(0, unfit="its disk is full"), refused_ms=60_000)
+    for others in (
+        {"b": unheard(1, silence=60_000), "c": member(2, end=10)},
+        {"b": member(1, unfit="its disk is full"), "c": unheard(2)},
+        {"b": refusing(member(1)), "c": unheard(2)},
+    ):
+        decisions = decide(group(a=full, **others, cell=CELL.with_set({A, B}), settings=settings))
+        assert not [d for d in decisions if isinstance(d, Promote | Fence)], decisions
+    [told] = decide(group(a=full, cell=CELL.touched(), settings={"automatic": False}))
+    assert isinstance(told, Tell), "a person decides"
+
+
+def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch() -> None:
+    waiting = member(1, role="Waiting", version=0)
+    told = decide(group(a=refusing(member(0)), b=waiting, c=unheard(2), cell=Cell(3, 8, A, frozenset({A}))))
+    assert {d.member for d in told if isinstance(d, Tell)} == {0, 1}
 
 
 @pytest.mark.parametrize(("refused_ms", "given_up"), [(0, False), (9_000, False), (10_000, True)])

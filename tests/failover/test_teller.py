@@ -79,6 +79,7 @@ async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(sta
         assert status[:3] in teller.refusal(0, CELL)
         assert said in teller.refusal(0, CELL)
         assert said in teller.refusal(0, CELL.touched()), "where all answer so, epochs would follow without pause"
+        assert teller.lacks_token(0) == status.startswith("401")
 
 
 async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_answer() -> None:
@@ -120,3 +121,27 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
         assert await refused_again(2.1) == pytest.approx(2.1)
         assert await refused_again(2.1) == pytest.approx(4.2)
         assert await refused_again(60) == 0, "nobody knows what was between"
+
+
+async def test_what_is_refused_is_told_again_soon_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A member whose disk is full may refuse for hours."""
+    now, asked = 100.0, 0
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(500, text="no room")
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as client:
+        woken = asyncio.Event()
+        teller = Teller(client, lambda: None, woken.set, lambda: now)
+        for _ in range(100):
+            woken.clear()
+            teller.tell(0, "http://m0", Assignment(CELL, "h:1", False))
+            if teller.any_underway():
+                await asyncio.wait_for(woken.wait(), 5)
+            now += 0.1
+    assert 15 <= asked <= 21
+    assert [r.getMessage() for r in caplog.records if r.name.endswith("teller")] == [
+        "http://m0 refuses epoch 2 version 2: it answered 500: no room"
+    ]

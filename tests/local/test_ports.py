@@ -150,6 +150,29 @@ def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
     assert "another cluster may choose ports at the same time: another `gantry up` holds" in caplog.text
 
 
+def test_ports_that_a_busy_disk_has_not_taken_yet_are_known_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(claims, "TURN_S", 0.2)
+    one, two = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two"))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    writing: list[Path] = []
+    real = module.write_durably
+
+    def slow(path: Path, text: str) -> None:
+        if not writing:
+            writing.append(path)
+            two.choose(CLUSTER, frozenset())
+        real(path, text)
+
+    monkeypatch.setattr(module, "write_durably", slow)
+    one.choose(CLUSTER, frozenset())
+    assert writing == [one.path]
+    assert not set(one.taken.values()) & set(two.taken.values())
+
+
 def test_without_the_turn_the_ports_of_others_are_kept_clear_of_and_ones_own_are_known_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:

@@ -30,6 +30,11 @@ def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) ->
     return [r for _, r in chosen]
 
 
+def somebody_fit(obs: Observation, cell: Cell) -> bool:
+    """There is an heir that would be better off: what ails everybody is no reason to move."""
+    return any(not r.unfit for r in candidates(obs, cell, without=cell.master))
+
+
 def next_cell(obs: Observation, cell: Cell, master: MemberId, in_sync: Iterable[MemberId]) -> Cell:
     """A new epoch, above the recorded one and above every epoch that anybody has heard of.
 

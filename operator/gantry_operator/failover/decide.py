@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gantry_broker.replication.types import Assignment, Cell
 
-from gantry_operator.failover.choose import candidates, next_cell, promote, unclean, unproven
+from gantry_operator.failover.choose import candidates, next_cell, promote, somebody_fit, unclean, unproven
 from gantry_operator.failover.detect import MasterState, master_state
 from gantry_operator.failover.first import first_cell, recovered_cell
 from gantry_operator.failover.inset import answer_ask, names, shrink
@@ -138,7 +138,7 @@ def _wanted(obs: Observation, cell: Cell, view: MemberView, leader: Report) -> l
     found = [] if obs.switchover is None else [obs.switchover]
     if view.deleting and _somebody_stays(obs, cell):
         found.append(Switchover(reason=f"{view.name} is about to be stopped"))
-    if leader.unfit and obs.settings.automatic and _somebody_fit(obs, cell):
+    if leader.unfit and obs.settings.automatic and somebody_fit(obs, cell):
         found.append(Switchover(reason=f"{view.name} should not lead: {leader.unfit}"))
     return found
 
@@ -147,11 +147,6 @@ def _somebody_stays(obs: Observation, cell: Cell) -> bool:
     """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
     views = [obs.view(r.id.member) for r in candidates(obs, cell, without=cell.master)]
     return any(v is not None and not v.deleting for v in views)
-
-
-def _somebody_fit(obs: Observation, cell: Cell) -> bool:
-    """There is an heir that would be better off: what ails everybody is no reason to move."""
-    return any(not r.unfit for r in candidates(obs, cell, without=cell.master))
 
 
 def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> AskHandover | Wait:
@@ -184,6 +179,8 @@ def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
     except one that parks: it forwards what it parked, for which the new one must lead already."""
     assert master.report is not None
     told = master.accepted_order == cell.order or (master.report.order == cell.order and not master.pending)
+    # Who follows needs the epoch. Its version is the master's, which may refuse it for want of room.
+    leads = told or (master.report.role == "Master" and master.report.epoch == cell.epoch)
     found: list[Decision] = []
     for m in obs.members:
         # What is pending holds only itself back: a newer cell is told at once.
@@ -197,7 +194,7 @@ def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
         elif r.role == "Master":
             if told or not r.parked:
                 found.append(Fence(m.number, to, f"{m.name} is not master any more"))
-        elif told and (r.order < cell.order or r.role == "Waiting"):
+        elif (told and r.order < cell.order) or (leads and (r.epoch < cell.epoch or r.role == "Waiting")):
             found.append(Tell(m.number, to, f"{m.name} follows {master.name} in epoch {cell.epoch}"))
     return found
 

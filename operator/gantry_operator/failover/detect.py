@@ -15,6 +15,7 @@ from typing import Literal
 
 from gantry_broker.replication.types import Cell, MemberId
 
+from gantry_operator.failover.choose import somebody_fit
 from gantry_operator.failover.model import MemberView, Observation
 
 State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
@@ -42,23 +43,24 @@ def master_state(obs: Observation, cell: Cell) -> MasterState:
     if view.gone:
         return MasterState("dead", f"the process of {view.name} is gone")
     if view.heard:
-        return _heard(view, cell, cell.master)
+        return _heard(obs, view, cell, cell.master)
     return _unheard(obs, view, cell.master)
 
 
-def _heard(view: MemberView, cell: Cell, master: MemberId) -> MasterState:
+def _heard(obs: Observation, view: MemberView, cell: Cell, master: MemberId) -> MasterState:
     report = view.report
     assert report is not None
     if report.id != master:
         return MasterState("dead", f"the disk of {view.name} is not the one that was promoted")
     leads = report.role == "Master" and report.epoch == cell.epoch
-    if view.refused and (report.unfit or not leads):
+    # One that leads refuses another version of its epoch, and waits meanwhile for whoever was in its set. A new epoch
+    # brings it no token that it has not got yet, and nothing where nobody else would be better off.
+    may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
+    if view.refused and (not leads or (may_move and not view.lacks_token and somebody_fit(obs, cell))):
         return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
         return MasterState("untold", f"{view.name} is being told")
     if leads:
-        # If it refuses anything it is another version of the epoch that it leads: for the new token, for example, which
-        # it may not have yet. A new epoch would not make it take that; one without room could not even hand over.
         if report.told_epoch > cell.epoch:
             reason = f"{view.name} has heard of epoch {report.told_epoch}, above the recorded {cell.epoch}"
             return MasterState("outranked", reason)

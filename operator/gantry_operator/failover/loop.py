@@ -182,6 +182,7 @@ class GroupLoop(GroupWatch):
                     told_unclean=self._teller.told_unclean(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),
                     refused=refused,
+                    lacks_token=self._teller.lacks_token(e.member),
                     refused_ms=int(self._teller.refusing_s(e.member) * 1000) if refused else 0,
                 )
             )

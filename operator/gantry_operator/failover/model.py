@@ -112,6 +112,8 @@ class MemberView:
     """For how long its acknowledged offset has been behind its master's end without moving."""
     refused: str = ""
     """Why it refused the assignment that is now recorded; empty: it did not."""
+    lacks_token: bool = False
+    """It refused for the token that it was asked with, or has none itself."""
     refused_ms: int = 0
     """For how long it has refused whatever it was told."""
 

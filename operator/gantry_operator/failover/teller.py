@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
 from gantry_broker.replication.types import Assignment, Cell, MemberId
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 TELL_TIMEOUT_S = 1.5
 AGAIN_AFTER_FAILURE_S = 0.1
+AGAIN_AFTER_REFUSAL_S = 0.5
 AGAIN_AFTER_SUCCESS_S = 1.0
 """The same assignment is not repeated sooner to a member that took it."""
 REFUSED_FOR_S = 2.0
@@ -24,6 +26,18 @@ REFUSING_S = 3 * REFUSED_FOR_S
 """After this long without another one, a refusal is the first of its kind again."""
 LINE_AFTER_ANSWER_S = 3.0
 """A status line that is newer than the answer must come within this time, else the old one counts again."""
+
+
+_TOKEN: Final = frozenset({401, 403, 503})
+"""Status of an answer for want of the right token; the last one: the member cannot read its own."""
+
+
+class _Refusal(NamedTuple):
+    cell: Cell | None
+    """None: it would not do anything else, either."""
+    why: str
+    at: float
+    token: bool
 
 
 class Teller:
@@ -45,8 +59,7 @@ class Teller:
         self._accepted: dict[int, Assignment] = {}
         self._told_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
-        self._refusals: dict[int, tuple[Cell | None, str, float]] = {}
-        """What was refused, why and when; None: it would not do anything else, either."""
+        self._refusals: dict[int, _Refusal] = {}
         self._refusing_since: dict[int, float] = {}
 
     def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
@@ -90,19 +103,28 @@ class Teller:
     def refusal(self, member: int, cell: Cell) -> str:
         """Why it refused this very cell a moment ago, or could do nothing that it was told; empty: it did not."""
         refused = self._refusals.get(member)
-        if refused is None or refused[0] not in (None, cell) or self._now() - refused[2] >= REFUSED_FOR_S:
+        if refused is None or refused.cell not in (None, cell) or self._now() - refused.at >= REFUSED_FOR_S:
             return ""
-        return refused[1]
+        return refused.why
+
+    def lacks_token(self, member: int) -> bool:
+        """What it refused last it refused for the token."""
+        refused = self._refusals.get(member)
+        return refused is not None and refused.token
 
     def refusing_s(self, member: int) -> float:
         """Since the first of its refusals, between which it accepted nothing and was told again soon; 0: none."""
         return self._now() - self._refusing_since.get(member, self._now())
 
-    def _refused(self, member: int, cell: Cell | None, why: str) -> None:
+    def _refused(self, member: int, url: str, told: Cell, why: str, *, status: int = 200) -> None:
         now, last = self._now(), self._refusals.get(member)
-        if last is None or now - last[2] >= REFUSING_S:
+        if last is None or now - last.at >= REFUSING_S:
             self._refusing_since[member] = now
-        self._refusals[member] = (cell, why, now)
+        # Where it could not do it, its answer to the next epoch would be the same: where all answer so, epochs would
+        # follow each other without pause.
+        self._refusals[member] = _Refusal(told if status == 200 else None, why, now, status in _TOKEN)
+        if last is None or last.why != why:
+            log.warning("%s refuses epoch %s version %s: %s", url, told.epoch, told.version, why)
 
     def any_underway(self) -> bool:
         return bool(self._underway)
@@ -160,11 +182,10 @@ class Teller:
                 timeout=TELL_TIMEOUT_S,
             )
             if answer.status_code != 200:
-                log.warning("%s answered %s to an assignment: %s", url, answer.status_code, answer.text[:200])
-                # It could not write it down, or has another token, for example: another one may do it. Its answer to
-                # the next epoch would be the same; where all answer so, epochs would follow each other without pause.
+                # It could not write it down, or has another token, for example: another one may do it.
+                again = AGAIN_AFTER_REFUSAL_S
                 why = f"it answered {answer.status_code}: {answer.text[:200]}"
-                self._refused(member, None, why)
+                self._refused(member, url, cell, why, status=answer.status_code)
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
             self._told_at[member] = self._now()
@@ -176,8 +197,7 @@ class Teller:
                 if then is not None:
                     then()
             elif (said.epoch, said.version) <= cell.order:
-                log.warning("%s refuses epoch %s version %s: %s", url, cell.epoch, cell.version, said.reason)
-                self._refused(member, cell, said.reason or "it gave no reason")
+                self._refused(member, url, cell, said.reason or "it gave no reason")
         except (httpx.HTTPError, ValueError) as error:
             log.info("telling %s: %r", url, error)
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gantry_operator.local.claims import Turn, ports_of_others, take_turn
 from gantry_operator.local.folder import read_ports
 from gantry_operator.plan import Plan
-from gantry_operator.registry.file import write_durably
+from gantry_operator.registry.file import write_durably, write_whole
 
 HOST = "127.0.0.1"
 NAME_SERVER_PORT = 9876
@@ -64,7 +64,9 @@ class Ports:
         """
         with ports_of_others(self.path.parent.resolve(), turn or take_turn()) as foreign:
             moved = self._choose(plan, running, foreign)
-            write_durably(self.path, json.dumps(self.taken, indent=1))
+            text = json.dumps(self.taken, indent=1)
+            write_whole(self.path, text)
+        write_durably(self.path, text)  # The turn is over: who waits for it waits for no disk.
         return moved
 
     def _choose(self, plan: Plan, running: frozenset[str], foreign: frozenset[int]) -> list[str]:
