@@ -57,12 +57,21 @@ def shown(store: MessageStore) -> list[tuple[int, bytes]]:
     return [(r.queue_offset, r.body) for r in decode_records(data)] if data else []
 
 
+def delete(store: MessageStore, topic: str = "Orders") -> int:
+    """Answers where the deletion lies."""
+    at = store.end
+    control(store, {"at": 1, "dropTopics": [topic], "dropData": at})
+    store.confirm(store.end)
+    store.drop_topic(topic, at)
+    return at
+
+
 def deleted(store: MessageStore) -> int:
     """Thirty messages, of which the deletion is undone with the second half; answers where that begins."""
     put(store, 0, 15, 1)
     parted = store.end
     put(store, 15, 15, 1)
-    store.drop_topic("Orders", store.end)
+    delete(store)
     return parted
 
 
@@ -104,7 +113,7 @@ def test_a_topic_that_is_dropped_on_a_full_disk_is_gone_once_there_is_room(
         return opens(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", full)
-    store.drop_topic("Orders", store.end)
+    delete(store)
     store.ensure_next("Other", 0, 57)
     store.upkeep(10**12)
     monkeypatch.setattr(os, "open", opens)
@@ -121,7 +130,7 @@ def test_what_comes_in_the_place_of_what_was_dropped_is_shown(store: MessageStor
     put(store, 0, 15, 1)
     parted = store.end
     put(store, 15, 15, 1)
-    store.drop_topic("Orders", store.end)
+    delete(store)
     store.cut(parted)
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", settings()))
     leader.append_raw(0, store.read_raw(0, 10**6))
@@ -144,7 +153,7 @@ def test_a_start_shows_nothing_that_was_dropped(store: MessageStore, quick_dir: 
     put(store, 0, 50, 1)
     store.upkeep(10**12)
     put(store, 50, 50, 1)
-    store.drop_topic("Orders", store.end)
+    delete(store)
     for _ in range(2):
         store.close(clean=False)
         store = MessageStore.open(StoreConfig(quick_dir / "store", settings()))
@@ -191,7 +200,7 @@ def test_a_queue_whose_records_are_all_gone_counts_on_from_where_the_leader_does
     for n in range(10):
         store.put([Put("Other", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1)
     store.confirm(store.end)
-    store.drop_topic("Other", store.end)
+    delete(store, "Other")
     store.cut(parted)
     for n in range(3):
         leader.put([Put("Other", 0, 0, 0, 1, HOST, b"new %d" % n, b"")], 1)
@@ -210,7 +219,7 @@ def test_a_deletion_that_a_start_does_not_know_as_confirmed_is_undone_as_well(
     put(store, 10, 10, 1)
     parted = store.end
     put(store, 20, 10, 1)
-    store.drop_topic("Orders", store.end)
+    delete(store)
     store = again(store)
     assert store.confirmed < parted
     store.cut(parted)
@@ -229,7 +238,7 @@ def test_a_deletion_that_is_lost_with_the_end_of_the_log_is_undone_by_the_start(
     put(store, 0, 15, 1)
     filed(store, 10**12)
     put(store, 15, 15, 1)
-    store.drop_topic("Orders", store.end)
+    delete(store)
     checkpoint = store.checkpoint()
     checkpoint.run()
     store.close(clean=False)
@@ -251,7 +260,7 @@ def test_an_interrupted_return_is_gone_on_with_by_the_next_start(
         put(store, 250, 150, 1)
         before = shown(store)[:247]
         store.upkeep(10**12)
-        store.drop_topic("Orders", store.end)
+        delete(store)
         real, left = ConsumeQueue._write, calls
 
         def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
@@ -278,8 +287,7 @@ def test_an_interrupted_return_is_gone_on_with_by_the_next_start(
 
 def test_what_an_earlier_deletion_hid_is_to_be_hidden_again(store: MessageStore) -> None:
     put(store, 0, 10, 1)
-    first = store.end
-    store.drop_topic("Orders", first)
+    first = delete(store)
     store.cut(deleted(store))
     assert store.shown_again
     store.drop_topic("Orders", first)

@@ -7,6 +7,7 @@ calls succeed again it has what the leader has. `STORE_SEED` and `STORE_HISTORIE
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import sys
@@ -17,6 +18,8 @@ from typing import Any, Final
 
 import pytest
 from failing import ERRORS, fail
+from gantry_broker.broker.snapshots import epoch_before
+from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.epochs import cut as cut_history
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
@@ -26,11 +29,11 @@ from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.history import FOREIGN, EpochFile, History
 from gantry_broker.store.points import Points
 from gantry_broker.store.store import MessageStore
-from gantry_broker.store.types import StoreConfig
+from gantry_broker.store.types import Put, StoreConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_replica import message
+from test_replica import HOST, message
 
 HISTORIES = int(os.environ.get("STORE_HISTORIES", "100"))
 SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
@@ -40,6 +43,8 @@ FILE_SIZES: Final = {"mappedFileSizeCommitLog": SEGMENT, "mappedFileSizeConsumeQ
 """Smaller than a broker may be told: files end often, and most faults lie where one does."""
 EPOCH_BODY: Final = bytes(1_000)
 """Longer than most messages, as real ones are: an epoch may not fit where a message does."""
+DELETION: Final = b"no more "
+ENDS: Final = b"ends of "
 DEATH: Final = 0
 """Among errors: the process dies at the call, before or after the kernel has done it."""
 TROUBLES: Final[tuple[tuple[int, ...], ...]] = (
@@ -116,6 +121,63 @@ def told_by_log(store: MessageStore) -> History:
     return tuple(epoch for epoch in recovery.scan(store.log, store.start).epochs if epoch.start < store.end)
 
 
+class Tables:
+    """What a broker knows of deletions, as far as the log is applied to it; the snapshot on its disk survives."""
+
+    def __init__(self) -> None:
+        self.applied = 0
+        self.saved = (0, -1)
+        """How far it was applied when it was saved, and in which epoch that was written."""
+
+    def confirm(self, store: MessageStore, offset: int) -> None:
+        for phys, body in store.confirm(offset).control:
+            self._apply(store, phys, body)
+
+    def _apply(self, store: MessageStore, phys: int, body: bytes) -> None:
+        if phys < self.applied:
+            return
+        self.applied = phys + 1
+        if body.startswith(DELETION):
+            store.drop_topic(body.removeprefix(DELETION).decode(), phys)
+        elif body.startswith(ENDS):
+            for topic, queue_id, number in json.loads(body.removeprefix(ENDS)):
+                store.ensure_next(topic, queue_id, number)
+
+    def was_cut(self, store: MessageStore) -> None:
+        if store.end == store.start or self.applied > store.end or store.shown_again:
+            self._rebuild(store)
+
+    def _rebuild(self, store: MessageStore) -> None:
+        self.applied, store.shown_again = 0, False
+        self._replay(store)
+
+    def _replay(self, store: MessageStore) -> None:
+        for record in store.walk(store.start, store.confirmed):
+            if record.topic == CONTROL_TOPIC:
+                self._apply(store, record.phys_offset, record.body)
+
+    def save(self, store: MessageStore) -> None:
+        if store.tables_done:
+            self.saved = (self.applied, epoch_before(store.history, self.applied))
+
+    def start(self, store: MessageStore) -> None:
+        self.applied, epoch = self.saved
+        other = epoch not in (-1, epoch_before(store.history, self.applied))
+        if self.applied > store.end or 0 < self.applied < store.start or other or store.shown_again:
+            self._rebuild(store)
+        else:
+            self._replay(store)
+
+
+def dropped(store: MessageStore, stop: int) -> dict[str, int]:
+    """By topic, below which offset the deletions that the log has below `stop` hide records."""
+    return {
+        r.body.removeprefix(DELETION).decode(): r.phys_offset
+        for r in store.walk(store.start, stop)
+        if r.topic == CONTROL_TOPIC and r.body.startswith(DELETION)
+    }
+
+
 class Pair:
     """A leader with a sound disk, and a follower whose calls fail."""
 
@@ -132,6 +194,7 @@ class Pair:
         """The follower's history as of the last look: what its log no longer tells."""
         self.half_reset: History | None = None
         """The history for which a reset was begun that has not come to its end."""
+        self.tables, self.leaders_tables = Tables(), Tables()
         self.leader = MessageStore.open(self.leader_config)
         if self.rng.random() < 0.4:
             self._make_foreign()
@@ -158,6 +221,8 @@ class Pair:
 
     def _put(self, store: MessageStore, count: int) -> None:
         for _ in range(count):
+            if store.end % SEGMENT == 0:
+                self._tell_ends(store)
             self.serial += 1
             size = self.rng.choice((8, 8, 900, 3_000))
             store.put([message(self.serial, self.rng.choice("AB"), size)], self.serial)
@@ -165,6 +230,14 @@ class Pair:
     def _begin(self, store: MessageStore) -> None:
         self.epoch += 1
         store.begin_epoch(self.epoch, EPOCH_BODY, 1)
+        self._tell_ends(store)
+
+    def _tell_ends(self, store: MessageStore) -> None:
+        """As a master does in each segment and role, for members that have no record of a queue."""
+        ends = [
+            (t, q, store.next_offset(t, q)) for t, queues in store.topics_queues().items() for q in queues if t in "AB"
+        ]
+        store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, ENDS + json.dumps(ends).encode(), b"")], 1)
 
     def run(self) -> None:
         for _ in range(STEPS):
@@ -192,10 +265,17 @@ class Pair:
     def leader_puts(self) -> None:
         self._put(self.leader, self.rng.randrange(1, 12))
 
+    def leader_deletes(self) -> None:
+        self._delete(self.leader)
+
+    def _delete(self, store: MessageStore) -> None:
+        body = DELETION + self.rng.choice("AB").encode()
+        store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, body, b"")], 1)
+
     def leader_confirms(self) -> None:
         store = self.leader
         borders = [record.phys_offset for record in store.walk(store.confirmed, store.end)]
-        store.confirm(self.rng.choice([*borders, store.end]))
+        self.leaders_tables.confirm(store, self.rng.choice([*borders, store.end]))
 
     def another_leads(self) -> None:
         """One that lacks some of what the last leader had, be it confirmed: all that counts is what parts the logs."""
@@ -203,6 +283,7 @@ class Pair:
         borders = [record.phys_offset for record in store.walk(store.start, store.end)]
         if borders:
             store.cut(self.rng.choice(borders[-20:]))
+            self.leaders_tables.was_cut(store)
             self._begin(store)
 
     def leader_expires(self) -> None:
@@ -251,14 +332,16 @@ class Pair:
             self._reset(follower, leader.start, cut_history(history, leader.start), leader.queue_starts())
         elif agreed < end:
             follower.cut(agreed)
+            self.tables.was_cut(follower)
         else:
             follower.append_raw(end, leader.read_raw(end, self.rng.choice((100, 4_000, 20_000, 300_000))))
-            follower.confirm(max(follower.confirmed, min(leader.confirmed, follower.end)))
+            self.tables.confirm(follower, max(follower.confirmed, min(leader.confirmed, follower.end)))
 
     def _reset(self, follower: MessageStore, to: int, history: History, queues: dict[tuple[str, int], int]) -> None:
         self.trace.append(f"  reset at {to}: {history}")
         self.half_reset = settled(history, to)
         follower.reset(to, history, queues)
+        self.tables.was_cut(follower)
         self.expected, self.half_reset = history, None
 
     def follower_keeps_up(self) -> None:
@@ -291,6 +374,9 @@ class Pair:
     def follower_expires(self) -> None:
         self.try_to(self._expire)
 
+    def follower_saves_its_tables(self) -> None:
+        self.tables.save(self.follower)
+
     def follower_leads(self) -> None:
         """It writes on its own for a while: its log parts from the leader's."""
         if self.follower.end == 0:
@@ -299,6 +385,11 @@ class Pair:
         def lead(store: MessageStore) -> None:
             self._begin(store)
             self._put(store, self.rng.randrange(16))
+            if self.rng.random() < 0.2:
+                self._delete(store)
+                if self.rng.random() < 0.5:
+                    self.tables.confirm(store, store.end)
+                    self._put(store, self.rng.randrange(4))
 
         self.try_to(lead)
 
@@ -329,6 +420,7 @@ class Pair:
         assert damage is None or not (damage.flushed or damage.confirmed), f"no start misses a record: {damage}"
         self.follower.damage_heeded()
         self.follower.damage = None
+        self.tables.start(self.follower)
         self.look()
         self.half_reset = None
 
@@ -390,25 +482,36 @@ class Pair:
             assert most <= follower.end, f"the points claim more than the log has: {points}"
 
     def look_at_queues(self) -> None:
-        """Every confirmed record is in its queue, under its number."""
+        """Every confirmed record is in its queue, under its number, unless its topic was deleted after it."""
         follower = self.follower
+        gone, perhaps = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
         for record in follower.walk(follower.start, follower.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
             queue = follower.queues.find(record.topic, record.queue_id)
             assert queue is not None, f"a confirmed record has no queue: {place}"
             assert queue.max > record.queue_offset, f"a confirmed record is not in its queue: {place}"
+            if record.phys_offset < gone.get(record.topic, 0):
+                shown = not follower.dropping and follower.get(*place, 1, 1).data
+                assert not shown, f"a deleted message is shown: {place}"
+                continue
             entry = queue.entry(record.queue_offset)
-            assert entry is not None, f"a confirmed record is not in its queue: {place}"
-            assert entry[0] == record.phys_offset, f"{place} is at {record.phys_offset}, the queue says {entry[0]}"
+            if record.phys_offset < perhaps.get(record.topic, 0) and not follower.get(*place, 1, 1).data:
+                continue  # A start may not know yet that it was confirmed.
+            assert entry[:2] == (record.phys_offset, record.size), (
+                f"{place} is at {record.phys_offset}, the queue says {entry}"
+            )
 
     def catch_up(self) -> None:
         """Its calls succeed: in the end the follower has what the leader has."""
         for _ in range(2_000):
             self._fetch(self.follower)
-            if self.follower.end == self.leader.end and self.follower.confirmed == self.leader.confirmed:
+            if self.follower.end == self.leader.end and self.follower.confirmed >= self.leader.confirmed:
                 break
         else:
             raise AssertionError(f"a follower catches up, but stays at {self.ends()}")
+        self.leaders_tables.confirm(self.leader, self.follower.confirmed)
+        self.now_ms += 2_000
+        self.follower.upkeep(self.now_ms)
         self.look()
         self._compare_logs()
         self._compare_queues()
@@ -427,6 +530,8 @@ class Pair:
             for queue_id in queue_ids:
                 stop = leader.max_offset(topic, queue_id)
                 assert follower.max_offset(topic, queue_id) == stop, f"the same end of queue {topic} {queue_id}"
+                number = leader.next_offset(topic, queue_id)
+                assert follower.next_offset(topic, queue_id) == number, f"the next number of {topic} {queue_id}"
         for record in leader.walk(max(leader.start, follower.start), leader.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
             mine, other = (store.get(*place, 1, 1).data for store in (follower, leader))
@@ -443,7 +548,10 @@ class Pair:
                 store.upkeep(self.now_ms)
             assert not store.index.behind, "the index comes to the end of what is confirmed"
         first = max(leader.start, follower.start)
-        records = [record for record in leader.walk(first, leader.confirmed) if record.topic in "AB"]
+        gone = dropped(leader, leader.confirmed)
+        records = [
+            r for r in leader.walk(first, leader.confirmed) if r.topic in "AB" and r.phys_offset > gone.get(r.topic, 0)
+        ]
         for record in self.rng.sample(records, min(5, len(records))):
             key = f"k{record.born_ms}"
             found = [other.phys_offset for other in follower.query(record.topic, key, 32, 0, 1 << 60)]
@@ -457,6 +565,7 @@ class Pair:
 STEP_WEIGHTS: Final = {
     "leader_begins": 20,
     "leader_puts": 40,
+    "leader_deletes": 3,
     "leader_confirms": 20,
     "another_leads": 10,
     "leader_expires": 6,
@@ -465,6 +574,7 @@ STEP_WEIGHTS: Final = {
     "follower_flushes": 6,
     "follower_checkpoints": 6,
     "follower_expires": 6,
+    "follower_saves_its_tables": 6,
     "follower_leads": 14,
     "follower_is_killed": 6,
     "follower_stops": 2,

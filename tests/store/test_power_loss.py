@@ -130,6 +130,7 @@ class PowerPair(Pair):
         assert self.follower.end >= flushed, "what was flushed is there"
         self.follower.damage_heeded()
         self.follower.damage = None
+        self.tables.start(self.follower)
         self.look()
         self.half_reset = None
 

@@ -200,7 +200,7 @@ class Metadata:
         self.changed = True
         shaped = self.confirmed.apply(change)
         for topic in change.get("dropTopics", ()):
-            self.on_drop(topic, int(change.get("dropData", 0)))
+            self.on_drop(topic, phys if change.get("dropData", 0) else 0)
         for topic, queues in change.get("ends", {}).items():
             for queue, end in queues.items():
                 self.on_ends(topic, int(queue), end)

@@ -212,17 +212,25 @@ class ConsumeQueue:
                 high = middle
         return low
 
+    @property
+    def shows_nothing(self) -> bool:
+        """There are only blanks. Raises OSError."""
+        return self._hidden() == self.max
+
     def hides_to(self) -> int:
         """Below which offset of the log a deletion hides records here; beyond all: it is `UNDONE`. Raises OSError."""
         if self._first == self.max:
             return 0
         phys, size, below = self.entry(self._first)  # Blanks are written in order: none is of a later deletion.
-        if (phys, size) != (0, BLANK_SIZE):
-            return 0
+        if (phys, size) != (0, BLANK_SIZE) or below == 0:
+            return -1
         return sys.maxsize if below == UNDONE else below
 
     def hide(self, below: int) -> list[str]:
-        """What is hidden here is so below this offset of the log. Answers the files written. Raises OSError."""
+        """What is hidden here is so below this offset of the log; 0: it is none of the log. Answers the files written.
+
+        Raises OSError.
+        """
         return list(self._blanks(self._first, self._hidden(), below))
 
     def _blanks(self, at: int, stop: int, below: int) -> Iterator[str]:
@@ -424,6 +432,6 @@ class ConsumeQueue:
         while self.pending:
             touched.add(self.write_piece())
         stop = self.first_at(phys)
-        for path in self._blanks(self._hidden() if self.hides_to() == phys else self._first, stop, phys):
+        for path in self._blanks(self._hidden() if self.hides_to() >= phys else self._first, stop, phys):
             touched.add(path)
         self._min_for = -1

@@ -54,7 +54,7 @@ def _cut(store: MessageStore, to: int) -> None:
             store.index.cut(to)
             store.index.behind = store.index.position < to
     else:
-        if store.hidden_to > to:
+        if store.hidden_to >= to:
             undo_drops(store, to)
         shorten_tail(store, to)
     if to == 0:

@@ -1,7 +1,7 @@
 """Records that a deletion of their topic hides, and that come back when the deletion itself is undone.
 
-The queues keep their numbers: in place of the entries are blanks, each with the offset of the log below which it hides
-records. When the log is cut below that offset, the deletion never was.
+The queues keep their numbers: in place of the entries are blanks, each with the offset of the log at which the deletion
+lies and below which it hides records. When the log is cut to that offset or below, the deletion never was.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def undo_drops(store: MessageStore, end: int) -> None:
     The queues are filed again, from the first record of the log to what is confirmed; a start does it for all where it
     was interrupted. Deletions that stand have to be heard of again (`shown_again`). Raises BadRecords, OSError.
     """
-    store.dropping = {topic: below for topic, below in store.dropping.items() if below <= end}
+    store.dropping = {topic: below for topic, below in store.dropping.items() if below < end}
     hidden = {queue: queue.hides_to() for queue in store.queues.loaded()}
-    store.hidden_to = max((to for to in hidden.values() if to <= end), default=0)
-    queues = {queue: None for queue, to in hidden.items() if to > end}
+    store.hidden_to = max((to for to in hidden.values() if to < end), default=-1)
+    queues = {queue: None for queue, to in hidden.items() if to >= end}
     if not queues:
         return
     _log.warning(
-        "deletions above %d are undone: %d queues are filed again from %d to %d",
+        "deletions from %d on are undone: %d queues are filed again from %d to %d",
         end, len(queues), store.log.start, store.confirmed,
     )  # fmt: skip
     store.shown_again = True
@@ -72,11 +72,13 @@ def undo_drops(store: MessageStore, end: int) -> None:
         if not write_out(store, None):
             break
     for queue in queues:
+        if queue.shows_nothing:
+            queue.rebase(0)  # Its next number is in the tail, or in a control record that is heard of again.
         queue.next = queue.max
     if any(queue.pending for queue in queues):
         return  # The disk refuses them, and no point is above them.
     sync_names(sorted(path for queue in queues for path in queue.files()))
-    _hide(queues, store.confirmed)
+    _hide(queues, 0)  # What is left are numbers of records that are not in the log any more.
 
 
 def _hide(queues: Iterable[ConsumeQueue], below: int) -> None:

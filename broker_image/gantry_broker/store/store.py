@@ -86,8 +86,8 @@ class MessageStore:
         """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
         self.dropping: dict[str, int] = {}
         """Topics of which records are shown that should not be, with the offset below which they are."""
-        self.hidden_to = 0
-        """Below which offset the deletions hide records that an earlier process has carried out, as far as known."""
+        self.hidden_to = -1
+        """Where the last deletion lies that an earlier process has carried out, if a start had to look for it."""
         self.shown_again = False
         """Deletions have to be heard of again, since queues were filed anew: so the tables are to be built anew."""
         self.renumber = False
@@ -140,7 +140,8 @@ class MessageStore:
             if clean and self.failed is None:
                 filing.write_out(self, None)
                 self._flush_all()
-                if self.history_kept and not self.half_reset and self.queues.oldest_pending() is None:
+                sure = self.queues.oldest_pending() is None and self.hidden_to < self.confirmed
+                if self.history_kept and not self.half_reset and sure:
                     # Not those that were saved last: there may have been no room for later ones.
                     self.points = replace(upkeep.points_now(self), clean=True)
                     self.points_file.prepare(self.points, durable=True)()
@@ -246,11 +247,12 @@ class MessageStore:
         """Everything that `put` needs is kept up with each append, so a promotion waits for nothing."""
 
     def queue_starts(self) -> dict[tuple[str, int], int]:
-        """The first queue offset that is still in the log, of every queue: what a follower needs for `reset`."""
-        starts = {}
-        for queue in self.queues.loaded():
-            starts[queue.key] = queue.min_at(self.log.start)
-        return starts
+        """The first queue offset that is still in the log, of every queue: what a follower needs for `reset`.
+
+        0 where a deletion hides records that may be in the log: these say it, or a control record.
+        """
+        start = self.log.start
+        return {q.key: 0 if q.hides_to() > start else q.min_at(start) for q in self.queues.loaded()}
 
     def ensure_next(self, topic: str, queue_id: int, number: int) -> None:
         """The next record of the queue gets `number` or more: what came before may have left the log long ago.
@@ -476,6 +478,7 @@ class MessageStore:
     def drop_topic(self, topic: str, below: int) -> None:
         """Show no record of the topic below `below` any more; queue offsets go on where they were.
 
+        A record that says so lies there: when the log is cut to it or below, all is shown again.
         What the disk refuses is tried again with the upkeep.
         """
         self.dropping[topic] = max(below, self.dropping.get(topic, 0))
