@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import orjson
+
+from gantry_broker.store.files import atomic_write
 
 MAX_VALUE = 1024 * 1024
 """Characters of the longest value."""
@@ -58,13 +59,7 @@ class KvConfig:
 
     def _save(self, tables: dict[str, dict[str, str]]) -> None:
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self._path.with_suffix(".tmp")
-            with fresh.open("wb") as file:
-                file.write(orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._path)
+            atomic_write(self._path, orjson.dumps({"configTable": tables}, option=orjson.OPT_INDENT_2))
         self._tables = tables
 
 
