@@ -389,3 +389,30 @@ def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
     assert (store.points.written, store.points.confirmed) == (store.end, store.end)
     assert readable(store) == 32
     store.close()
+
+
+def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the files before it had gone a start took it for one of a store with other settings, and found nothing."""
+    store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
+    store.put(messages(0, 2_100, size=10), 1)
+    store.confirm(store.end)
+    real = os.ftruncate
+
+    def ftruncate(fd: int, size: int) -> None:
+        if "consumequeue" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, size)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "ftruncate", ftruncate)
+        store.upkeep(10**12)
+        store.put(messages(2_100, 20, size=10), 1)
+        store.confirm(store.end)
+        queue = store.queues.find("Orders", 0)
+        assert queue is not None
+        queue.cut(store.end - 1)
+    store.confirm(store.end)
+    store.upkeep(10**12 + 2_000)
+    sizes = {path.stat().st_size for path in (tmp_path / "store" / "consumequeue").glob("*/*/*")}
+    assert sizes == {SETTINGS.mappedFileSizeConsumeQueue}
+    store.close()

@@ -225,7 +225,7 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     leader.on_failed = lambda: told.append("failed")
     real, cuts = ConsumeQueue.cut, 0
 
-    def cut(queue: ConsumeQueue, limit: int) -> bool:
+    def cut(queue: ConsumeQueue, limit: int, *, hidden: bool = True) -> bool:
         nonlocal cuts
         cuts += 1
         if cuts == 2:

@@ -73,13 +73,15 @@ class ConsumeQueue:
         return [self._path(base) for base in self._bases()]
 
     def files_since(self, phys: int) -> list[str]:
-        """The last file and every other one with entries of records at or above `phys`. Raises OSError."""
+        """The last file and every other one with what records at or above `phys` brought. Raises OSError."""
         found = []
         for base in reversed(self._bases()):
             found.append(self._path(base))
             number = max(base // ENTRY_SIZE, self._first)
-            if number < self.max and self.entry(number)[0] < phys:
-                break
+            if number < self.max:
+                at, size, below = self.entry(number)
+                if 0 <= (below if at == 0 and size == BLANK_SIZE else at) < phys:
+                    break
         return found
 
     def _path(self, base: int) -> str:
@@ -108,23 +110,24 @@ class ConsumeQueue:
     def _existing_file_size(self, bases: list[int]) -> int:
         """A store of other settings keeps the size that its files have."""
         size = bases[1] - bases[0] if len(bases) > 1 else os.stat(self._path(bases[0])).st_size
-        return size if size >= ENTRY_SIZE and size % ENTRY_SIZE == 0 else self.file_size
+        usable = size >= ENTRY_SIZE and size % ENTRY_SIZE == 0 and bases[0] % size == 0
+        return size if usable else self.file_size
 
-    def _span(self, base: int, limit: int | None) -> tuple[int, int]:
-        """(index of the first entry, index after the last one) in a file, by bisection; only those below `limit`."""
+    def _span(self, base: int, limit: int | None, hidden: bool = True) -> tuple[int, int]:
+        """(index of the first entry, index after the last one) in a file, by bisection; only what `cut` leaves."""
         fd = self._fds.get(self._path(base))
         size = min(self.file_size, os.fstat(fd).st_size) // ENTRY_SIZE
         low = 0
-        if not self._is_entry(fd, 0, limit):
+        if not self._is_entry(fd, 0, limit, hidden):
             # A queue that begins within a file has zeros before its first entry.
             low = self._first_data(fd, size)
-            if low >= size or not self._is_entry(fd, low, limit):
+            if low >= size or not self._is_entry(fd, low, limit, hidden):
                 return (0, 0)
         high = size
         first = low
         while low < high:
             middle = (low + high) // 2
-            if self._is_entry(fd, middle, limit):
+            if self._is_entry(fd, middle, limit, hidden):
                 low = middle + 1
             else:
                 high = middle
@@ -145,11 +148,13 @@ class ConsumeQueue:
         return bool(phys > before or (phys == before and size == BLANK_SIZE))
 
     @staticmethod
-    def _is_entry(fd: int, index: int, limit: int | None) -> bool:
+    def _is_entry(fd: int, index: int, limit: int | None, hidden: bool) -> bool:
         data = os.pread(fd, ENTRY_SIZE, index * ENTRY_SIZE)
         if len(data) < ENTRY_SIZE:
             return False
-        phys, size, _ = ENTRY.unpack(data)
+        phys, size, below = ENTRY.unpack(data)
+        if not hidden and limit is not None and (phys, size) == (0, BLANK_SIZE) and not 0 <= below < limit:
+            return False
         return size > 0 and phys >= 0 and (limit is None or phys < limit)
 
     @staticmethod
@@ -166,9 +171,10 @@ class ConsumeQueue:
                 at += len(data)
         return size
 
-    def cut(self, limit: int) -> bool:
+    def cut(self, limit: int, *, hidden: bool = True) -> bool:
         """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
 
+        Without `hidden` also the blanks of deletions at or above it, wherever they are.
         Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
         """
         kept = self.pending
@@ -189,7 +195,7 @@ class ConsumeQueue:
             path = self._path(base)
             if kept_any:
                 break
-            first, count = self._span(base, limit)
+            first, count = self._span(base, limit, hidden)
             if count > first or base == bases[0]:
                 fd = self._fds.get(path)
                 changed |= zero(fd, count * ENTRY_SIZE, max(self.file_size, os.fstat(fd).st_size))

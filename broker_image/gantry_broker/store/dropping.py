@@ -21,6 +21,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+def drop_topic(store: MessageStore, topic: str, below: int) -> None:
+    """See `MessageStore.drop_topic`."""
+    if below > store.points.hidden:
+        # Before anything is hidden: of many files a power loss may leave some as they were.
+        points = replace(store.points, hidden=below)
+        try:
+            store.points_file.lower(points)
+        except OSError as error:
+            store.mark_failed(error)
+            return
+        store.points = points
+    store.dropping[topic] = max(below, store.dropping.get(topic, 0))
+    drop_topics(store)
+
+
 def drop_topics(store: MessageStore) -> None:
     """Blank what is to be shown no more; what the disk refuses waits for the next call."""
     table = store.queues

@@ -24,13 +24,14 @@ class FdCache:
         self._fds: OrderedDict[str, int] = OrderedDict()
 
     def get(self, path: str, *, create_size: int | None = None) -> int:
-        """A descriptor for reading and writing. With `create_size` a missing file is made, that many bytes of hole.
-
-        Raises OSError.
+        """A descriptor for reading and writing. With `create_size` a missing file is made, that many bytes of hole, and
+        one that is shorter is made as long. Raises OSError.
         """
         fd = self._fds.get(path)
         if fd is not None:
             self._fds.move_to_end(path)
+            if create_size is not None:
+                _grow(fd, create_size)  # It may have been left without its size, and opened for reading since.
             return fd
         fd = open_sized(path, create_size)
         self._fds[path] = fd
@@ -62,12 +63,16 @@ def open_sized(path: str, create_size: int | None) -> int:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if os.fstat(fd).st_size < create_size:
-            os.ftruncate(fd, create_size)
+        _grow(fd, create_size)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _grow(fd: int, size: int) -> None:
+    if os.fstat(fd).st_size < size:
+        os.ftruncate(fd, size)
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:

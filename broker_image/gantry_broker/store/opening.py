@@ -67,11 +67,13 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)
+    if plan.rebooted and (points is None or points.hidden >= trusted):
+        trusted = log.start  # Nobody knows which files the deletion has changed.
     doubtful = not plan.clean or trusted != plan.trusted
     if doubtful:
         # All queues are filed anew then, also where a deletion was being undone.
         store.shown_again = not plan.foreign and trusted <= log.start < log.end
-        store.queues.cut(trusted)
+        store.queues.cut(trusted, hidden=not store.shown_again)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
         _doubt_files(store)

@@ -47,9 +47,11 @@ class Points:
     written_index: int = 0
     flushed: int = 0
     confirmed: int = 0
+    hidden: int = 0
+    """Where the last deletion lies that may have changed files. After a power loss that is in doubt above `durable`."""
 
     def at_most(self, offset: int) -> Points:
-        """The same, with nothing above `offset`."""
+        """The same, with nothing above `offset` that is claimed to be there."""
         return Points(
             self.boot,
             self.clean,
@@ -59,6 +61,7 @@ class Points:
             min(self.written_index, offset),
             min(self.flushed, offset),
             min(self.confirmed, offset),
+            self.hidden,
         )
 
     @classmethod

@@ -154,10 +154,11 @@ class QueueTable:
         if not dirty:
             self.waiting = 0
 
-    def cut(self, limit: int) -> None:
-        """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
+    def cut(self, limit: int, *, hidden: bool = True) -> None:
+        """Remove the entries of records at or above `limit` from every queue, in memory and on disk; without `hidden`
+        also what stands for records that a deletion from there on hides. Raises OSError."""
         for queue in self:
-            if queue.cut(limit):
+            if queue.cut(limit, hidden=hidden):
                 self.unsynced.update(queue.files())
         self.dirty = {queue: None for queue in self.dirty if queue.pending}
 

@@ -481,5 +481,4 @@ class MessageStore:
         A record that says so lies there: when the log is cut to it or below, all is shown again.
         What the disk refuses is tried again with the upkeep.
         """
-        self.dropping[topic] = max(below, self.dropping.get(topic, 0))
-        dropping.drop_topics(self)
+        dropping.drop_topic(self, topic, below)

@@ -152,6 +152,7 @@ def points_now(store: MessageStore) -> Points:
         written_index=store.confirmed if store.index is None else min(store.index.written, store.confirmed),
         flushed=store.flushed,
         confirmed=store.confirmed,
+        hidden=before.hidden,
     )
 
 
