@@ -471,8 +471,15 @@ def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_l
 def test_a_master_that_cannot_write_a_version_down_is_replaced(unfit: str) -> None:
     """Whether it has noticed that it has no room or not: its senders wait for whoever was taken out of its set."""
     shrunk = CELL.with_set({A, B})
-    p = promotion(group(a=refusing(member(0, unfit=unfit)), c=unheard(2), cell=shrunk))
+    a = refusing(member(0, unfit=unfit), refused_ms=2_000)
+    p = promotion(group(a=a, c=unheard(2), cell=shrunk))
     assert (p.cell.master, p.cell.in_sync) == (B, {B})
+    for goes_on in (
+        {"a": replace(a, refused_ms=1_900), "b": member(1)},
+        {"a": a, "b": replace(member(1), deleting=True)},
+    ):
+        decisions = decide(group(**goes_on, c=unheard(2), cell=shrunk))
+        assert not [d for d in decisions if isinstance(d, Promote)], "a moment's refusal, or an heir that leaves"
 
 
 @pytest.mark.parametrize("settings", [{}, {"unclean": True}])

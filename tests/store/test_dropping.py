@@ -16,13 +16,14 @@ from gantry_broker.broker.metadata import Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.points import Points, PointsFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from test_power_loss import Disk
-from test_retention import HOST, filed, put, settings
+from test_retention import HOST, SEGMENT, filed, put, settings
 
 
 def opened(path: Path) -> MessageStore:
@@ -52,9 +53,10 @@ def again(store: MessageStore) -> MessageStore:
 
 def shown(store: MessageStore) -> list[tuple[int, bytes]]:
     """Number and record of what a reader is given of the topic."""
-    first = store.min_offset("Orders", 0)
-    data = b"".join(store.get("Orders", 0, n, 1, 10**6).data for n in range(first, store.max_offset("Orders", 0)))
-    return [(r.queue_offset, r.body) for r in decode_records(data)] if data else []
+    at, found = store.min_offset("Orders", 0), b""
+    while (got := store.get("Orders", 0, at, 999, 10**6)).data:
+        found, at = found + got.data, got.next_offset
+    return [(r.queue_offset, r.body) for r in decode_records(found)] if found else []
 
 
 def delete(store: MessageStore, topic: str = "Orders") -> int:
@@ -283,6 +285,69 @@ def test_an_interrupted_return_is_gone_on_with_by_the_next_start(
         if left >= 0:
             break
     assert 5 < calls < 59
+
+
+def damage(store: MessageStore, number: int) -> None:
+    """The head of that record is zeros on the disk."""
+    at = store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
+    with open(store.log.path(at), "r+b") as segment:
+        segment.seek(at % SEGMENT)
+        segment.write(bytes(20))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_damage_keeps_no_deletion_from_being_undone(store: MessageStore, killed: bool) -> None:
+    """What lies behind it in its segment stays hidden; the log is not cut there, and others still have it."""
+    put(store, 0, 250, 1)
+    parted = store.end
+    first = next(n for n in range(300) if store.queues.find("Orders", 0).entry(n)[0] >= SEGMENT)  # type: ignore[union-attr]
+    filed(store, 10**12)
+    damaged: list[int] = []
+    store.on_damage = damaged.append
+    put(store, 250, 15, 1)
+    damage(store, 3)
+    delete(store)
+    store.cut(parted)
+    assert damaged
+    if killed:
+        store = again(store)
+    assert (store.start, store.end, store.failed) == (0, parted, None)
+    assert [n for n, _ in shown(store)] == [0, 1, 2, *range(first, 247)]
+    assert store.next_offset("Orders", 0) == 247
+    store.close(clean=False)
+
+
+def test_a_start_that_files_all_again_opens_a_log_with_damage(
+    store: MessageStore, quick_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(quick_dir / "store", monkeypatch)
+    put(store, 0, 250, 1)
+    filed(store, 10**12)
+    damage(store, 3)
+    delete(store)
+    store.mark_flushed(store.flush())
+    store.close(clean=False)
+    disk.lose()
+    store = opened(quick_dir / "store")
+    assert store.damage is None
+    assert store.shown_again
+    store.close(clean=False)
+
+
+def test_a_deletion_that_cannot_be_noted_waits(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, 0, 15, 1)
+
+    def short(file: PointsFile, points: Points) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as refused:
+        refused.setattr(PointsFile, "lower", short)
+        delete(store)
+        assert store.failed is None
+        assert not store.tables_done
+        assert len(shown(store)) == 14
+    store.upkeep(10**12)
+    assert shown(store) == []
 
 
 def test_what_an_earlier_deletion_hid_is_to_be_hidden_again(store: MessageStore) -> None:

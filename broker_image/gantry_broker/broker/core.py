@@ -462,13 +462,21 @@ class Broker:
         if to == self.store.start:
             log.info("the log begins anew at %d: so do the tables", to)
             self.rebuild_tables()
-        elif self.meta.applied > to or self.store.shown_again:
+        elif self.meta.applied > to:
             log.warning("the log was cut to %d, below the tables: they are built anew", to)
             self.rebuild_tables()
+        elif self.store.shown_again:
+            self.hear_again()
 
     def rebuild_tables(self) -> None:
         """The tables anew, from the control records that the log holds and that are confirmed."""
         self.meta.clear()
+        self.store.shown_again = False
+        self.replay_tables()
+
+    def hear_again(self) -> None:
+        """All confirmed control records on top of the tables, which stay: what they tell of queues is to be done."""
+        self.meta.applied = 0
         self.store.shown_again = False
         self.replay_tables()
 

@@ -97,15 +97,14 @@ class BrokerProcess:
         applied = self.broker.meta.applied
         # Of another epoch: the log was cut below the tables and has grown again since.
         other = found is not None and found.epoch not in (-1, snapshots.epoch_before(self.store.history, applied))
-        other = other or (applied > 0 and self.store.shown_again)
         if applied > self.store.end or 0 < applied < self.store.start or other:
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are built anew from it",
                 self.store.start, self.store.end, applied,
             )  # fmt: skip
             self.broker.rebuild_tables()
-            return
-        self.broker.replay_tables()
+        else:
+            self.broker.hear_again() if self.store.shown_again else self.broker.replay_tables()
 
     async def stop(self) -> None:
         broker = self.broker

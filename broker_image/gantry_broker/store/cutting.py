@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.dropping import undo_drops
-from gantry_broker.store.errors import OffsetGone
+from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.filing import check_border, shorten_tail
 from gantry_broker.store.history import check_history, cut_history
@@ -34,6 +35,9 @@ def cut(store: MessageStore, to: int) -> None:
         # Cut in one place and not in another: only a start brings all of it together again.
         store.mark_failed(error)
         raise
+    except (BadRecords, ValueError) as error:
+        store.mark_failed(error)
+        raise OSError(errno.EIO, f"the log cannot be read while it is cut: {error}") from error
 
 
 def _cut(store: MessageStore, to: int) -> None:
@@ -88,6 +92,7 @@ def reset(
     store.known_directories.clear()
     store.dropping.clear()
     store.ends.clear()
+    store.hidden_to, store.shown_again, store.renumber = -1, False, False
     for (name, queue_id), number in queue_starts.items():
         store.queues.unsynced.update(store.queues.queue(store.queues.topic(name), queue_id).rebase(number))
     sync_names(sorted(store.queues.unsynced))

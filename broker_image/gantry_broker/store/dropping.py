@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gantry_broker.store.consumequeue import UNDONE, ConsumeQueue
-from gantry_broker.store.files import sync_names
-from gantry_broker.store.filing import complain, parse_own, write_out
+from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, sync_names
+from gantry_broker.store.filing import complain, sound_batches, write_out
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
@@ -23,15 +23,6 @@ _log = logging.getLogger(__name__)
 
 def drop_topic(store: MessageStore, topic: str, below: int) -> None:
     """See `MessageStore.drop_topic`."""
-    if below > store.points.hidden:
-        # Before anything is hidden: of many files a power loss may leave some as they were.
-        points = replace(store.points, hidden=below)
-        try:
-            store.points_file.lower(points)
-        except OSError as error:
-            store.mark_failed(error)
-            return
-        store.points = points
     store.dropping[topic] = max(below, store.dropping.get(topic, 0))
     drop_topics(store)
 
@@ -39,8 +30,9 @@ def drop_topic(store: MessageStore, topic: str, below: int) -> None:
 def drop_topics(store: MessageStore) -> None:
     """Blank what is to be shown no more; what the disk refuses waits for the next call."""
     table = store.queues
-    if store.dropping:
-        store.rewritten += 1
+    if not store.dropping or not _noted(store, max(store.dropping.values())):
+        return
+    store.rewritten += 1
     for topic, below in list(store.dropping.items()):
         known = table.topics.get(topic)
         try:
@@ -55,11 +47,28 @@ def drop_topics(store: MessageStore) -> None:
             del store.dropping[topic]
 
 
+def _noted(store: MessageStore, below: int) -> bool:
+    """Written down before anything is hidden: of many files a power loss may leave some as they were."""
+    if below <= store.points.hidden:
+        return True
+    points = replace(store.points, hidden=below)
+    try:
+        store.points_file.lower(points)
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS | NO_ROOM:
+            complain(store, "deleted topics wait to be hidden", error)
+        else:
+            store.mark_failed(error)
+        return False
+    store.points = points
+    return True
+
+
 def undo_drops(store: MessageStore, end: int) -> None:
     """Show what deletions hid that the log, which ends at `end`, does not hold.
 
     The queues are filed again, from the first record of the log to what is confirmed; a start does it for all where it
-    was interrupted. Deletions that stand have to be heard of again (`shown_again`). Raises BadRecords, OSError.
+    was interrupted. Deletions that stand have to be heard of again (`shown_again`). Raises OSError.
     """
     store.dropping = {topic: below for topic, below in store.dropping.items() if below < end}
     hidden = {queue: queue.hides_to() for queue in store.queues.loaded()}
@@ -72,14 +81,11 @@ def undo_drops(store: MessageStore, end: int) -> None:
         end, len(queues), store.log.start, store.confirmed,
     )  # fmt: skip
     store.shown_again = True
-    start = store.log.start
-    points = replace(store.points, clean=False, durable=start, durable_index=start, written=start, written_index=start)
-    store.points_file.lower(points)
-    store.points = points
-    store.cuts += 1
+    store.points = replace(store.points, clean=False, undoing=True)
+    store.points_file.lower(store.points)
     _hide(queues, UNDONE)
-    for offset, data in store.log.chunks(start, store.confirmed):
-        for queue, number, entry in parse_own(store, offset, data, keys=False).entries:
+    for batch in sound_batches(store, store.log.start, store.confirmed):
+        for queue, number, entry in batch.entries:
             if queue in queues:
                 queue.add(number, entry)
                 if queue.pending:
@@ -91,9 +97,10 @@ def undo_drops(store: MessageStore, end: int) -> None:
             queue.rebase(0)  # Its next number is in the tail, or in a control record that is heard of again.
         queue.next = queue.max
     if any(queue.pending for queue in queues):
-        return  # The disk refuses them, and no point is above them.
+        return  # The disk refuses them: the next start does it.
     sync_names(sorted(path for queue in queues for path in queue.files()))
     _hide(queues, 0)  # What is left are numbers of records that are not in the log any more.
+    store.points = replace(store.points, undoing=False)
 
 
 def _hide(queues: Iterable[ConsumeQueue], below: int) -> None:

@@ -9,12 +9,14 @@ import errno
 import logging
 import math
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
 from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.keyindex import BATCH
 from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
 from gantry_broker.store.soundness import before_damage
@@ -55,6 +57,32 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
     if store.index is None:
         batch.keys = []
     return batch
+
+
+def sound_batches(store: MessageStore, start: int, stop: int) -> Iterator[Batch]:
+    """What [start, stop) of our own log brings, whatever damage lies in it.
+
+    Where a record cannot be understood the rest of its segment is left out. Raises OSError for want of descriptors.
+    """
+    at, want = start, _CATCH_UP
+    while at < stop:
+        segment = at // store.log.segment_size
+        try:
+            batch = parse_own(store, at, store.log.whole_records(at, want, stop))
+        except (BadRecords, ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+                raise
+            if want == 1:
+                _log.error("the record at %d cannot be filed (%s), nor what follows in its segment", at, error)
+                store.on_damage(at)
+                at, want = (segment + 1) * store.log.segment_size, _CATCH_UP
+            else:
+                want = 1
+            continue
+        yield batch
+        at = batch.end
+        if at // store.log.segment_size != segment:
+            want = _CATCH_UP
 
 
 def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confirmed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from gantry_broker.store.commitlog import segment_bases
 from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
-from gantry_broker.store.filing import catch_up, parse_own, remember, write_out
+from gantry_broker.store.filing import catch_up, parse_own, remember, sound_batches, write_out
 from gantry_broker.store.history import FOREIGN, EpochFile, cut_history, extended
 from gantry_broker.store.points import Points
 from gantry_broker.store.types import Damage
@@ -67,8 +68,8 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)
-    if plan.rebooted and (points is None or points.hidden >= trusted):
-        trusted = log.start  # Nobody knows which files the deletion has changed.
+    if points is None or points.undoing or (plan.rebooted and points.hidden >= trusted):
+        trusted = log.start  # Nobody knows which files a deletion, or its return, has changed.
     doubtful = not plan.clean or trusted != plan.trusted
     if doubtful:
         # All queues are filed anew then, also where a deletion was being undone.
@@ -79,6 +80,7 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         _doubt_files(store)
     _refile(store, trusted)
     if doubtful:
+        store.points = replace(store.points, undoing=False)
         undo_drops(store, log.end)
     for offset, data in log.chunks(store.confirmed, log.end):
         remember(store, parse_own(store, offset, data))
@@ -133,9 +135,8 @@ def _mark_open(store: MessageStore) -> None:
 def _refile(store: MessageStore, start: int) -> None:
     """Give the queues, and the index unless it is behind, what they lack of [start, confirmed)."""
     index = store.index
-    for offset, data in store.log.chunks(start, store.confirmed):
-        live = index is not None and not index.behind and index.position == offset
-        batch = parse_own(store, offset, data, keys=live)
+    for batch in sound_batches(store, start, store.confirmed):
+        live = index is not None and not index.behind and index.position == batch.start
         for queue, number, entry in batch.entries:
             queue.add(number, entry)
             queue.next = queue.max

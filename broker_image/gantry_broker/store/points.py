@@ -49,6 +49,8 @@ class Points:
     confirmed: int = 0
     hidden: int = 0
     """Where the last deletion lies that may have changed files. After a power loss that is in doubt above `durable`."""
+    undoing: bool = False
+    """Queues are being filed again, from the beginning of the log."""
 
     def at_most(self, offset: int) -> Points:
         """The same, with nothing above `offset` that is claimed to be there."""
@@ -62,6 +64,7 @@ class Points:
             min(self.flushed, offset),
             min(self.confirmed, offset),
             self.hidden,
+            self.undoing,
         )
 
     @classmethod
@@ -71,7 +74,7 @@ class Points:
             data = orjson.loads(path.read_bytes())
             points = cls(**data)
             for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool}.get(name, int)
+                expected = {"boot": str, "clean": bool, "undoing": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:

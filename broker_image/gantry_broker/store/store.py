@@ -141,6 +141,7 @@ class MessageStore:
                 filing.write_out(self, None)
                 self._flush_all()
                 sure = self.queues.oldest_pending() is None and self.hidden_to < self.confirmed
+                sure = sure and not self.points.undoing
                 if self.history_kept and not self.half_reset and sure:
                     # Not those that were saved last: there may have been no room for later ones.
                     self.points = replace(upkeep.points_now(self), clean=True)

@@ -153,6 +153,7 @@ def points_now(store: MessageStore) -> Points:
         flushed=store.flushed,
         confirmed=store.confirmed,
         hidden=before.hidden,
+        undoing=before.undoing,
     )
 
 

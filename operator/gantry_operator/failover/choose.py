@@ -32,7 +32,8 @@ def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) ->
 
 def somebody_fit(obs: Observation, cell: Cell) -> bool:
     """There is an heir that would be better off: what ails everybody is no reason to move."""
-    return any(not r.unfit for r in candidates(obs, cell, without=cell.master))
+    leaving = {m.number for m in obs.members if m.deleting}
+    return any(not r.unfit and r.id.member not in leaving for r in candidates(obs, cell, without=cell.master))
 
 
 def next_cell(obs: Observation, cell: Cell, master: MemberId, in_sync: Iterable[MemberId]) -> Cell:

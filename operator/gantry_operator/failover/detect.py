@@ -56,7 +56,8 @@ def _heard(obs: Observation, view: MemberView, cell: Cell, master: MemberId) -> 
     # One that leads refuses another version of its epoch, and waits meanwhile for whoever was in its set. A new epoch
     # brings it no token that it has not got yet, and nothing where nobody else would be better off.
     may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
-    if view.refused and (not leads or (may_move and not view.lacks_token and somebody_fit(obs, cell))):
+    lasts = view.refused_ms >= obs.settings.detection_ms and not view.lacks_token
+    if view.refused and (not leads or (may_move and lasts and somebody_fit(obs, cell))):
         return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
         return MasterState("untold", f"{view.name} is being told")
