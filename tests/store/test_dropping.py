@@ -287,6 +287,58 @@ def test_an_interrupted_return_is_gone_on_with_by_the_next_start(
     assert 5 < calls < 59
 
 
+def test_what_a_start_had_to_look_for_is_not_forgotten_by_a_clean_stop(
+    store: MessageStore, leader: MessageStore
+) -> None:
+    """The deletion is not known as confirmed then, and is undone later."""
+    put(store, 0, 20, 1)
+    store.upkeep(10**12)
+    confirmed = store.end
+    put(store, 20, 10, 1)
+    parted = store.end
+    delete(store)
+    store = again(store)
+    assert store.confirmed == confirmed
+    store.close()
+    store = opened(store.config.path)
+    store.cut(parted)
+    follow(store, leader)
+    store.confirm(store.end)
+    assert shown(store) == shown(leader)
+    assert len(shown(store)) == 29
+    store.close(clean=False)
+
+
+def test_numbers_go_on_over_blanks_that_an_earlier_version_has_lowered(
+    store: MessageStore, leader: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lower(store: MessageStore, end: int) -> None:
+        for queue in store.queues.loaded():
+            if queue.hides_to() >= end:
+                queue.hide(end)
+
+    monkeypatch.setattr("gantry_broker.store.cutting.undo_drops", lower)
+    store.cut(deleted(store))
+    follow(store, leader)
+    put(leader, 100, 5, 2)
+    follow(store, leader)
+    assert store.put([Put("Orders", 0, 0, 0, 1, HOST, b"new", b"")], 3)[0].queue_offset == 19
+    follow(store, leader)
+    assert store.max_offset("Orders", 0) == leader.max_offset("Orders", 0) == 20
+
+
+def test_every_file_that_a_killed_process_had_blanked_is_synced_by_the_next(store: MessageStore) -> None:
+    put(store, 0, 400, 1)
+    filed(store, 10**12)
+    delete(store)
+    store.upkeep(10**12 + 2_000)
+    files = set(store.queues.find("Orders", 0).files())  # type: ignore[union-attr]
+    store = again(store)
+    assert len(files) == 4
+    assert files <= store.queues.unsynced
+    store.close(clean=False)
+
+
 def damage(store: MessageStore, number: int) -> None:
     """The head of that record is zeros on the disk."""
     at = store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]

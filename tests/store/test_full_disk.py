@@ -394,8 +394,9 @@ def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
 def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the files before it had gone a start took it for one of a store with other settings, and found nothing."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    store.put(messages(0, 2_100, size=10), 1)
+    store.put(messages(0, 2_000, size=10), 1)
     store.confirm(store.end)
+    store.upkeep(10**12)
     real = os.ftruncate
 
     def ftruncate(fd: int, size: int) -> None:
@@ -405,12 +406,13 @@ def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, mo
 
     with monkeypatch.context() as full:
         full.setattr(os, "ftruncate", ftruncate)
-        store.upkeep(10**12)
-        store.put(messages(2_100, 20, size=10), 1)
+        store.put(messages(2_000, 100, size=10), 1)
         store.confirm(store.end)
+        store.upkeep(10**12)
         queue = store.queues.find("Orders", 0)
         assert queue is not None
-        queue.cut(store.end - 1)
+        assert [os.stat(path).st_size for path in queue.files()] == [20_000, 0]
+        queue.cut(store.end)  # It is opened for that.
     store.confirm(store.end)
     store.upkeep(10**12 + 2_000)
     sizes = {path.stat().st_size for path in (tmp_path / "store" / "consumequeue").glob("*/*/*")}

@@ -119,10 +119,19 @@ def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confir
     if store.queues.waiting > _WRITE_OUT_AFTER:
         write_out(store, None)
     if store.renumber and not tail.gaps(store.confirmed, store.log.end):
-        # Hidden records of a deletion that was undone had higher numbers than those in their place.
-        shorten_tail(store, store.log.end)
-        store.renumber = False
+        _renumber(store)
     return Confirmed(store.confirmed, list(grew), control)
+
+
+def _renumber(store: MessageStore) -> None:
+    """What had to make way in a queue may have had higher numbers than what came in its place."""
+    for queue in store.queues:
+        if queue.next >= 0:
+            queue.next = queue.max
+    for batch in store.tail.batches:
+        for queue, number, _ in batch.entries:
+            queue.next = max(queue.next, number + 1)
+    store.renumber = False
 
 
 def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) -> None:
