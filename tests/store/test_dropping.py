@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -349,10 +350,9 @@ def damage(store: MessageStore, number: int) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_damage_keeps_no_deletion_from_being_undone(store: MessageStore, killed: bool) -> None:
-    """What lies behind it in its segment stays hidden; the log is not cut there, and others still have it."""
+    """Only that record stays hidden; the log is not cut there, and others still have it."""
     put(store, 0, 250, 1)
     parted = store.end
-    first = next(n for n in range(300) if store.queues.find("Orders", 0).entry(n)[0] >= SEGMENT)  # type: ignore[union-attr]
     filed(store, 10**12)
     damaged: list[int] = []
     store.on_damage = damaged.append
@@ -364,25 +364,46 @@ def test_damage_keeps_no_deletion_from_being_undone(store: MessageStore, killed:
     if killed:
         store = again(store)
     assert (store.start, store.end, store.failed) == (0, parted, None)
-    assert [n for n, _ in shown(store)] == [0, 1, 2, *range(first, 247)]
-    assert store.next_offset("Orders", 0) == 247
+    assert [n for n, _ in shown(store)] == [0, 1, 2, *range(4, 247)]
+    number = store.put([Put("Orders", 0, 0, 0, 1, HOST, b"new", b"")], 3)[0].queue_offset
+    store.confirm(store.end)
+    assert store.max_offset("Orders", 0) - 1 == number >= 247
     store.close(clean=False)
 
 
-def test_a_start_that_files_all_again_opens_a_log_with_damage(
-    store: MessageStore, quick_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(quick_dir / "store", monkeypatch)
+@pytest.mark.parametrize("number", [3, 246])
+def test_a_start_that_files_all_again_opens_a_log_with_damage(store: MessageStore, number: int) -> None:
+    """No number of a record that cannot be read here is given again."""
     put(store, 0, 250, 1)
     filed(store, 10**12)
-    damage(store, 3)
-    delete(store)
+    damage(store, number)
+    delete(store, "Seldom")
     store.mark_flushed(store.flush())
     store.close(clean=False)
-    disk.lose()
-    store = opened(quick_dir / "store")
+    path = store.points_file.path
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "another"}))
+    store = opened(store.config.path)
     assert store.damage is None
     assert store.shown_again
+    assert [n for n, _ in shown(store)] == [n for n in range(247) if n != number]
+    assert store.put([Put("Orders", 0, 0, 0, 1, HOST, b"new", b"")], 3)[0].queue_offset == 247
+    store.confirm(store.end)
+    assert store.max_offset("Orders", 0) == 248
+    store.close(clean=False)
+
+
+def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(store: MessageStore) -> None:
+    """Some are not by topic: its own brokers file a message in others, too."""
+    put(store, 0, 250, 1)
+    path = store.config.path
+    store.close()
+    for name in ("epochs.json", "storePoint.json"):
+        (path / "config" / name).unlink()
+    os.rename(path / "consumequeue" / "Seldom", path / "consumequeue" / "%LMQ%x")
+    store = opened(path)
+    assert store.max_offset("%LMQ%x", 0) == 3
+    assert not store.shown_again
+    assert len(shown(store)) == 247
     store.close(clean=False)
 
 

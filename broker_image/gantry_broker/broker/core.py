@@ -119,7 +119,8 @@ class Broker:
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
         """Handed over not long ago: clients still come here for the master, on old connections or by an old route."""
-        self._tables_lack = False
+        self.tables_lack = False
+        """A control record cannot be read here: the tables end before it, and are not to be saved."""
         """A damaged control record stopped the tables from being built."""
         self._leading = False
         self._role_epoch = -1
@@ -475,9 +476,16 @@ class Broker:
         self.replay_tables()
 
     def hear_again(self) -> None:
-        """All confirmed control records on top of the tables, which stay: what they tell of queues is to be done."""
-        self.meta.applied = 0
+        """What all confirmed control records tell of queues is to be done again; the tables have the rest."""
         self.store.shown_again = False
+        offset, applied = self.store.min_offset(CONTROL_TOPIC, 0), self.meta.applied
+        end = self.store.max_offset(CONTROL_TOPIC, 0)
+        while offset < end:
+            got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
+            for record in decode_records(got.data) if got.data else ():
+                if record.phys_offset < applied:
+                    self.meta.hear_again(record.phys_offset, record.body)
+            offset = max(got.next_offset + (got.damaged >= 0), offset + 1)
         self.replay_tables()
 
     def replay_tables(self) -> None:
@@ -496,18 +504,18 @@ class Broker:
             offset = low
         while offset < end:
             got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
-            if not got.data:
-                self._tables_lack = self._tables_lack or got.damaged >= 0
+            if got.damaged >= 0 or got.next_offset <= offset:
+                self.tables_lack = self.tables_lack or got.damaged >= 0
                 break
-            for record in decode_records(got.data):
+            for record in decode_records(got.data) if got.data else ():
                 self.meta.confirm(record.phys_offset, record.body)
             offset = got.next_offset
         for told in self.on_topics:
             told()
 
     def _on_mended(self, at: int) -> None:
-        if self._tables_lack:
-            self._tables_lack = False
+        if self.tables_lack:
+            self.tables_lack = False
             log.warning("the tables are built anew, with the control record that was mended")
             self.rebuild_tables()
 

@@ -130,7 +130,7 @@ class BrokerProcess:
         log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
 
     def _write_tables(self) -> None:
-        if self.store.failed is not None or not self.store.tables_done:
+        if self.store.failed is not None or not self.store.tables_done or self.broker.tables_lack:
             return
         try:
             snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.history))

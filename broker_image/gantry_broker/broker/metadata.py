@@ -199,12 +199,21 @@ class Metadata:
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)
+        self._tell(phys, change)
+        return shaped
+
+    def hear_again(self, phys: int, body: bytes) -> None:
+        """What a confirmed control record that is applied already tells of queues."""
+        change = decode_change(body)
+        if change is not None:
+            self._tell(phys, change)
+
+    def _tell(self, phys: int, change: Change) -> None:
         for topic in change.get("dropTopics", ()):
             self.on_drop(topic, phys if change.get("dropData", 0) else 0)
         for topic, queues in change.get("ends", {}).items():
             for queue, end in queues.items():
                 self.on_ends(topic, int(queue), end)
-        return shaped
 
     def lead(self, tail: Iterable[bytes]) -> None:
         """Becomes master: the working view is the confirmed one and the control records not yet confirmed (`tail`)."""

@@ -100,12 +100,9 @@ class Upkeep:
 
     def _save(self) -> None:
         meta, store = self._broker.meta, self._broker.store
-        if (
-            not meta.changed
-            or not store.tables_done
-            or store.failed is not None
-            or (self._saving is not None and not self._saving.done())
-        ):
+        if not store.tables_done or store.failed is not None or self._broker.tables_lack:
+            return
+        if not meta.changed or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
         files = snapshots.render(meta, self._broker.store.history)

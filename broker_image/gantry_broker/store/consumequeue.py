@@ -224,9 +224,12 @@ class ConsumeQueue:
         return self._hidden() == self.max
 
     def hides_to(self) -> int:
-        """Below which offset of the log a deletion hides records here; beyond all: it is `UNDONE`. Raises OSError."""
+        """Where the last deletion lies that hides records here; -1: none does; beyond everything: it is `UNDONE`.
+
+        Raises OSError.
+        """
         if self._first == self.max:
-            return 0
+            return -1
         phys, size, below = self.entry(self._first)  # Blanks are written in order: none is of a later deletion.
         if (phys, size) != (0, BLANK_SIZE) or below == 0:
             return -1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.store.consumequeue import UNDONE, ConsumeQueue
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, sync_names
-from gantry_broker.store.filing import complain, sound_batches, write_out
+from gantry_broker.store.filing import complain, fill_gap, sound_batches, write_out
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
@@ -30,7 +30,9 @@ def drop_topic(store: MessageStore, topic: str, below: int) -> None:
 def drop_topics(store: MessageStore) -> None:
     """Blank what is to be shown no more; what the disk refuses waits for the next call."""
     table = store.queues
-    if not store.dropping or not _noted(store, max(store.dropping.values())):
+    for topic in [topic for topic in store.dropping if topic not in table.topics]:
+        del store.dropping[topic]
+    if not store.dropping or not _noted(store):
         return
     store.rewritten += 1
     for topic, below in list(store.dropping.items()):
@@ -47,11 +49,11 @@ def drop_topics(store: MessageStore) -> None:
             del store.dropping[topic]
 
 
-def _noted(store: MessageStore, below: int) -> bool:
+def _noted(store: MessageStore) -> bool:
     """Written down before anything is hidden: of many files a power loss may leave some as they were."""
-    if below <= store.points.hidden:
+    if store.points.hiding:
         return True
-    points = replace(store.points, hidden=below)
+    points = replace(store.points, hiding=True)
     try:
         store.points_file.lower(points)
     except OSError as error:
@@ -83,8 +85,11 @@ def undo_drops(store: MessageStore, end: int) -> None:
     store.shown_again = True
     store.points = replace(store.points, clean=False, undoing=True)
     store.points_file.lower(store.points)
+    ends = {queue: queue.max for queue in queues}
     _hide(queues, UNDONE)
-    for batch in sound_batches(store, store.log.start, store.confirmed):
+    at, whole = store.log.start, True
+    for batch in sound_batches(store, at, store.confirmed, keys=False):
+        whole, at = whole and batch.start == at, batch.end
         for queue, number, entry in batch.entries:
             if queue in queues:
                 queue.add(number, entry)
@@ -92,15 +97,18 @@ def undo_drops(store: MessageStore, end: int) -> None:
                     store.queues.dirty[queue] = None
         if not write_out(store, None):
             break
-    for queue in queues:
+    for queue, end in ends.items():
         if queue.shows_nothing:
             queue.rebase(0)  # Its next number is in the tail, or in a control record that is heard of again.
+        if not whole or at < store.confirmed:
+            fill_gap(store, queue, end)
         queue.next = queue.max
+    write_out(store, None)
     if any(queue.pending for queue in queues):
         return  # The disk refuses them: the next start does it.
     sync_names(sorted(path for queue in queues for path in queue.files()))
     _hide(queues, 0)  # What is left are numbers of records that are not in the log any more.
-    store.points = replace(store.points, undoing=False)
+    store.points, store.points_unsaved = replace(store.points, undoing=False), True
 
 
 def _hide(queues: Iterable[ConsumeQueue], below: int) -> None:

@@ -14,12 +14,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
-from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from gantry_broker.store.errors import BadRecords
-from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.keyindex import BATCH
 from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
-from gantry_broker.store.soundness import before_damage
+from gantry_broker.store.soundness import before_damage, next_border
 from gantry_broker.store.tail import Batch, parse
 from gantry_broker.store.types import Confirmed
 
@@ -59,30 +58,32 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
     return batch
 
 
-def sound_batches(store: MessageStore, start: int, stop: int) -> Iterator[Batch]:
-    """What [start, stop) of our own log brings, whatever damage lies in it.
-
-    Where a record cannot be understood the rest of its segment is left out. Raises OSError for want of descriptors.
-    """
+def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = True) -> Iterator[Batch]:
+    """What [start, stop) of our own log brings, but for damaged records: `on_damage` is told of them, and something is
+    missing between two batches. Raises OSError."""
     at, want = start, _CATCH_UP
     while at < stop:
-        segment = at // store.log.segment_size
         try:
-            batch = parse_own(store, at, store.log.whole_records(at, want, stop))
+            batch = parse_own(store, at, store.log.whole_records(at, want, stop), keys=keys)
         except (BadRecords, ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
                 raise
-            if want == 1:
-                _log.error("the record at %d cannot be filed (%s), nor what follows in its segment", at, error)
-                store.on_damage(at)
-                at, want = (segment + 1) * store.log.segment_size, _CATCH_UP
-            else:
-                want = 1
+            if want > 1:
+                want = 1  # What is sound before it comes one by one.
+                continue
+            _log.error("the record at %d cannot be filed: %s", at, error)
+            store.on_damage(at)
+            at, want = next_border(store.log, at, stop), _CATCH_UP
             continue
         yield batch
         at = batch.end
-        if at // store.log.segment_size != segment:
-            want = _CATCH_UP
+
+
+def fill_gap(store: MessageStore, queue: ConsumeQueue, number: int) -> None:
+    """Blanks up to `number`, which comes next: the records before it are damaged here."""
+    if queue.max < number:
+        queue.pending += ENTRY.pack(store.confirmed, BLANK_SIZE, 0) * (number - queue.max)
+        store.queues.dirty[queue] = None
 
 
 def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confirmed:

@@ -15,7 +15,7 @@ from gantry_broker.store.commitlog import segment_bases
 from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
-from gantry_broker.store.filing import catch_up, parse_own, remember, sound_batches, write_out
+from gantry_broker.store.filing import catch_up, fill_gap, parse_own, remember, sound_batches, write_out
 from gantry_broker.store.history import FOREIGN, EpochFile, cut_history, extended
 from gantry_broker.store.points import Points
 from gantry_broker.store.types import Damage
@@ -68,17 +68,21 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
     store.points = before.at_most(trusted)
-    if points is None or points.undoing or (plan.rebooted and points.hidden >= trusted):
+    if points is not None and (points.undoing or (plan.rebooted and points.hiding)):
         trusted = log.start  # Nobody knows which files a deletion, or its return, has changed.
     doubtful = not plan.clean or trusted != plan.trusted
     if doubtful:
         # All queues are filed anew then, also where a deletion was being undone.
         store.shown_again = not plan.foreign and trusted <= log.start < log.end
+        ends = {queue: queue.max for queue in store.queues.loaded()} if store.shown_again else {}
         store.queues.cut(trusted, hidden=not store.shown_again)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
         _doubt_files(store)
-    _refile(store, trusted)
+    if not _refile(store, trusted) and doubtful:
+        for queue, number in ends.items():
+            fill_gap(store, queue, number)
+            queue.next = queue.max
     if doubtful:
         store.points = replace(store.points, undoing=False)
         undo_drops(store, log.end)
@@ -132,11 +136,13 @@ def _mark_open(store: MessageStore) -> None:
         store.points_file.path.unlink(missing_ok=True)
 
 
-def _refile(store: MessageStore, start: int) -> None:
-    """Give the queues, and the index unless it is behind, what they lack of [start, confirmed)."""
-    index = store.index
+def _refile(store: MessageStore, start: int) -> bool:
+    """Give the queues, and the index unless it is behind, what they lack of [start, confirmed). False: not all of that
+    can be read."""
+    index, at, whole = store.index, start, True
     for batch in sound_batches(store, start, store.confirmed):
         live = index is not None and not index.behind and index.position == batch.start
+        whole, at = whole and batch.start == at, batch.end
         for queue, number, entry in batch.entries:
             queue.add(number, entry)
             queue.next = queue.max
@@ -149,6 +155,7 @@ def _refile(store: MessageStore, start: int) -> None:
             index.drain()
     if index is not None:
         index.behind = index.position < store.confirmed
+    return whole and at >= store.confirmed
 
 
 def _recover_index(store: MessageStore, plan: recovery.Plan, start: int) -> None:

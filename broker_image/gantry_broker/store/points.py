@@ -47,8 +47,8 @@ class Points:
     written_index: int = 0
     flushed: int = 0
     confirmed: int = 0
-    hidden: int = 0
-    """Where the last deletion lies that may have changed files. After a power loss that is in doubt above `durable`."""
+    hiding: bool = False
+    """A deletion may have changed files in place that are not durable yet: a power loss leaves some of it."""
     undoing: bool = False
     """Queues are being filed again, from the beginning of the log."""
 
@@ -63,7 +63,7 @@ class Points:
             min(self.written_index, offset),
             min(self.flushed, offset),
             min(self.confirmed, offset),
-            self.hidden,
+            self.hiding,
             self.undoing,
         )
 
@@ -74,7 +74,7 @@ class Points:
             data = orjson.loads(path.read_bytes())
             points = cls(**data)
             for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool, "undoing": bool}.get(name, int)
+                expected = {"boot": str, "clean": bool, "hiding": bool, "undoing": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:

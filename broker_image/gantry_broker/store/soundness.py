@@ -7,22 +7,29 @@ head, topic and properties the sizes and places must agree.
 
 from __future__ import annotations
 
+import errno
+import re
 import zlib
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import SysFlag
-from gantry_broker.protocol.message import FIXED_V4, MAGIC_BLANK, MAGIC_V1, RECORD_V4
+from gantry_broker.protocol.message import FIXED_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_V4
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.records import FILLER_MIN, MAX_RECORD, SIZE_AND_MAGIC, Damage, Meta, read_meta
 from gantry_broker.store.recovery import Scan, scan_plain
 
 if TYPE_CHECKING:
+    from gantry_broker.store.commitlog import CommitLog
     from gantry_broker.store.store import MessageStore
 
 FRESH_BYTES: Final = 64 << 20
 """So much of the end of the log is taken to be in memory still, as it was written."""
 _V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _SMALLEST: Final = 91
+_SEARCHED: Final = 1 << 20
+_MAGIC: Final = re.compile(
+    b"|".join(re.escape(m.to_bytes(4, "big", signed=m < 0)) for m in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
+)
 
 
 def sound_count(store: MessageStore, wanted: list[tuple[int, int]], data: list[bytes]) -> int:
@@ -111,6 +118,33 @@ def _sound_end(store: MessageStore, at: int, data: bytes) -> int:
 def sound_bytes(store: MessageStore, at: int, max_bytes: int) -> bytes:
     """See `MessageStore.sound_bytes`."""
     return store.log.read(at, check(store, at, max_bytes) - at)
+
+
+def next_border(log: CommitLog, at: int, stop: int) -> int:
+    """Where the next sound record or filler behind damage at `at` begins; else the end of its segment, or `stop`."""
+    end = min(at - at % log.segment_size + log.segment_size, stop)
+    at += 1
+    while at + FILLER_MIN <= end:
+        try:
+            data = log.read(at, min(_SEARCHED, end - at))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            at += _SEARCHED
+            continue
+        for found in _MAGIC.finditer(data):
+            place = at + found.start() - 4
+            if found.start() >= 4 and _begins(log, place, end):
+                return place
+        at += max(len(data) - FILLER_MIN + 1, 1)
+    return end
+
+
+def _begins(log: CommitLog, at: int, end: int) -> bool:
+    size, magic = SIZE_AND_MAGIC.unpack(log.read(at, FILLER_MIN))
+    if magic == MAGIC_BLANK:
+        return bool(size == log.room(at))
+    return _SMALLEST <= size <= min(MAX_RECORD, end - at) and _is_sound(log.read(at, size), 0, at, size)
 
 
 def before_damage(store: MessageStore, at: int, limit: int) -> bytes:

@@ -152,7 +152,7 @@ def points_now(store: MessageStore) -> Points:
         written_index=store.confirmed if store.index is None else min(store.index.written, store.confirmed),
         flushed=store.flushed,
         confirmed=store.confirmed,
-        hidden=before.hidden,
+        hiding=before.hiding,
         undoing=before.undoing,
     )
 
@@ -197,7 +197,9 @@ def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     """Note a checkpoint that has run; what a cut came between counts for nothing."""
     before = store.points
     store.rewritten_durable = done.rewritten
+    if store.rewritten == done.rewritten and not store.dropping:
+        store.points = replace(store.points, hiding=False)
     if done.cuts == store.cuts and _history_kept(store):
         offset = min(done.offset, store.flushed)
-        store.points = replace(before, durable=offset, durable_index=min(done.index, offset))
+        store.points = replace(store.points, durable=offset, durable_index=min(done.index, offset))
     save_points(store, durable=True, aside=True, again=store.points != before)
