@@ -16,6 +16,7 @@ from gantry_broker.broker import snapshots
 from gantry_broker.broker.metadata import Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.store import dropping
 from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.points import Points, PointsFile
 from gantry_broker.store.store import MessageStore
@@ -389,6 +390,49 @@ def test_a_start_that_files_all_again_opens_a_log_with_damage(store: MessageStor
     assert store.put([Put("Orders", 0, 0, 0, 1, HOST, b"new", b"")], 3)[0].queue_offset == 247
     store.confirm(store.end)
     assert store.max_offset("Orders", 0) == 248
+    store.close(clean=False)
+
+
+def test_a_start_that_was_killed_before_deletions_were_heard_of_leaves_that_to_the_next(store: MessageStore) -> None:
+    put(store, 0, 15, 1)
+    filed(store, 10**12)
+    delete(store)
+    store.close(clean=False)
+    path = store.points_file.path
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "another", "of a later version": 1}))
+    for _ in range(3):
+        store = opened(store.config.path)
+        assert store.shown_again
+        store.close(clean=False)
+    store = opened(store.config.path)
+    store.shown_again = False
+    store.drop_topic("Orders", store.end - 1)
+    filed(store, 10**12)
+    store.upkeep(10**12 + 2_000)
+    store = again(store)
+    assert not store.shown_again
+    store.close(clean=False)
+
+
+def test_what_the_disk_refuses_while_a_deletion_is_undone_is_done_by_the_next_start(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it refuses another queue, and has room again a moment later."""
+    parted = deleted(store)
+    real, refused = dropping.write_out, 0
+
+    def write_out(store: MessageStore, limit: int | None) -> bool:
+        nonlocal refused
+        refused += 1
+        return real(store, limit) and refused > 1
+
+    with monkeypatch.context() as full:
+        full.setattr(dropping, "write_out", write_out)
+        store.cut(parted)
+    assert store.points.undoing
+    store = again(store)
+    store.confirm(store.end)
+    assert [n for n, _ in shown(store)] == list(range(14))
     store.close(clean=False)
 
 

@@ -336,6 +336,8 @@ class History:
         self.store.close(clean=False)
         self.disk.lose_power(self.rng, flushed, 65_536)
         self._reopen()
+        self.store.damage_heeded()  # What was confirmed and not flushed may be lost, and it says so.
+        self.store.damage = None
         assert self.store.end >= flushed
         self.disk.remember()
 

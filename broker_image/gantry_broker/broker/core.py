@@ -120,8 +120,7 @@ class Broker:
         self.has_guests = False
         """Handed over not long ago: clients still come here for the master, on old connections or by an old route."""
         self.tables_lack = False
-        """A control record cannot be read here: the tables end before it, and are not to be saved."""
-        """A damaged control record stopped the tables from being built."""
+        """A control record cannot be read here: the tables are without it, and are not to be saved."""
         self._leading = False
         self._role_epoch = -1
         self._opaque = 0
@@ -472,7 +471,7 @@ class Broker:
     def rebuild_tables(self) -> None:
         """The tables anew, from the control records that the log holds and that are confirmed."""
         self.meta.clear()
-        self.store.shown_again = False
+        self.store.shown_again = self.tables_lack = False
         self.replay_tables()
 
     def hear_again(self) -> None:
@@ -492,24 +491,15 @@ class Broker:
         """Applies the confirmed control records that the tables do not hold yet: they are in the control queue."""
         offset = self.store.min_offset(CONTROL_TOPIC, 0)
         end = self.store.max_offset(CONTROL_TOPIC, 0)
-        if self.meta.applied:
-            # The queue is searched from its end: a snapshot is a few seconds old at most.
-            low, high = offset, end
-            while low < high:
-                middle = (low + high) // 2
-                if self._control_phys(middle) < self.meta.applied:
-                    low = middle + 1
-                else:
-                    high = middle
-            offset = low
+        queue = self.store.queues.find(CONTROL_TOPIC, 0)
+        if queue is not None and self.meta.applied:
+            offset = max(offset, queue.first_at(self.meta.applied))
         while offset < end:
             got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
-            if got.damaged >= 0 or got.next_offset <= offset:
-                self.tables_lack = self.tables_lack or got.damaged >= 0
-                break
             for record in decode_records(got.data) if got.data else ():
                 self.meta.confirm(record.phys_offset, record.body)
-            offset = got.next_offset
+            self.tables_lack = self.tables_lack or got.damaged >= 0
+            offset = max(got.next_offset + (got.damaged >= 0), offset + 1)
         for told in self.on_topics:
             told()
 
@@ -518,10 +508,6 @@ class Broker:
             self.tables_lack = False
             log.warning("the tables are built anew, with the control record that was mended")
             self.rebuild_tables()
-
-    def _control_phys(self, offset: int) -> int:
-        data = self.store.get(CONTROL_TOPIC, 0, offset, 1, 1).data
-        return int.from_bytes(data[28:36], "big") if data else 0
 
     def role_changed(self) -> None:
         """Replication says that the role or `may_append` changed."""

@@ -318,8 +318,9 @@ class ConsumeQueue:
             wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
             if there == wanted:
                 continue
-            _, size, below = ENTRY.unpack(there)
-            if size != BLANK_SIZE or (below and below <= _PHYS.unpack_from(wanted)[0]):
+            phys, size, below = ENTRY.unpack(there)
+            last = below or phys  # Up to here it stands for what is not shown.
+            if size != BLANK_SIZE or (last and last <= _PHYS.unpack_from(wanted)[0]):
                 return at
         return None
 

@@ -87,7 +87,7 @@ def undo_drops(store: MessageStore, end: int) -> None:
     store.points_file.lower(store.points)
     ends = {queue: queue.max for queue in queues}
     _hide(queues, UNDONE)
-    at, whole = store.log.start, True
+    at, whole, refused = store.log.start, True, False
     for batch in sound_batches(store, at, store.confirmed, keys=False):
         whole, at = whole and batch.start == at, batch.end
         for queue, number, entry in batch.entries:
@@ -95,16 +95,17 @@ def undo_drops(store: MessageStore, end: int) -> None:
                 queue.add(number, entry)
                 if queue.pending:
                     store.queues.dirty[queue] = None
-        if not write_out(store, None):
+        refused = not write_out(store, None)
+        if refused:
             break
-    for queue, end in ends.items():
+    whole = whole and at >= store.confirmed
+    for queue, number in ends.items():
         if queue.shows_nothing:
             queue.rebase(0)  # Its next number is in the tail, or in a control record that is heard of again.
-        if not whole or at < store.confirmed:
-            fill_gap(store, queue, end)
+        elif not whole and not refused:
+            fill_gap(store, queue, number)
         queue.next = queue.max
-    write_out(store, None)
-    if any(queue.pending for queue in queues):
+    if refused or not write_out(store, None):
         return  # The disk refuses them: the next start does it.
     sync_names(sorted(path for queue in queues for path in queue.files()))
     _hide(queues, 0)  # What is left are numbers of records that are not in the log any more.

@@ -61,15 +61,17 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
 def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = True) -> Iterator[Batch]:
     """What [start, stop) of our own log brings, but for damaged records: `on_damage` is told of them, and something is
     missing between two batches. Raises OSError."""
-    at, want = start, _CATCH_UP
+    at, want, doubted = start, _CATCH_UP, start
     while at < stop:
+        if at >= doubted:
+            want = _CATCH_UP
         try:
             batch = parse_own(store, at, store.log.whole_records(at, want, stop), keys=keys)
         except (BadRecords, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EIO:
                 raise
             if want > 1:
-                want = 1  # What is sound before it comes one by one.
+                want, doubted = 1, at + _CATCH_UP  # What is sound before it comes one by one.
                 continue
             _log.error("the record at %d cannot be filed: %s", at, error)
             store.on_damage(at)
@@ -80,9 +82,11 @@ def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = Tr
 
 
 def fill_gap(store: MessageStore, queue: ConsumeQueue, number: int) -> None:
-    """Blanks up to `number`, which comes next: the records before it are damaged here."""
-    if queue.max < number:
-        queue.pending += ENTRY.pack(store.confirmed, BLANK_SIZE, 0) * (number - queue.max)
+    """Blanks up to `number`, which comes next: records before it are damaged here."""
+    if 0 < queue.max < number:
+        # In the place of the last one, so that a cut and a start leave them.
+        phys, _, _ = queue.entry(queue.max - 1)
+        queue.pending += ENTRY.pack(phys, BLANK_SIZE, 0) * (number - queue.max)
         store.queues.dirty[queue] = None
 
 

@@ -70,12 +70,17 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     store.points = before.at_most(trusted)
     if points is not None and (points.undoing or (plan.rebooted and points.hiding)):
         trusted = log.start  # Nobody knows which files a deletion, or its return, has changed.
+    store.shown_again = before.unheard
     doubtful = not plan.clean or trusted != plan.trusted
     if doubtful:
         # All queues are filed anew then, also where a deletion was being undone.
-        store.shown_again = not plan.foreign and trusted <= log.start < log.end
-        ends = {queue: queue.max for queue in store.queues.loaded()} if store.shown_again else {}
-        store.queues.cut(trusted, hidden=not store.shown_again)
+        again = not plan.foreign and trusted <= log.start < log.end
+        store.shown_again = store.shown_again or again
+        ends = {}
+        if again:
+            store.queues.cut(store.confirmed)
+            ends = {queue: queue.max for queue in store.queues}
+        store.queues.cut(trusted, hidden=not again)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
         _doubt_files(store)
@@ -102,7 +107,8 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
 def _doubt_files(store: MessageStore) -> None:
     """What the process before this one wrote since its last checkpoint the kernel has; the disk may not have it yet."""
     for queue in store.queues:
-        store.queues.unsynced.update(queue.files_since(store.points.durable))
+        all_of_them = store.points.hiding  # Also those below, in place.
+        store.queues.unsynced.update(queue.files() if all_of_them else queue.files_since(store.points.durable))
     if store.index is not None:
         store.index.unsynced.update(store.index.files_since(store.points.durable_index))
 

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from struct import Struct
@@ -51,6 +51,8 @@ class Points:
     """A deletion may have changed files in place that are not durable yet: a power loss leaves some of it."""
     undoing: bool = False
     """Queues are being filed again, from the beginning of the log."""
+    unheard: bool = False
+    """They were, and control records have to be heard of again."""
 
     def at_most(self, offset: int) -> Points:
         """The same, with nothing above `offset` that is claimed to be there."""
@@ -65,6 +67,7 @@ class Points:
             min(self.confirmed, offset),
             self.hiding,
             self.undoing,
+            self.unheard,
         )
 
     @classmethod
@@ -72,14 +75,14 @@ class Points:
         """None when there are none that can be understood: recovery then looks at the whole log."""
         try:
             data = orjson.loads(path.read_bytes())
-            points = cls(**data)
+            points = cls(**{name: value for name, value in data.items() if name in _NAMES})
             for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool, "hiding": bool, "undoing": bool}.get(name, int)
+                expected = {"boot": str, "clean": bool, "hiding": bool, "undoing": bool, "unheard": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:
             return None
-        except (orjson.JSONDecodeError, TypeError, ValueError) as error:
+        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
             _log.warning("%s: %s; the whole log is checked instead", path, error)
             return None
         return points
@@ -87,6 +90,10 @@ class Points:
     def save(self, path: Path, *, durable: bool) -> None:
         """Raises OSError."""
         atomic_write(path, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2), durable=durable)
+
+
+_NAMES: Final = frozenset(field.name for field in fields(Points))
+"""A later version may write more."""
 
 
 class PointsFile:

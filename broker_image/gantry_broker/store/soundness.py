@@ -141,10 +141,15 @@ def next_border(log: CommitLog, at: int, stop: int) -> int:
 
 
 def _begins(log: CommitLog, at: int, end: int) -> bool:
-    size, magic = SIZE_AND_MAGIC.unpack(log.read(at, FILLER_MIN))
-    if magic == MAGIC_BLANK:
-        return bool(size == log.room(at))
-    return _SMALLEST <= size <= min(MAX_RECORD, end - at) and _is_sound(log.read(at, size), 0, at, size)
+    try:
+        size, magic = SIZE_AND_MAGIC.unpack(log.read(at, FILLER_MIN))
+        if magic == MAGIC_BLANK:
+            return bool(size == log.room(at))
+        return _SMALLEST <= size <= min(MAX_RECORD, end - at) and _is_sound(log.read(at, size), 0, at, size)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
 
 
 def before_damage(store: MessageStore, at: int, limit: int) -> bytes:

@@ -154,6 +154,7 @@ def points_now(store: MessageStore) -> Points:
         confirmed=store.confirmed,
         hiding=before.hiding,
         undoing=before.undoing,
+        unheard=store.shown_again or (before.unheard and not store.tables_done),
     )
 
 
