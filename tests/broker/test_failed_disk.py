@@ -249,5 +249,7 @@ async def test_a_want_of_descriptors_tells_nothing_of_the_disk(bench: Bench, num
         bench.store.mark_failed(OSError(number, os.strerror(number)))
     async with asyncio.timeout(5):
         await bench.broker.must_end.wait()
+        while bench.store.points_file.busy:  # noqa: ASYNC110 (another thread writes them)
+            await asyncio.sleep(0.01)
     proven = [bool(orjson.loads(file.read_bytes())["boot"]) for file in files]
     assert proven == [errno.EIO not in numbers] * 2
