@@ -67,7 +67,43 @@ class Sleeps(ProcessPlan):
         return [sys.executable, "-c", "import time; time.sleep(60)", *words]
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux")
+async def _started_by_one_that_was_killed(plan: ProcessPlan, folder: ClusterFolder) -> subprocess.Popen[bytes]:
+    """As it is left behind: with its config, without a record."""
+    folder.config(plan.name).write_text(plan.config)
+    found = subprocess.Popen(plan.argv(folder), cwd=folder.root)  # noqa: ASYNC220
+    # The system does not tell of it at once.
+    await until(lambda: Path(f"/proc/{found.pid}/cmdline").read_bytes())
+    return found
+
+
+reads_proc = pytest.mark.skipif(
+    not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux"
+)
+
+
+@reads_proc
+@pytest.mark.parametrize("planned", ["{}", '{"changed": 1}'])
+async def test_a_process_without_a_record_is_replaced_where_its_config_changed_meanwhile(
+    tmp_path: Path, planned: str
+) -> None:
+    folder = ClusterFolder(tmp_path)
+    folder.make()
+    before = await _started_by_one_that_was_killed(Sleeps("t-a-0", "sleeps", "{}"), folder)
+    found = Children(folder, lambda *_: None, lambda: None)
+    try:
+        found.plan([Sleeps("t-a-0", "sleeps", planned)])
+        assert found.pid("t-a-0") == before.pid
+        assert found.table["t-a-0"].outdated is (planned != "{}")
+        record = load_record(folder.process("t-a-0"))
+        assert record is not None
+        assert (record.config == found.table["t-a-0"].plan.digest) is (planned == "{}")
+    finally:
+        await found.stop("t-a-0")
+        found.close()
+        before.wait()
+
+
+@reads_proc
 @pytest.mark.parametrize("ran_before", [False, True])
 async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran_before: bool
@@ -76,9 +112,7 @@ async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_la
     folder = ClusterFolder(tmp_path)
     folder.make()
     plan = Sleeps("t-a-0", "sleeps", "{}")
-    before = subprocess.Popen(plan.argv(folder), cwd=tmp_path) if ran_before else None  # noqa: ASYNC220
-    # The system does not tell of it at once.
-    await until(lambda: before is None or Path(f"/proc/{before.pid}/cmdline").read_bytes())
+    before = await _started_by_one_that_was_killed(plan, folder) if ran_before else None
     write, full = process.write_whole, True
 
     def write_whole(path: Path, text: str, **how: Any) -> None:

@@ -264,9 +264,13 @@ class Children:
 
     def _orphan(self, plan: ProcessPlan) -> ProcessRecord | None:
         """A process that was started, but whose record was never written: the supervisor was killed in between, or
-        the disk was full."""
+        the disk was full. It is out of date where the config that it was started with is not the planned one."""
         found = (r for r in started_with(self._folder.configs, {plan.module}) if r.name == plan.name)
-        return next((replace(r, config=plan.digest) for r in found), None)
+        record = next(found, None)
+        with suppress(OSError):
+            if record is not None and self._folder.config(plan.name).read_text() == plan.config:
+                return replace(record, config=plan.digest)
+        return record
 
 
 def _how(status: int | None) -> str:
