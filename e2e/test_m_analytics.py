@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gantry_spark.session import ONCE
 from kube import BROKER_IMAGE, Cluster, CommandFailed, Figure, apply, example, get, kubectl, run, until
 
 NAME = "shop-analytics"
@@ -22,7 +23,7 @@ TOPIC = "orders-by-id"
 COUNT = 150_000
 """Messages of one lot: about 165 MB, five seconds at the rate at which a run reads."""
 KEYS = 1_000
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JVM = f"{ONCE} -XX:+UseSerialGC"
 RUNS = "gantry.dev/analytics=shop"
 
 

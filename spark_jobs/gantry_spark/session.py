@@ -26,8 +26,9 @@ INSTALL: Final = (
 ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Arrow checks bounds and validity at every value that Spark takes from a batch; Spark has checked validity before, and
 its row numbers are those of the batch."""
-ONCE: Final = "-XX:TieredStopAtLevel=1"
-"""For a JVM that makes one report of a small log and ends: the second compiler would cost more than it gives back."""
+ONCE: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""For a JVM that makes one report of a small log and ends: the second compiler would cost more than it gives back. With
+the first alone a JVM reserves only 48 MiB for code, which the classes that Spark makes can fill; then tasks fail."""
 SMALL_LOG: Final = 2 << 30
 """Bytes of log below which that is so: measured to be equal at twice this (docs/analytics.md)."""
 _VERSION = re.compile(r'version "(\d+)')
