@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.failover import (
     AskHandover,
@@ -15,7 +16,7 @@ from gantry_operator.failover import (
     Report,
     decide,
 )
-from gantry_operator.failover.model import Promote
+from gantry_operator.failover.model import Promote, ShrinkSet, Switchover, Tell
 
 A, B, C = (MemberId(n, "x") for n in range(3))
 CELL = Cell(3, 7, A, frozenset({A, B, C}))
@@ -78,3 +79,62 @@ def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
     first = decide(observed(dead, *followers))[0]
     assert isinstance(first, Promote)
     assert first.new == C
+
+
+@pytest.mark.parametrize("why", ["deleting", "unfit", "person"])
+def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: str) -> None:
+    """Its disk is full, or its token another one, for hours maybe. It is told on; it is nobody's heir."""
+    refusing = member(2, refused="500", refused_ms=60_000)
+    assert refusing.report is not None
+    refusing = replace(refusing, report=replace(refusing.report, version=6))
+    master = member(0, FULL if why == "unfit" else "", deleting=why == "deleting")
+    obs = replace(observed(master, member(1), refusing), cell=replace(CELL, in_sync=frozenset({A, B})))
+    if why == "person":
+        obs = replace(obs, switchover=Switchover())
+    asked, told = decide(obs)
+    assert isinstance(asked, AskHandover)
+    assert asked.target == B
+    assert isinstance(told, Tell)
+    assert told.member == 2
+
+
+def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
+    late = member(2)
+    assert late.report is not None
+    late = replace(late, report=replace(late.report, version=6))
+    obs = replace(observed(member(0), member(1), late), switchover=Switchover())
+    [told] = decide(obs)
+    assert isinstance(told, Tell)
+
+
+def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> None:
+    """It has handed over since its disk is full, and cannot write down whom it follows: nothing would be confirmed."""
+    refusing = member(2, FULL, refused="No space left on device", refused_ms=600)
+    assert refusing.report is not None
+    refusing = replace(refusing, report=replace(refusing.report, role="Waiting", epoch=2, version=9))
+    leads = member(0)
+    assert leads.report is not None
+    for seen, leaves in ((None, True), (700, True), (100, False)):
+        followers = [FollowerView(B, 1_000, 100), *([] if seen is None else [FollowerView(C, -1, seen)])]
+        obs = observed(
+            replace(leads, report=replace(leads.report, followers=tuple(followers))),  # type: ignore[type-var]
+            member(1),
+            refusing,
+        )
+        first = decide(obs)[0]
+        assert isinstance(first, ShrinkSet) is leaves
+        if isinstance(first, ShrinkSet):
+            assert first.reason == "m2 does not follow: No space left on device"
+            assert first.cell.in_sync == {A, B}
+    moment = replace(refusing, refused_ms=100)
+    assert not isinstance(decide(observed(leads, member(1), moment))[0], ShrinkSet)
+
+
+@pytest.mark.parametrize("unfit", ["", FULL])
+def test_a_follower_with_a_full_disk_leaves_the_set_sooner_than_one_that_is_slow(unfit: str) -> None:
+    def leaves(stalled_ms: int) -> bool:
+        follower = member(2, unfit, stalled_ms=stalled_ms)
+        return any(isinstance(d, ShrinkSet) for d in decide(observed(member(0), member(1), follower)))
+
+    stalled = [ms for ms in range(0, 12_000, 500) if leaves(ms)]
+    assert stalled[0] == (2_000 if unfit else 10_000)

@@ -344,6 +344,25 @@ def test_a_follower_that_was_removed_for_its_silence_is_proposed_once_it_speaks(
     assert core.ask is not None
 
 
+def test_a_follower_that_takes_no_records_is_waited_for_once() -> None:
+    """Its disk is full, and it goes on asking. Once it takes some, it is waited for again."""
+    core, log = master(Options(), A)
+    stuck = Fetch(core.cell.epoch, B, log.end, log.end, log.history)
+    waited: list[int] = []
+    for now in range(0, 20_000, 100):
+        log.append(1, 1)
+        core.appended()
+        assert core.fetched(stuck, now) is None
+        core.tick(now)
+        assert core.ask is None
+        if log.confirmed < log.end:
+            waited.append(now)
+        if now == 15_000:
+            stuck = replace(stuck, end=log.end, flushed=log.end)
+    assert [now for now in waited if now < 15_000] == list(range(100, 1_000, 100))
+    assert min(now for now in waited if now > 15_000) <= 15_200
+
+
 def test_rule_16_two_lives_of_one_member_are_never_in_one_set() -> None:
     core, log = master(Options(), A, B)
     newer = MemberId(B.member, "newer")

@@ -68,6 +68,10 @@ class FollowerView:
     join_until_ms: int = 0
     """Waited for until then, so that it can be proposed (rule 19)."""
     join_again_ms: int = 0
+    join_from: int = -1
+    """What it had acknowledged when it was waited for last."""
+    stuck_at: int = -1
+    """What it had acknowledged before and after that: it does not take records, and nobody waits until it does."""
 
 
 @dataclass(slots=True)
@@ -289,6 +293,7 @@ class Leader:
         for view in self.followers.values():
             if view.join_until_ms and now_ms >= view.join_until_ms:
                 view.join_until_ms, view.join_again_ms = 0, now_ms + self._options.join_ms
+                view.stuck_at = view.acked if view.acked == view.join_from else -1
         if self._asks or self.park is not None:
             return  # One question at a time; its answer moves the version.
         missing = [m for m in sorted(set(self.followers) - self.recorded) if self._may_join(m, now_ms)]
@@ -311,8 +316,8 @@ class Leader:
         if Rule.PROPOSE_CAUGHT_UP not in self._rules:
             return True
         near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.join_bytes
-        if near and not view.join_until_ms and now_ms >= view.join_again_ms:
-            view.join_until_ms = now_ms + self._options.join_ms
+        if near and not view.join_until_ms and now_ms >= view.join_again_ms and view.acked != view.stuck_at:
+            view.join_until_ms, view.join_from = now_ms + self._options.join_ms, view.acked
         return False
 
     def _silent(self, view: FollowerView | None, now_ms: int) -> bool:

@@ -63,16 +63,24 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
         if leader.parked and not view.pending and leader.order == cell.order:
             return [EndHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")]
     decisions = _tells(obs, cell, view)
-    if state.state == "leading" and not decisions:
+    if state.state == "leading" and all(_in_vain(obs, d, view) for d in decisions):
         waits: list[Decision] = []
         for wanted in _wanted(obs, cell, view, leader):
             step = _start_handover(obs, cell, view, wanted)
             if isinstance(step, AskHandover):
                 # Whoever asked for another one is still told what that waits for.
-                return [step, *waits]
+                return [step, *decisions, *waits]
             waits.append(step)
-        return waits[:1] or _tells_of_unclean(obs, cell)
+        return [*decisions, *(waits[:1] or _tells_of_unclean(obs, cell))]
     return decisions
+
+
+def _in_vain(obs: Observation, decision: Decision, master: MemberView) -> bool:
+    """A follower that refuses what it is told, as one without room does, is told again and keeps no hand-over back."""
+    if not isinstance(decision, Tell) or decision.member == master.number:
+        return False
+    view = obs.view(decision.member)
+    return view is not None and view.refused != ""
 
 
 def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decision:

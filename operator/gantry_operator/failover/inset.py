@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from gantry_broker.replication.types import Cell, MemberId
 
-from gantry_operator.failover.model import AcceptAsk, MemberView, Observation, RefuseAsk, Report, ShrinkSet
+from gantry_operator.failover.model import (
+    AcceptAsk,
+    FailoverSettings,
+    MemberView,
+    Observation,
+    RefuseAsk,
+    Report,
+    ShrinkSet,
+)
 
 REFUSED_AND_IDLE_MS = 250
 """A follower that refuses connections and has not fetched for this long is gone."""
+REFUSES_AND_IDLE_MS = 600
+"""One that has refused for so long what it is told, so twice, and does not fetch will not do so soon."""
 STARTING_MS = 1_000
 """One that asks to be taken in is given so long from its master's last word of it until its status can be read."""
 
@@ -70,7 +80,7 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
             removed[id] = f"{view.name} has another disk"
             replaced.add(id)
             continue
-        why = _must_leave(view, fetched.get(id), leader_age_ms, obs.settings.detection_ms, obs.settings.stalled_ms)
+        why = _must_leave(view, fetched.get(id), leader_age_ms, obs.settings)
         if not why and view.deleting and _another_stays(obs, cell, id):
             # Before it stops, or senders would wait for it until it is known to be gone.
             why = "is about to be stopped"
@@ -97,9 +107,10 @@ def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int, idle_ms
     return view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= idle_ms)
 
 
-def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, detection_ms: int, stalled_ms: int) -> str:
+def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, settings: FailoverSettings) -> str:
     """`fetch_ms` is what the master said in its last line. Silence is judged by that alone: the line's own age would
     count a master that has just been frozen against its followers, and leave nobody to take over."""
+    detection_ms = settings.detection_ms
     if view.gone:
         return "is gone"
     if _refuses(view, fetch_ms, leader_age_ms):
@@ -108,6 +119,11 @@ def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, dete
         return f"has not fetched for {fetch_ms / 1000:.1f} s"
     if fetch_ms is None and view.reach == "silent" and view.silence_ms >= detection_ms:
         return f"was not heard of for {view.silence_ms / 1000:.1f} s"
-    if view.stalled_ms >= stalled_ms:
-        return f"has acknowledged nothing new for {view.stalled_ms / 1000:.1f} s"
+    idle = fetch_ms is None or fetch_ms >= REFUSES_AND_IDLE_MS
+    if view.refused and idle and view.refused_ms >= REFUSES_AND_IDLE_MS:
+        return f"does not follow: {view.refused}"
+    unfit = "" if view.report is None else view.report.unfit
+    if view.stalled_ms >= (detection_ms if unfit else settings.stalled_ms):
+        why = f": {unfit}" if unfit else ""
+        return f"has acknowledged nothing new for {view.stalled_ms / 1000:.1f} s{why}"
     return ""
