@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -341,12 +342,15 @@ def test_every_file_that_a_killed_process_had_blanked_is_synced_by_the_next(stor
     store.close(clean=False)
 
 
-def damage(store: MessageStore, number: int) -> None:
-    """The head of that record is zeros on the disk."""
-    at = store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
+def damage(store: MessageStore, number: int) -> bytes:
+    """The head of that record is zeros on the disk; answers what it was."""
+    at, size, _ = store.queues.find("Orders", 0).entry(number)  # type: ignore[union-attr]
     with open(store.log.path(at), "r+b") as segment:
         segment.seek(at % SEGMENT)
+        was = segment.read(size)
+        segment.seek(at % SEGMENT)
         segment.write(bytes(20))
+    return was
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -377,7 +381,8 @@ def test_a_start_that_files_all_again_opens_a_log_with_damage(store: MessageStor
     """No number of a record that cannot be read here is given again."""
     put(store, 0, 250, 1)
     filed(store, 10**12)
-    damage(store, number)
+    at = store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
+    lost = damage(store, number)
     delete(store, "Seldom")
     store.mark_flushed(store.flush())
     store.close(clean=False)
@@ -390,6 +395,30 @@ def test_a_start_that_files_all_again_opens_a_log_with_damage(store: MessageStor
     assert store.put([Put("Orders", 0, 0, 0, 1, HOST, b"new", b"")], 3)[0].queue_offset == 247
     store.confirm(store.end)
     assert store.max_offset("Orders", 0) == 248
+    for written in (False, True):
+        if written:
+            filed(store, 10**12 + 2_000)
+        store.mend(at, lost)
+        assert [n for n, _ in shown(store)] == list(range(248))
+    store = again(store)
+    store.confirm(store.end)
+    assert [n for n, _ in shown(store)] == list(range(248))
+    store.close(clean=False)
+
+
+def test_a_mended_record_is_filed_also_where_its_blank_is_written(store: MessageStore) -> None:
+    put(store, 0, 250, 1)
+    filed(store, 10**12)
+    lost = damage(store, 3)
+    store.close()
+    shutil.rmtree(store.config.path / "consumequeue")
+    store = opened(store.config.path)
+    filed(store, 10**12)
+    assert [n for n, _ in shown(store)] == [n for n in range(247) if n != 3]
+    at = store.get("Orders", 0, 2, 1, 10**6)
+    store.mend(decode_records(at.data)[0].phys_offset + len(at.data), lost)
+    store = again(store)
+    assert [n for n, _ in shown(store)] == list(range(247))
     store.close(clean=False)
 
 
@@ -491,6 +520,86 @@ def tables_of(store: MessageStore) -> Metadata:
         for record in decode_records(store.get(CONTROL_TOPIC, 0, 0, 1_000, 1 << 20).data):
             meta.confirm(record.phys_offset, record.body)
     return meta
+
+
+def with_tables(store: MessageStore) -> None:
+    """An old deletion, messages after it, a queue that ended long ago, and tables that hold all of that."""
+    meta = tables_of(store)
+    put(store, 0, 15, 1)
+    control(store, {"at": 1, "dropTopics": ["Orders"], "dropData": store.end})
+    control(store, {"at": 1, "ends": {"Old": {"0": 57}}})
+    for phys, body in store.confirm(store.end).control:
+        meta.confirm(phys, body)
+    put(store, 15, 15, 1)
+    filed(store, 10**12)
+    snapshots.write(store.config.path / "config", snapshots.render(meta, store.history))
+
+
+@pytest.mark.parametrize("lost", ["points", "points of a killed one", "queues", "queues of a killed one"])
+def test_a_start_that_files_all_queues_anew_shows_nothing_that_was_deleted(store: MessageStore, lost: str) -> None:
+    """The points are given up on a full disk; the folders are removed by somebody who has them built anew."""
+    with_tables(store)
+    before = shown(store)
+    assert [n for n, _ in before] == list(range(14, 29))
+    store.close(clean="killed" not in lost)
+    if "points" in lost:
+        store.points_file.path.unlink()
+    else:
+        shutil.rmtree(store.config.path / "consumequeue")
+    store = opened(store.config.path)
+    meta = tables_of(store)
+    if store.shown_again:  # As a broker does.
+        for record in decode_records(store.get(CONTROL_TOPIC, 0, 0, 1_000, 1 << 20).data or b""):
+            meta.hear_again(record.phys_offset, record.body)
+    for phys, body in store.confirm(store.end).control:
+        meta.confirm(phys, body)
+    assert shown(store) == before
+    assert store.next_offset("Old", 0) == 57
+    store.close(clean=False)
+
+
+def test_the_start_after_an_interrupted_return_calls_nothing_durable_that_it_has_filed_anew(
+    store: MessageStore,
+) -> None:
+    put(store, 0, 250, 1)
+    filed(store, 10**12)
+    assert store.points.durable > 0
+    store.close(clean=False)
+    path = store.points_file.path
+    path.write_text(json.dumps({**json.loads(path.read_text()), "undoing": True}))
+    store = opened(store.config.path)
+    assert (store.points.durable, store.points.undoing) == (0, False)
+    store.close(clean=False)
+
+
+def test_deletions_that_stand_are_heard_of_again_also_by_the_start_after_an_undone_one(store: MessageStore) -> None:
+    parted = deleted(store)
+    filed(store, 10**12)
+    assert not store.points.hiding
+    store.cut(parted)
+    store.shown_again = False  # The broker has begun to hear of them, and is killed.
+    store.drop_topic("Orders", 1)
+    assert store.points.hiding
+    store = again(store)
+    assert store.shown_again
+    store.close(clean=False)
+
+
+def test_a_queue_that_was_emptied_in_a_later_file_goes_on_where_it_is_told(store: MessageStore) -> None:
+    queue = store.queues.queue(store.queues.topic("Old"), 0)
+    queue.rebase(101)
+    store.upkeep(10**12)
+    store.queues.cut(0, hidden=False)
+    assert (queue.is_empty, queue.max) == (True, 100)
+    store.ensure_next("Old", 0, 350)
+    assert store.next_offset("Old", 0) == 350
+
+
+def test_queues_tell_their_next_number_also_before_anything_is_confirmed(store: MessageStore) -> None:
+    assert store.next_offsets() == {}
+    store.put([Put("Orders", 1, 0, 0, 1, HOST, b"1", b"")], 1)
+    assert store.topics_queues() == {}
+    assert store.next_offsets() == {"Orders": {1: 1}}
 
 
 @pytest.mark.parametrize("what", ["deletion", "end"])

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,9 +135,7 @@ class Tables:
             self._apply(store, phys, body)
 
     def _apply(self, store: MessageStore, phys: int, body: bytes) -> None:
-        if phys < self.applied:
-            return
-        self.applied = phys + 1
+        self.applied = max(self.applied, phys + 1)
         if body.startswith(DELETION):
             store.drop_topic(body.removeprefix(DELETION).decode(), phys)
         elif body.startswith(ENDS):
@@ -148,12 +147,14 @@ class Tables:
             self._rebuild(store)
 
     def _rebuild(self, store: MessageStore) -> None:
-        self.applied, store.shown_again = 0, False
+        self.applied, store.shown_again = 0, True
         self._replay(store)
 
     def _replay(self, store: MessageStore) -> None:
+        """From where it is applied, or all where queues were filed anew."""
+        since, store.shown_again = 0 if store.shown_again else self.applied, False
         for record in store.walk(store.start, store.confirmed):
-            if record.topic == CONTROL_TOPIC:
+            if record.topic == CONTROL_TOPIC and record.phys_offset >= since:
                 self._apply(store, record.phys_offset, record.body)
 
     def save(self, store: MessageStore) -> None:
@@ -163,7 +164,7 @@ class Tables:
     def start(self, store: MessageStore) -> None:
         self.applied, epoch = self.saved
         other = epoch not in (-1, epoch_before(store.history, self.applied))
-        if self.applied > store.end or 0 < self.applied < store.start or other or store.shown_again:
+        if self.applied > store.end or 0 < self.applied < store.start or other:
             self._rebuild(store)
         else:
             self._replay(store)
@@ -234,9 +235,7 @@ class Pair:
 
     def _tell_ends(self, store: MessageStore) -> None:
         """As a master does in each segment and role, for members that have no record of a queue."""
-        ends = [
-            (t, q, store.next_offset(t, q)) for t, queues in store.topics_queues().items() for q in queues if t in "AB"
-        ]
+        ends = [(t, q, n) for t, queues in store.next_offsets().items() for q, n in queues.items() if t in "AB"]
         store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, ENDS + json.dumps(ends).encode(), b"")], 1)
 
     def run(self) -> None:
@@ -410,6 +409,9 @@ class Pair:
         except (OSError, Died) as error:
             self.trace.append(f"  not closed: {error!r}")
         self.follower.close(clean=False)
+        if self.rng.random() < 0.1:
+            self.trace.append("  somebody removes the queues, to have them built anew")
+            shutil.rmtree(self.follower_config.path / "consumequeue", ignore_errors=True)
         for attempt in range(8):
             if self._started(failing=attempt < 5 and self.rng.random() < 0.5):
                 break

@@ -484,6 +484,7 @@ class Broker:
             for record in decode_records(got.data) if got.data else ():
                 if record.phys_offset < applied:
                     self.meta.hear_again(record.phys_offset, record.body)
+            self.tables_lack = self.tables_lack or got.damaged >= 0
             offset = max(got.next_offset + (got.damaged >= 0), offset + 1)
         self.replay_tables()
 
@@ -551,8 +552,8 @@ class Broker:
         """All tables and where every queue ends: what a follower needs whose log does not go back to the start."""
         now = self.unix_ms()
         ends: list[Change] = [
-            {"at": now, "ends": {topic: {str(q): self.store.next_offset(topic, q) for q in queues}}}
-            for topic, queues in self.store.topics_queues().items()
+            {"at": now, "ends": {topic: {str(q): number for q, number in queues.items()}}}
+            for topic, queues in self.store.next_offsets().items()
         ]
         return [*self.meta.working.all_changes(now), *ends]
 

@@ -192,6 +192,8 @@ class Metadata:
     def confirm(self, phys: int, body: bytes) -> bool:
         """A control record at `phys` was confirmed; True: topics, groups or settings changed in the confirmed view."""
         if phys < self.applied:
+            # The tables may be of after a start that has filed all queues anew: they have the rest.
+            self.hear_again(phys, body)
             return False
         self.applied = phys + 1
         change = decode_change(body)

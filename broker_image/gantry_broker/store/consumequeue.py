@@ -311,6 +311,22 @@ class ConsumeQueue:
             self.pending += entries[(self.max - offset) * ENTRY_SIZE :]
         return differs is not None
 
+    def fill_in(self, number: int, entry: bytes, touched: set[str]) -> None:
+        """The entry of a record that was damaged when it was to be filed, in place of the blank that was left for it.
+
+        `touched` gets the file written. Raises OSError.
+        """
+        if not self._first <= number < self.max:
+            return
+        phys, size, _ = self.entry(number)
+        if size != BLANK_SIZE or phys == 0:
+            return
+        if number >= self.written:
+            at = (number - self.written) * ENTRY_SIZE
+            self.pending[at : at + ENTRY_SIZE] = entry
+        else:
+            touched.add(self._write(number, entry))
+
     def _differs(self, offset: int, entries: bytes) -> int | None:
         """The number of the first entry from `offset` on that is neither like these nor blank in their place."""
         for at in range(max(offset, self._first), offset + len(entries) // ENTRY_SIZE):

@@ -83,7 +83,7 @@ def undo_drops(store: MessageStore, end: int) -> None:
         end, len(queues), store.log.start, store.confirmed,
     )  # fmt: skip
     store.shown_again = True
-    store.points = replace(store.points, clean=False, undoing=True)
+    store.points = replace(store.points, clean=False, undoing=True, unheard=True)
     store.points_file.lower(store.points)
     ends = {queue: queue.max for queue in queues}
     _hide(queues, UNDONE)

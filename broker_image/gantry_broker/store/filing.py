@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
 from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.files import sync_names
 from gantry_broker.store.keyindex import BATCH
 from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
 from gantry_broker.store.soundness import before_damage, next_border
@@ -88,6 +89,14 @@ def fill_gap(store: MessageStore, queue: ConsumeQueue, number: int) -> None:
         phys, _, _ = queue.entry(queue.max - 1)
         queue.pending += ENTRY.pack(phys, BLANK_SIZE, 0) * (number - queue.max)
         store.queues.dirty[queue] = None
+
+
+def fill_in(store: MessageStore, at: int, data: bytes) -> None:
+    """File mended records for which `fill_gap`, or a record after them, has left blanks. Raises OSError."""
+    touched: set[str] = set()
+    for queue, number, entry in parse_own(store, at, data).entries:
+        queue.fill_in(number, entry, touched)
+    sync_names(sorted(touched))
 
 
 def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confirmed:

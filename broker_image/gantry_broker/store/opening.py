@@ -67,17 +67,22 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         take_history(store, store.history)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
-    store.points = before.at_most(trusted)
     if points is not None and (points.undoing or (plan.rebooted and points.hiding)):
         trusted = log.start  # Nobody knows which files a deletion, or its return, has changed.
+    store.points = before.at_most(trusted)
     store.shown_again = before.unheard
-    doubtful = not plan.clean or trusted != plan.trusted
+    from_start = plan.trusted is not None and trusted <= log.start < log.end
+    doubtful = not plan.clean or trusted != plan.trusted or from_start
     if doubtful:
-        # All queues are filed anew then, also where a deletion was being undone.
+        # All queues are filed anew then, also where a deletion was being undone or somebody removed their folders.
         again = not plan.foreign and trusted <= log.start < log.end
         store.shown_again = store.shown_again or again
         ends = {}
         if again:
+            if points is not None and max(points.durable, points.written) > trusted:
+                # Else a start after this one, if it is interrupted, would take what it has filed for all.
+                claimed = replace(points.at_most(trusted), flushed=points.flushed, confirmed=points.confirmed)
+                store.points_file.lower(replace(claimed, clean=False, undoing=True))
             store.queues.cut(store.confirmed)
             ends = {queue: queue.max for queue in store.queues}
         store.queues.cut(trusted, hidden=not again)
@@ -172,7 +177,7 @@ def _recover_index(store: MessageStore, plan: recovery.Plan, start: int) -> None
     index.position = store.confirmed
     if plan.trusted_index is not None:
         limit = min(plan.trusted_index, store.confirmed)
-        if not plan.clean:
+        if not plan.clean or index.end_phys >= limit:
             index.cut(limit, rebuild=plan.rebooted)
         index.position = limit
     index.behind = index.position < start

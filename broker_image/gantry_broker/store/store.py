@@ -406,15 +406,17 @@ class MessageStore:
     def topics_queues(self) -> dict[str, list[int]]:
         """The queues that have a confirmed record or had one, by topic."""
         found: dict[str, list[int]] = {}
-        for topic in self.queues.topics.values():
-            numbers = []
-            for queue_id, queue in topic.queues.items():
-                if queue.next < 0:
-                    queue.load()
-                if queue.max > 0:
-                    numbers.append(queue_id)
-            if numbers:
-                found[topic.name] = sorted(numbers)
+        for queue in self.queues.loaded():
+            if queue.max > 0:
+                found.setdefault(queue.key[0], []).append(queue.key[1])
+        return {topic: sorted(numbers) for topic, numbers in found.items()}
+
+    def next_offsets(self) -> dict[str, dict[int, int]]:
+        """By topic and queue what the next record gets, unconfirmed ones counted; of queues that have or had some."""
+        found: dict[str, dict[int, int]] = {}
+        for queue in self.queues.loaded():
+            if queue.next > 0:
+                found.setdefault(queue.key[0], {})[queue.key[1]] = queue.next
         return found
 
     def walk(self, start: int, stop: int | None = None) -> Iterator[Record]:
@@ -462,6 +464,7 @@ class MessageStore:
         confirmed here, BadRecords when `data` is not sound, whole records for that place, OSError.
         """
         soundness.mend(self, at, data)
+        filing.fill_in(self, at, data)
 
     # Retention
 

@@ -92,7 +92,7 @@ def begin_queue(store: MessageStore, topic: str, queue_id: int) -> int | None:
     number = store.ends[topic, queue_id]
     try:
         queue = store.queues.queue(store.queues.topic(topic), queue_id)
-        if queue.is_empty and queue.max in (0, number):
+        if queue.is_empty and queue.max <= number:
             known = queue.next
             store.rewritten += 1
             try:
