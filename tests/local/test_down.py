@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -47,6 +48,19 @@ def test_nobody_starts_what_is_being_ended(folder: ClusterFolder, monkeypatch: p
     monkeypatch.setattr(down, "_end_all", end_all)
     down.down(folder.root, None, delete_data=False)
     take_lock(folder).close()
+
+
+def test_what_cannot_be_deleted_is_named(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member's folder may be a disk of its own."""
+    mounted = folder.data("demo-a-0")
+
+    def rmtree(path: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(mounted))
+
+    monkeypatch.setattr(down.shutil, "rmtree", rmtree)
+    said = f"^0 processes stopped, but {mounted} cannot be deleted: Device or resource busy; delete the rest yourself$"
+    with pytest.raises(CliError, match=said):
+        down.down(folder.root, None, delete_data=True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="what runs is read from /proc: only on Linux")

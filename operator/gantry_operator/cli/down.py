@@ -39,7 +39,11 @@ def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
     folder.forget()
     said = f", {', '.join(killed)} had to be killed" if killed else ""
     if delete_data:
-        shutil.rmtree(folder.root)
+        try:
+            shutil.rmtree(folder.root)
+        except OSError as error:
+            why = f"{error.filename or folder.root} cannot be deleted: {error.strerror}"
+            raise CliError(f"{len(records)} processes stopped{said}, but {why}; delete the rest yourself") from None
         print(f"{len(records)} processes stopped{said}; {folder.root} is deleted")
     else:
         print(f"{len(records)} processes stopped{said}; the messages are kept in {folder.root}")
