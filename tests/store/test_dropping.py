@@ -422,6 +422,32 @@ def test_a_mended_record_is_filed_also_where_its_blank_is_written(store: Message
     store.close(clean=False)
 
 
+def test_a_mended_record_of_a_deleted_topic_stays_deleted(store: MessageStore) -> None:
+    """Its blank had the place of a record after the deletion, which had come under the same name."""
+    put(store, 0, 15, 1)
+    number = len(shown(store)) - 1
+    lost = damage(store, number)
+    at = store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
+    deletion = delete(store)
+    put(store, 15, 15, 1)
+    filed(store, 10**12)
+    before = shown(store)
+    store.close()
+    shutil.rmtree(store.config.path / "consumequeue")
+    store = opened(store.config.path)
+    assert store.shown_again
+    store.drop_topic("Orders", deletion)
+    assert shown(store) == before
+    store.mend(at, lost)
+    for killed in (False, True):
+        if killed:
+            store.upkeep(10**12 + 2_000)
+            store = again(store)
+        assert shown(store) == before
+        assert store.min_offset("Orders", 0) == number + 1
+    store.close(clean=False)
+
+
 def test_a_start_that_was_killed_before_deletions_were_heard_of_leaves_that_to_the_next(store: MessageStore) -> None:
     put(store, 0, 15, 1)
     filed(store, 10**12)

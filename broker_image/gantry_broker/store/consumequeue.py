@@ -321,6 +321,12 @@ class ConsumeQueue:
         phys, size, _ = self.entry(number)
         if size != BLANK_SIZE or phys == 0:
             return
+        below = self.hides_to()
+        if below == sys.maxsize:
+            return  # A start files everything anew.
+        if below > _PHYS.unpack_from(entry)[0]:
+            entry = ENTRY.pack(0, BLANK_SIZE, below)  # It was deleted, with those before it.
+        self._min_for = -1
         if number >= self.written:
             at = (number - self.written) * ENTRY_SIZE
             self.pending[at : at + ENTRY_SIZE] = entry

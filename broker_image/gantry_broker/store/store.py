@@ -464,7 +464,10 @@ class MessageStore:
         confirmed here, BadRecords when `data` is not sound, whole records for that place, OSError.
         """
         soundness.mend(self, at, data)
-        filing.fill_in(self, at, data)
+        try:
+            filing.fill_in(self, at, data)
+        except OSError as error:
+            filing.complain(self, "mended records wait for a start that files all queues anew", error)
 
     # Retention
 

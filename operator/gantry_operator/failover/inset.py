@@ -17,7 +17,7 @@ from gantry_operator.failover.model import (
 REFUSED_AND_IDLE_MS = 250
 """A follower that refuses connections and has not fetched for this long is gone."""
 REFUSES_AND_IDLE_MS = 600
-"""One that has refused for so long what it is told, so twice, and does not fetch will not do so soon."""
+"""One that has refused for so long to follow its master in this epoch, and does not fetch, will not do so soon."""
 STARTING_MS = 1_000
 """One that asks to be taken in is given so long from its master's last word of it until its status can be read."""
 
@@ -80,7 +80,7 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
             removed[id] = f"{view.name} has another disk"
             replaced.add(id)
             continue
-        why = _must_leave(view, fetched.get(id), leader_age_ms, obs.settings)
+        why = _must_leave(view, cell, fetched.get(id), leader_age_ms, obs.settings)
         if not why and view.deleting and _another_stays(obs, cell, id):
             # Before it stops, or senders would wait for it until it is known to be gone.
             why = "is about to be stopped"
@@ -107,7 +107,9 @@ def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int, idle_ms
     return view.reach == "refused" and (fetch_ms is None or fetch_ms + leader_age_ms >= idle_ms)
 
 
-def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, settings: FailoverSettings) -> str:
+def _must_leave(
+    view: MemberView, cell: Cell, fetch_ms: int | None, leader_age_ms: int, settings: FailoverSettings
+) -> str:
     """`fetch_ms` is what the master said in its last line. Silence is judged by that alone: the line's own age would
     count a master that has just been frozen against its followers, and leave nobody to take over."""
     detection_ms = settings.detection_ms
@@ -119,11 +121,14 @@ def _must_leave(view: MemberView, fetch_ms: int | None, leader_age_ms: int, sett
         return f"has not fetched for {fetch_ms / 1000:.1f} s"
     if fetch_ms is None and view.reach == "silent" and view.silence_ms >= detection_ms:
         return f"was not heard of for {view.silence_ms / 1000:.1f} s"
+    report = view.report
+    # One that refuses but a version goes on fetching, however seldom where nothing is sent.
+    follows = report is not None and report.role == "Slave" and report.epoch == cell.epoch
     idle = fetch_ms is None or fetch_ms >= REFUSES_AND_IDLE_MS
-    if view.refused and idle and view.refused_ms >= REFUSES_AND_IDLE_MS:
+    if view.refused and not follows and idle and view.refused_ms >= REFUSES_AND_IDLE_MS:
         return f"does not follow: {view.refused}"
-    unfit = "" if view.report is None else view.report.unfit
-    if view.stalled_ms >= (detection_ms if unfit else settings.stalled_ms):
-        why = f": {unfit}" if unfit else ""
+    full = report is not None and report.disk_full
+    if view.stalled_ms >= (detection_ms if full else settings.stalled_ms):
+        why = ": its disk is full" if full else ""
         return f"has acknowledged nothing new for {view.stalled_ms / 1000:.1f} s{why}"
     return ""

@@ -63,6 +63,7 @@ class Report:
     parked: bool = False
     unfit: str = ""
     """Why it should not lead though it lives, in words."""
+    disk_full: bool = False
 
     @property
     def order(self) -> tuple[int, int]:

@@ -131,6 +131,7 @@ def _decisive(r: Report) -> tuple[object, ...]:
         r.ask,
         r.parked,
         r.unfit,
+        r.disk_full,
     )
     return (*roles, r.link, r.link_master, frozenset(f.id for f in r.followers))
 

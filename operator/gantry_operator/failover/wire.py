@@ -44,6 +44,7 @@ def report_from(status: dict[str, Any]) -> Report:
             link_answer_ms=int(link.get("last_answer_ms", -1)),
             parked=bool(status.get("parked", False)),
             unfit=str(status.get("unfit", "")),
+            disk_full=bool((status.get("disk") or {}).get("full", False)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadStatus(f"not a member's status: {type(error).__name__} {error}") from error
