@@ -18,7 +18,7 @@ from gantry_broker.broker.metadata import Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store import dropping
-from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from gantry_broker.store.points import Points, PointsFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -419,6 +419,29 @@ def test_a_mended_record_is_filed_also_where_its_blank_is_written(store: Message
     store.mend(decode_records(at.data)[0].phys_offset + len(at.data), lost)
     store = again(store)
     assert [n for n, _ in shown(store)] == list(range(247))
+    store.close(clean=False)
+
+
+@pytest.mark.parametrize("written", [7, 8, 10, 12, 20])
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_deletion_that_was_interrupted_within_an_entry_shows_no_other_record_there(
+    store: MessageStore, written: int, number: int
+) -> None:
+    """It is not known as confirmed by the next start, which has to show what it hid, or not to show it."""
+    for n in range(30):
+        store.put([Put("Orders", 0, 0, 0, 1, HOST, b"%04d" % n, b"")], n)
+    store.confirm(store.end)
+    filed(store, 10**12)
+    before = shown(store)
+    assert dropping._noted(store)
+    store.close(clean=False)
+    at = store.config.path / "consumequeue" / "Orders" / "0" / f"{0:020d}"
+    blank = ENTRY.pack(0, BLANK_SIZE, store.end)
+    with open(at, "r+b") as file:
+        file.write(blank * number + blank[:written])
+    store = opened(store.config.path)
+    found = shown(store)
+    assert found == [(n, body) for n, body in before if n >= number + (written >= 12)] or found == before
     store.close(clean=False)
 
 

@@ -207,7 +207,7 @@ class ConsumeQueue:
         self.load()
         return changed
 
-    def _hidden(self) -> int:
+    def hidden(self) -> int:
         """The number after the blanks with which the queue begins. Raises OSError."""
         low, high = self._first, self.max
         while low < high:
@@ -221,7 +221,7 @@ class ConsumeQueue:
     @property
     def shows_nothing(self) -> bool:
         """There are only blanks. Raises OSError."""
-        return self._hidden() == self.max
+        return self.hidden() == self.max
 
     def hides_to(self) -> int:
         """Where the last deletion lies that hides records here; -1: none does; beyond everything: it is `UNDONE`.
@@ -240,7 +240,7 @@ class ConsumeQueue:
 
         Raises OSError.
         """
-        return list(self._blanks(self._first, self._hidden(), below))
+        return list(self._blanks(self._first, self.hidden(), below))
 
     def _blanks(self, at: int, stop: int, below: int) -> Iterator[str]:
         """Write them, and answer each file written. Raises OSError."""
@@ -464,6 +464,6 @@ class ConsumeQueue:
         while self.pending:
             touched.add(self.write_piece())
         stop = self.first_at(phys)
-        for path in self._blanks(self._hidden() if self.hides_to() >= phys else self._first, stop, phys):
+        for path in self._blanks(self.hidden() if self.hides_to() >= phys else self._first, stop, phys):
             touched.add(path)
         self._min_for = -1

@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.protocol.message import PHYS_OFFSET_AT, QUEUE_OFFSET_AT
 from gantry_broker.store import recovery
 from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.commitlog import segment_bases
+from gantry_broker.store.consumequeue import BLANK_SIZE
 from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
@@ -29,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 DAMAGED: Final = "damaged"
 """In config/: a start has cut the log below what was acknowledged, and it is not known yet that somebody heeds it."""
+LIGHT: Final = "%LMQ%"
 _INDEX_AT_ONCE: Final = 64 * 1024 * 1024
 """Bytes of the log that the index reads at most before the store is open; the rest comes with the upkeep."""
 
@@ -67,7 +70,8 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         take_history(store, store.history)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
-    if points is not None and (points.undoing or (plan.rebooted and points.hiding)):
+    hiding = points is not None and points.hiding and (plan.rebooted or _half_hidden(store, trusted))
+    if hiding or (points is not None and points.undoing):
         trusted = log.start  # Nobody knows which files a deletion, or its return, has changed.
     store.points = before.at_most(trusted)
     store.shown_again = before.unheard
@@ -107,6 +111,23 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     store.flushed = log.end
     # The file may claim more than there was: what is damage now would be found again by each start.
     save_points(store, durable=True, again=True)
+
+
+def _half_hidden(store: MessageStore, trusted: int) -> bool:
+    """Whether a deletion was interrupted within an entry: the first one after the blanks is that of no record."""
+    for queue in store.queues.loaded():
+        number = queue.hidden()
+        if number == queue.max:
+            continue
+        at, size, _ = queue.entry(number)
+        if size == BLANK_SIZE or not store.log.start <= at < trusted:
+            continue
+        head = store.log.read(at, min(PHYS_OFFSET_AT + 8, store.log.room(at)))
+        # In a light queue of RocketMQ's records have the numbers of another one.
+        numbered = queue.key[0].startswith(LIGHT) or head[QUEUE_OFFSET_AT:PHYS_OFFSET_AT] == number.to_bytes(8)
+        if int.from_bytes(head[:4]) != size or int.from_bytes(head[PHYS_OFFSET_AT:]) != at or not numbered:
+            return True
+    return False
 
 
 def _doubt_files(store: MessageStore) -> None:
