@@ -18,6 +18,7 @@ from gantry_broker.broker.metadata import Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store import dropping
+from gantry_broker.store.commitlog import CommitLog
 from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
 from gantry_broker.store.points import Points, PointsFile
 from gantry_broker.store.store import MessageStore
@@ -442,6 +443,33 @@ def test_a_deletion_that_was_interrupted_within_an_entry_shows_no_other_record_t
     store = opened(store.config.path)
     found = shown(store)
     assert found == [(n, body) for n, body in before if n >= number + (written >= 12)] or found == before
+    store.close(clean=False)
+
+
+@pytest.mark.parametrize("damaged", ["zeros", "unreadable"])
+def test_damage_in_a_queue_without_deletions_is_no_interrupted_one(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """Its start is no other one than without a deletion elsewhere."""
+    store.put([Put("First", 0, 0, 0, 1, HOST, b"", b"")], 1)
+    put(store, 0, 15, 1)
+    filed(store, 10**12)
+    assert dropping._noted(store)
+    at = store.queues.find("Orders", 0).entry(0)[0]  # type: ignore[union-attr]
+    if damaged == "zeros":
+        damage(store, 0)
+    real = CommitLog.read
+
+    def read(log: CommitLog, offset: int, size: int) -> bytes:
+        if damaged == "unreadable" and offset == at:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(log, offset, size)
+
+    store.close(clean=False)
+    monkeypatch.setattr(CommitLog, "read", read)
+    store = opened(store.config.path)
+    assert not store.shown_again
+    assert store.max_offset("Orders", 0) == 14
     store.close(clean=False)
 
 

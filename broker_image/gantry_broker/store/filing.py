@@ -94,9 +94,13 @@ def fill_gap(store: MessageStore, queue: ConsumeQueue, number: int) -> None:
 def fill_in(store: MessageStore, at: int, data: bytes) -> None:
     """File mended records for which `fill_gap`, or a record after them, has left blanks. Raises OSError."""
     touched: set[str] = set()
-    for queue, number, entry in parse_own(store, at, data).entries:
-        queue.fill_in(number, entry, touched)
-    sync_names(sorted(touched))
+    try:
+        for queue, number, entry in parse_own(store, at, data).entries:
+            queue.fill_in(number, entry, touched)
+        sync_names(sorted(touched))
+    except OSError:
+        store.queues.unsynced |= touched
+        raise
 
 
 def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confirmed:

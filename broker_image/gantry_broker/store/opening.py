@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -122,7 +123,14 @@ def _half_hidden(store: MessageStore, trusted: int) -> bool:
         at, size, _ = queue.entry(number)
         if size == BLANK_SIZE or not store.log.start <= at < trusted:
             continue
-        head = store.log.read(at, min(PHYS_OFFSET_AT + 8, store.log.room(at)))
+        if at and queue.hides_to() < 0:
+            continue  # No deletion has begun here: if its record is another one, that is damaged.
+        try:
+            head = store.log.read(at, min(PHYS_OFFSET_AT + 8, store.log.room(at)))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            continue
         # In a light queue of RocketMQ's records have the numbers of another one.
         numbered = queue.key[0].startswith(LIGHT) or head[QUEUE_OFFSET_AT:PHYS_OFFSET_AT] == number.to_bytes(8)
         if int.from_bytes(head[:4]) != size or int.from_bytes(head[PHYS_OFFSET_AT:]) != at or not numbered:

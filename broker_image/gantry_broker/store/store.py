@@ -467,7 +467,7 @@ class MessageStore:
         try:
             filing.fill_in(self, at, data)
         except OSError as error:
-            filing.complain(self, "mended records wait for a start that files all queues anew", error)
+            filing.complain(self, "mended records stay unseen until a start files all queues anew", error)
 
     # Retention
 

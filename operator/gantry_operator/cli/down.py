@@ -42,7 +42,7 @@ def _end_all(folder: ClusterFolder, delete_data: bool) -> None:
         try:
             shutil.rmtree(folder.root)
         except OSError as error:
-            why = f"{error.filename or folder.root} cannot be deleted: {error.strerror}"
+            why = f"{error.filename or folder.root} cannot be deleted: {error.strerror or error}"
             raise CliError(f"{len(records)} processes stopped{said}, but {why}; delete the rest yourself") from None
         print(f"{len(records)} processes stopped{said}; {folder.root} is deleted")
     else:
