@@ -55,10 +55,7 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
-    found = snapshots.load(second.config.data_dir / "config")
-    assert found is not None
-    second.broker.meta.load(found.tables, found.applied)
-    second.broker.replay_tables()
+    second.broker.load_tables()
     await second.lead()
     assert {"T", "Late"} <= set(second.broker.meta.working.topics)
     assert (await second.ask(14, {"consumerGroup": "G", "topic": "T", "queueId": 0})).ext == {"offset": "2"}
@@ -74,7 +71,7 @@ async def test_tables_can_be_built_from_the_log_alone(make_bench: MakeBench) -> 
     made.broker.flush_offsets()
     before = made.broker.meta.confirmed.copy()
     made.broker.meta.follow()
-    made.broker.rebuild_tables()
+    made.broker.replay.rebuild()
     assert made.broker.meta.confirmed.topics == before.topics
     assert made.broker.meta.confirmed.offsets == before.offsets
     await made.close()
@@ -106,10 +103,7 @@ async def test_a_store_of_rocketmq_goes_on_here(make_bench: MakeBench, tmp_path:
         archive.extractall(path, filter="data")
     (path / "clean").rename(path / "store")
     made = make_bench(path)
-    found = snapshots.load(path / "store" / "config")
-    assert found is not None
-    made.broker.meta.load(found.tables, found.applied)
-    made.broker.replay_tables()
+    made.broker.load_tables()
     await made.lead()
     manifest = orjson.loads((STORES / f"{version}-manifest.json").read_bytes())
     sent = next(s for s in manifest["sent"] if s["topic"] == "LabTopic")
@@ -204,6 +198,6 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
     await away.close()
     await master.close()
     process = BrokerProcess(config.model_copy(update={"port": 0, "http_port": 0, "listen_host": "127.0.0.1"}))
-    process._load_tables()
+    process.broker.load_tables()
     assert {"GivenUp", "Stays"} & set(process.broker.meta.confirmed.topics) == {"Stays"}
     process.store.close()

@@ -82,10 +82,7 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
 ) -> None:
     async def start(**settings: Any) -> Any:
         made = another(settings=settings)
-        found = snapshots.load(made.config.data_dir / "config") if from_snapshot else None
-        if found is not None:
-            made.broker.meta.load(found.tables, found.applied)
-        made.broker.replay_tables()
+        made.broker.load_tables()
         await made.lead()
         return made
 

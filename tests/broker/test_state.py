@@ -180,7 +180,9 @@ class TestMetadata:
         st.lists(
             st.one_of(
                 st.sampled_from("abc").map(lambda n: {"at": 1, "topics": [topic(n)]}),
-                st.sampled_from("abc").map(lambda n: {"at": 1, "dropTopics": [n]}),
+                st.tuples(st.sampled_from("abc"), st.integers(0, 99)).map(
+                    lambda t: {"at": 1, "dropTopics": [t[0]], "dropData": t[1]}
+                ),
                 st.sampled_from("xyz").map(lambda n: {"at": 1, "groups": [SubscriptionGroup(n).to_json()]}),
                 st.sampled_from("xyz").map(lambda n: {"at": 1, "dropGroups": [n]}),
                 st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 99)).map(
@@ -199,12 +201,12 @@ class TestMetadata:
             once.apply(change)
         for change in changes + changes[min(again, len(changes)) :]:
             twice.apply(change)
-        for name in ("topics", "groups", "offsets", "delay", "timer"):
+        for name in ("topics", "groups", "offsets", "delay", "timer", "hidden"):
             assert getattr(once, name) == getattr(twice, name)
         copied = Tables()
         for change in once.all_changes(2):
             copied.apply(change)
-        for name in ("topics", "groups", "delay", "timer"):
+        for name in ("topics", "groups", "delay", "timer", "hidden"):
             assert getattr(copied, name) == getattr(once, name)
         assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
 

@@ -7,7 +7,6 @@ calls succeed again it has what the leader has. `STORE_SEED` and `STORE_HISTORIE
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,9 @@ from typing import Any, Final
 
 import pytest
 from failing import ERRORS, fail
-from gantry_broker.broker.snapshots import epoch_before
+from gantry_broker.broker import snapshots
+from gantry_broker.broker.metadata import Metadata, Tables, decode_change, encode_change
+from gantry_broker.broker.replay import Replay
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.epochs import cut as cut_history
 from gantry_broker.replication.epochs import divergence
@@ -44,8 +45,6 @@ FILE_SIZES: Final = {"mappedFileSizeCommitLog": SEGMENT, "mappedFileSizeConsumeQ
 """Smaller than a broker may be told: files end often, and most faults lie where one does."""
 EPOCH_BODY: Final = bytes(1_000)
 """Longer than most messages, as real ones are: an epoch may not fit where a message does."""
-DELETION: Final = b"no more "
-ENDS: Final = b"ends of "
 DEATH: Final = 0
 """Among errors: the process dies at the call, before or after the kernel has done it."""
 TROUBLES: Final[tuple[tuple[int, ...], ...]] = (
@@ -122,61 +121,26 @@ def told_by_log(store: MessageStore) -> History:
     return tuple(epoch for epoch in recovery.scan(store.log, store.start).epochs if epoch.start < store.end)
 
 
-class Tables:
-    """What a broker knows of deletions, as far as the log is applied to it; the snapshot on its disk survives."""
+class Keeper:
+    """The tables that a broker keeps beside a store, with their snapshot on its disk."""
 
-    def __init__(self) -> None:
-        self.applied = 0
-        self.saved = (0, -1)
-        """How far it was applied when it was saved, and in which epoch that was written."""
+    def __init__(self, store: MessageStore) -> None:
+        self.meta = Metadata(Tables())
+        self.replay = Replay(self.meta, store)
+        self.replay.load(store.config.path / "config")
 
     def confirm(self, store: MessageStore, offset: int) -> None:
         for phys, body in store.confirm(offset).control:
-            self._apply(store, phys, body)
-
-    def _apply(self, store: MessageStore, phys: int, body: bytes) -> None:
-        self.applied = max(self.applied, phys + 1)
-        if body.startswith(DELETION):
-            store.drop_topic(body.removeprefix(DELETION).decode(), phys)
-        elif body.startswith(ENDS):
-            for topic, queue_id, number in json.loads(body.removeprefix(ENDS)):
-                store.ensure_next(topic, queue_id, number)
-
-    def was_cut(self, store: MessageStore) -> None:
-        if store.end == store.start or self.applied > store.end or store.shown_again:
-            self._rebuild(store)
-
-    def _rebuild(self, store: MessageStore) -> None:
-        self.applied, store.shown_again = 0, True
-        self._replay(store)
-
-    def _replay(self, store: MessageStore) -> None:
-        """From where it is applied, or all where queues were filed anew."""
-        since, store.shown_again = 0 if store.shown_again else self.applied, False
-        for record in store.walk(store.start, store.confirmed):
-            if record.topic == CONTROL_TOPIC and record.phys_offset >= since:
-                self._apply(store, record.phys_offset, record.body)
+            self.meta.confirm(phys, body)
 
     def save(self, store: MessageStore) -> None:
-        if store.tables_done:
-            self.saved = (self.applied, epoch_before(store.history, self.applied))
-
-    def start(self, store: MessageStore) -> None:
-        self.applied, epoch = self.saved
-        other = epoch not in (-1, epoch_before(store.history, self.applied))
-        if self.applied > store.end or 0 < self.applied < store.start or other:
-            self._rebuild(store)
-        else:
-            self._replay(store)
+        snapshots.write(store.config.path / "config", snapshots.render(self.meta, store.history))
 
 
 def dropped(store: MessageStore, stop: int) -> dict[str, int]:
     """By topic, below which offset the deletions that the log has below `stop` hide records."""
-    return {
-        r.body.removeprefix(DELETION).decode(): r.phys_offset
-        for r in store.walk(store.start, stop)
-        if r.topic == CONTROL_TOPIC and r.body.startswith(DELETION)
-    }
+    changes = (decode_change(r.body) for r in store.walk(store.start, stop) if r.topic == CONTROL_TOPIC)
+    return {topic: change["dropData"] for change in changes if change for topic in change.get("dropTopics", ())}
 
 
 class Pair:
@@ -195,11 +159,11 @@ class Pair:
         """The follower's history as of the last look: what its log no longer tells."""
         self.half_reset: History | None = None
         """The history for which a reset was begun that has not come to its end."""
-        self.tables, self.leaders_tables = Tables(), Tables()
         self.leader = MessageStore.open(self.leader_config)
         if self.rng.random() < 0.4:
             self._make_foreign()
         self.follower = MessageStore.open(self.follower_config)
+        self.tables, self.leaders_tables = Keeper(self.follower), Keeper(self.leader)
         self._draw_trouble()
 
     def _make_foreign(self) -> None:
@@ -235,8 +199,11 @@ class Pair:
 
     def _tell_ends(self, store: MessageStore) -> None:
         """As a master does in each segment and role, for members that have no record of a queue."""
-        ends = [(t, q, n) for t, queues in store.next_offsets().items() for q, n in queues.items() if t in "AB"]
-        store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, ENDS + json.dumps(ends).encode(), b"")], 1)
+        ends = {t: {str(q): n for q, n in queues.items()} for t, queues in store.next_offsets().items() if t in "AB"}
+        self._change(store, {"ends": ends})
+
+    def _change(self, store: MessageStore, change: dict[str, Any]) -> None:
+        store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, encode_change(change), b"")], 1)
 
     def run(self) -> None:
         for _ in range(STEPS):
@@ -268,8 +235,7 @@ class Pair:
         self._delete(self.leader)
 
     def _delete(self, store: MessageStore) -> None:
-        body = DELETION + self.rng.choice("AB").encode()
-        store.put([Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, body, b"")], 1)
+        self._change(store, {"dropTopics": [self.rng.choice("AB")], "dropData": store.end})
 
     def leader_confirms(self) -> None:
         store = self.leader
@@ -282,7 +248,7 @@ class Pair:
         borders = [record.phys_offset for record in store.walk(store.start, store.end)]
         if borders:
             store.cut(self.rng.choice(borders[-20:]))
-            self.leaders_tables.was_cut(store)
+            self.leaders_tables.replay.was_cut(store.end)
             self._begin(store)
 
     def leader_expires(self) -> None:
@@ -331,7 +297,7 @@ class Pair:
             self._reset(follower, leader.start, cut_history(history, leader.start), leader.queue_starts())
         elif agreed < end:
             follower.cut(agreed)
-            self.tables.was_cut(follower)
+            self.tables.replay.was_cut(follower.end)
         else:
             follower.append_raw(end, leader.read_raw(end, self.rng.choice((100, 4_000, 20_000, 300_000))))
             self.tables.confirm(follower, max(follower.confirmed, min(leader.confirmed, follower.end)))
@@ -340,7 +306,7 @@ class Pair:
         self.trace.append(f"  reset at {to}: {history}")
         self.half_reset = settled(history, to)
         follower.reset(to, history, queues)
-        self.tables.was_cut(follower)
+        self.tables.replay.was_cut(follower.end)
         self.expected, self.half_reset = history, None
 
     def follower_keeps_up(self) -> None:
@@ -374,7 +340,7 @@ class Pair:
         self.try_to(self._expire)
 
     def follower_saves_its_tables(self) -> None:
-        self.tables.save(self.follower)
+        self.try_to(self.tables.save)
 
     def follower_leads(self) -> None:
         """It writes on its own for a while: its log parts from the leader's."""
@@ -422,7 +388,7 @@ class Pair:
         assert damage is None or not (damage.flushed or damage.confirmed), f"no start misses a record: {damage}"
         self.follower.damage_heeded()
         self.follower.damage = None
-        self.tables.start(self.follower)
+        self.tables = Keeper(self.follower)
         self.look()
         self.half_reset = None
 
@@ -484,7 +450,7 @@ class Pair:
             assert most <= follower.end, f"the points claim more than the log has: {points}"
 
     def look_at_queues(self) -> None:
-        """Every confirmed record is in its queue, under its number, unless its topic was deleted after it."""
+        """Every confirmed record is in its queue, under its number, and not shown if its topic was deleted after it."""
         follower = self.follower
         gone, perhaps = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
         for record in follower.walk(follower.start, follower.confirmed):
@@ -492,16 +458,15 @@ class Pair:
             queue = follower.queues.find(record.topic, record.queue_id)
             assert queue is not None, f"a confirmed record has no queue: {place}"
             assert queue.max > record.queue_offset, f"a confirmed record is not in its queue: {place}"
-            if record.phys_offset < gone.get(record.topic, 0):
-                shown = not follower.dropping and follower.get(*place, 1, 1).data
-                assert not shown, f"a deleted message is shown: {place}"
-                continue
             entry = queue.entry(record.queue_offset)
-            if record.phys_offset < perhaps.get(record.topic, 0) and not follower.get(*place, 1, 1).data:
-                continue  # A start may not know yet that it was confirmed.
             assert entry[:2] == (record.phys_offset, record.size), (
                 f"{place} is at {record.phys_offset}, the queue says {entry}"
             )
+            shown = bool(follower.get(*place, 1, 1).data)
+            if record.phys_offset < gone.get(record.topic, 0):
+                assert not shown, f"a deleted message is shown: {place}"
+            elif record.phys_offset >= perhaps.get(record.topic, 0):
+                assert shown, f"a message is not shown: {place}"
 
     def catch_up(self) -> None:
         """Its calls succeed: in the end the follower has what the leader has."""
@@ -534,8 +499,6 @@ class Pair:
             for stop in (follower.confirmed, follower.end)
         )
         for topic, queue_ids in leader.topics_queues().items():
-            if known.get(topic) != all_of_log.get(topic):
-                continue  # Before it was killed it had hidden records that it does not know as confirmed now.
             for queue_id in queue_ids:
                 # 0: no record of it is left, and what tells the number is not confirmed yet.
                 place = (topic, queue_id)
@@ -546,7 +509,7 @@ class Pair:
         for record in leader.walk(max(leader.start, follower.start), leader.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
             if known.get(record.topic) != all_of_log.get(record.topic):
-                continue
+                continue  # Its tables may know of a deletion that it does not know as confirmed since it was killed.
             mine, other = (store.get(*place, 1, 1).data for store in (follower, leader))
             assert mine == other, f"the same message at {place}"
 

@@ -225,7 +225,7 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     leader.on_failed = lambda: told.append("failed")
     real, cuts = ConsumeQueue.cut, 0
 
-    def cut(queue: ConsumeQueue, limit: int, *, hidden: bool = True) -> bool:
+    def cut(queue: ConsumeQueue, limit: int) -> bool:
         nonlocal cuts
         cuts += 1
         if cuts == 2:
@@ -553,37 +553,6 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     assert leader.next_offset("Orders", 0) == 11
     leader.close()
-
-
-def test_a_queue_keeps_the_number_that_the_disk_has_no_room_for(
-    leader: MessageStore,
-    follower: MessageStore,
-    quick_dir: Path,
-    small: BrokerSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It goes on there at once, and after a restart once there was room."""
-    stores = [leader, follower]
-    for store in stores:
-        store.begin_epoch(1, b"", 1)
-        store.confirm(store.end)
-    with monkeypatch.context() as broken:
-        broken.setattr(ConsumeQueue, "_write", full_disk)
-        for store in stores:
-            store.ensure_next("Orders", 0, 57)
-    assert leader.put([message(0)], 5)[0].queue_offset == 57
-    leader.confirm(leader.end)
-    for number, name in enumerate(("leader", "follower")):
-        stores[number].upkeep(10**12)
-        assert not stores[number].ends
-        stores[number].close(clean=False)
-        store = MessageStore.open(StoreConfig(quick_dir / name, small))
-        assert store.next_offset("Orders", 0) == 58 - number
-        store.close()
-
-
-def full_disk(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_queue_that_begins_in_the_tail_goes_on_where_it_is_told_to(

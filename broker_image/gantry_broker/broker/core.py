@@ -30,7 +30,6 @@ from gantry_broker.protocol.codes import (
     SendStatus,
 )
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
@@ -47,6 +46,7 @@ from .locks import QueueLocks
 from .longpoll import HeldPulls
 from .metadata import Change, Metadata, Tables, encode_change
 from .pull import Filters, Pull
+from .replay import Replay
 from .stats import Stats
 from .topics import TIMER_TOPIC, retry_topic, system_topics
 from .transactions import Transactions
@@ -90,8 +90,7 @@ class Broker:
         self.filters = Filters()
         self.stats = Stats(self.started_ms)
         self.meta = Metadata(base_tables(config, self.settings, len(self.delay_levels)))
-        self.meta.on_drop = store.drop_topic
-        self.meta.on_ends = store.ensure_next
+        self.replay = Replay(self.meta, store)
         self.disk_full = False
         self._next_look: asyncio.TimerHandle | None = None
         self.put_count = 0
@@ -119,8 +118,6 @@ class Broker:
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
         """Handed over not long ago: clients still come here for the master, on old connections or by an old route."""
-        self.tables_lack = False
-        """A control record cannot be read here: the tables are without it, and are not to be saved."""
         self._leading = False
         self._role_epoch = -1
         self._opaque = 0
@@ -327,8 +324,7 @@ class Broker:
     def applied(self, change: Change) -> None:
         """A change whose record was appended becomes part of the working view."""
         if self.meta.working.apply(change):
-            for told in self.on_topics:
-                told()
+            self._tables_changed()
 
     async def change_and_wait(self, change: Change) -> None:
         """A change that its asker may rely on: clients find routes to its topics, too.
@@ -440,8 +436,7 @@ class Broker:
         for phys, body in confirmed.control:
             changed = self.meta.confirm(phys, body) or changed
         if changed and not self._leading:
-            for told in self.on_topics:
-                told()
+            self._tables_changed()
         # Readers are woken after the caller has finished its own step: what they do may append again.
         if confirmed.grew:
             if not self._grown:
@@ -459,56 +454,27 @@ class Broker:
                 self.on_grew(topic, queue_id)
 
     def _on_cut(self, to: int) -> None:
-        if to == self.store.start:
-            log.info("the log begins anew at %d: so do the tables", to)
-            self.rebuild_tables()
-        elif self.meta.applied > to:
-            log.warning("the log was cut to %d, below the tables: they are built anew", to)
-            self.rebuild_tables()
-        elif self.store.shown_again:
-            self.hear_again()
+        if self.replay.was_cut(to):
+            self._tables_changed()
 
-    def rebuild_tables(self) -> None:
-        """The tables anew, from the control records that the log holds and that are confirmed."""
-        self.meta.clear()
-        self.store.shown_again = self.tables_lack = False
-        self.replay_tables()
+    def load_tables(self) -> None:
+        """Before replication starts. Raises OSError."""
+        self.replay.load(self.config.data_dir / "config")
+        self._tables_changed()
 
-    def hear_again(self) -> None:
-        """What all confirmed control records tell of queues is to be done again; the tables have the rest."""
-        self.store.shown_again = False
-        offset, applied = self.store.min_offset(CONTROL_TOPIC, 0), self.meta.applied
-        end = self.store.max_offset(CONTROL_TOPIC, 0)
-        while offset < end:
-            got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
-            for record in decode_records(got.data) if got.data else ():
-                if record.phys_offset < applied:
-                    self.meta.hear_again(record.phys_offset, record.body)
-            self.tables_lack = self.tables_lack or got.damaged >= 0
-            offset = max(got.next_offset + (got.damaged >= 0), offset + 1)
-        self.replay_tables()
-
-    def replay_tables(self) -> None:
-        """Applies the confirmed control records that the tables do not hold yet: they are in the control queue."""
-        offset = self.store.min_offset(CONTROL_TOPIC, 0)
-        end = self.store.max_offset(CONTROL_TOPIC, 0)
-        queue = self.store.queues.find(CONTROL_TOPIC, 0)
-        if queue is not None and self.meta.applied:
-            offset = max(offset, queue.first_at(self.meta.applied))
-        while offset < end:
-            got = self.store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
-            for record in decode_records(got.data) if got.data else ():
-                self.meta.confirm(record.phys_offset, record.body)
-            self.tables_lack = self.tables_lack or got.damaged >= 0
-            offset = max(got.next_offset + (got.damaged >= 0), offset + 1)
+    def _tables_changed(self) -> None:
         for told in self.on_topics:
             told()
 
     def _on_mended(self, at: int) -> None:
-        if self.tables_lack:
-            self.tables_lack = False
+        if self.replay.lacking:
             log.warning("the tables are built anew, with the control record that was mended")
-            self.rebuild_tables()
+            offsets = self.meta.take_dirty(self.unix_ms())
+            self.replay.rebuild()
+            if self._leading:
+                self.meta.lead([*self._unconfirmed_control(), *map(encode_change, offsets)])
+                self.meta.put_back(offsets)
+            self._tables_changed()
 
     def role_changed(self) -> None:
         """Replication says that the role or `may_append` changed."""
@@ -524,8 +490,7 @@ class Broker:
             self._role_epoch = -1
             self.meta.follow()
             log.info("no longer master of %s: %s", self.config.group, self.replication.core.reason or "follows")
-        for told in self.on_topics:
-            told()
+        self._tables_changed()
         for notify in self.on_role:
             notify(master)
         self._status_changed()
@@ -559,7 +524,8 @@ class Broker:
 
     def expire_log(self) -> None:
         """Retention: what is not confirmed stays, and what a follower that fetches has not acknowledged."""
-        self.store.expire(self.unix_ms(), min(self.store.confirmed, self.replication.needed_from()))
+        start = self.store.expire(self.unix_ms(), min(self.store.confirmed, self.replication.needed_from()))
+        self.meta.forget_hidden(start)
 
     # ---- reading from slaves
 

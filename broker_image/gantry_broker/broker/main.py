@@ -71,7 +71,7 @@ class BrokerProcess:
 
     async def start(self) -> None:
         """Raises OSError when a port is taken, and what replication finds amiss in its state."""
-        self._load_tables()
+        self.broker.load_tables()
         await self.broker.replication.start()
         self.port = await self.ports.start()
         await self.http.start()
@@ -89,22 +89,6 @@ class BrokerProcess:
             self.store.end,
             self.store.confirmed,
         )
-
-    def _load_tables(self) -> None:
-        found = snapshots.load(self.config.data_dir / "config")
-        if found is not None:
-            self.broker.meta.load(found.tables, found.applied)
-        applied = self.broker.meta.applied
-        # Of another epoch: the log was cut below the tables and has grown again since.
-        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(self.store.history, applied))
-        if applied > self.store.end or 0 < applied < self.store.start or other:
-            log.warning(
-                "the log is of %d to %d, the tables of %d: they are built anew from it",
-                self.store.start, self.store.end, applied,
-            )  # fmt: skip
-            self.broker.rebuild_tables()
-        else:
-            self.broker.hear_again() if self.store.shown_again else self.broker.replay_tables()
 
     async def stop(self) -> None:
         broker = self.broker
@@ -130,7 +114,7 @@ class BrokerProcess:
         log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
 
     def _write_tables(self) -> None:
-        if self.store.failed is not None or not self.store.tables_done or self.broker.tables_lack:
+        if self.store.failed is not None or self.broker.replay.lacking:
             return
         try:
             snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.history))

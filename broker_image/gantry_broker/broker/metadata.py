@@ -36,7 +36,9 @@ def offset_key(topic: str, group: str) -> str:
 @dataclass(slots=True)
 class Tables:
     """One view of all metadata. `offsets`: "topic@group" to queue to offset; `delay`: level to queue offset;
-    `timer`: bucket to queue offset; `settings`: name to (value, what the resource said then), see `livesettings`."""
+    `timer`: bucket to queue offset; `settings`: name to (value, what the resource said then), see `livesettings`;
+    `hidden`: topic to the offset of the log below which its deletion hides records; `ends`: topic to queue to where it
+    goes on, should nothing else be left to say it."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroup] = field(default_factory=dict)
@@ -44,6 +46,8 @@ class Tables:
     delay: Offsets = field(default_factory=dict)
     timer: Offsets = field(default_factory=dict)
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
+    hidden: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, Offsets] = field(default_factory=dict)
     topic_version: DataVersion = field(default_factory=DataVersion)
     group_version: DataVersion = field(default_factory=DataVersion)
 
@@ -56,6 +60,8 @@ class Tables:
             dict(self.delay),
             dict(self.timer),
             dict(self.settings),
+            dict(self.hidden),
+            {topic: dict(queues) for topic, queues in self.ends.items()},
             self.topic_version,
             self.group_version,
         )
@@ -70,6 +76,11 @@ class Tables:
             shaped = True
         for name in change.get("dropTopics", ()):
             shaped = self.topics.pop(name, None) is not None or shaped
+            self._hide(name, change.get("dropData", 0))
+        for name, below in change.get("hidden", {}).items():
+            self._hide(name, below)
+        for name, queues in change.get("ends", {}).items():
+            self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
         if shaped:
             self.topic_version = self.topic_version.next(at)
         grouped = False
@@ -100,8 +111,12 @@ class Tables:
                     table[int(queue)] = offset
         return shaped or grouped or set_anew
 
+    def _hide(self, topic: str, below: int) -> None:
+        if below > self.hidden.get(topic, 0):
+            self.hidden[topic] = below
+
     def all_changes(self, now_ms: int) -> Iterator[Change]:
-        """Changes that, applied to empty tables, give these."""
+        """Changes that, applied to empty tables, give these, but for `ends`: the queues themselves know better."""
         for part in _chunks(list(self.topics.values())):
             yield {"at": now_ms, "topics": [t.to_json() for t in part]}
         for groups in _chunks(list(self.groups.values())):
@@ -110,6 +125,8 @@ class Tables:
             yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys}}
         if self.delay or self.timer:
             yield {"at": now_ms, "delay": _text_keys(self.delay), "timer": _text_keys(self.timer)}
+        for names in _chunks(list(self.hidden)):
+            yield {"at": now_ms, "hidden": {name: self.hidden[name] for name in names}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
 
@@ -166,7 +183,7 @@ class Metadata:
         self.on_drop: Callable[[str, int], None] = lambda topic, below: None
         """Called when the deletion of a topic is confirmed: its records below that offset are shown no more."""
         self.on_ends: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
-        """Called with the queue ends that a control record tells: where a queue goes on whose records have expired."""
+        """Called with queue ends that a confirmed record tells: where a queue goes on whose records have expired."""
         self._dirty: dict[str, set[int]] = {}
 
     @property
@@ -192,8 +209,8 @@ class Metadata:
     def confirm(self, phys: int, body: bytes) -> bool:
         """A control record at `phys` was confirmed; True: topics, groups or settings changed in the confirmed view."""
         if phys < self.applied:
-            # The tables may be of after a start that has filed all queues anew: they have the rest.
-            self.hear_again(phys, body)
+            if phys == self.applied - 1:
+                self._tell_ends(self.confirmed.ends)
             return False
         self.applied = phys + 1
         change = decode_change(body)
@@ -201,21 +218,33 @@ class Metadata:
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)
-        self._tell(phys, change)
+        self._tell_hidden([*change.get("dropTopics", ()), *change.get("hidden", ())])
+        self._tell_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
         return shaped
 
-    def hear_again(self, phys: int, body: bytes) -> None:
-        """What a confirmed control record that is applied already tells of queues."""
-        change = decode_change(body)
-        if change is not None:
-            self._tell(phys, change)
+    def tell(self, confirmed: int) -> None:
+        """All that is known of queues, to a store that was opened just now and is sure of its log up to `confirmed`.
 
-    def _tell(self, phys: int, change: Change) -> None:
-        for topic in change.get("dropTopics", ()):
-            self.on_drop(topic, phys if change.get("dropData", 0) else 0)
-        for topic, queues in change.get("ends", {}).items():
+        Where that is less than the tables know, ends wait: records before them are filed first.
+        """
+        self._tell_hidden(self.confirmed.hidden)
+        if confirmed >= self.applied:
+            self._tell_ends(self.confirmed.ends)
+
+    def _tell_hidden(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            if topic in self.confirmed.hidden:
+                self.on_drop(topic, self.confirmed.hidden[topic])
+
+    def _tell_ends(self, ends: Mapping[str, Offsets]) -> None:
+        for topic, queues in ends.items():
             for queue, end in queues.items():
-                self.on_ends(topic, int(queue), end)
+                self.on_ends(topic, queue, end)
+
+    def forget_hidden(self, start: int) -> None:
+        """The log begins at `start`: what a deletion hides below is not there any more."""
+        for tables in (self.confirmed, self.working):
+            tables.hidden = {topic: below for topic, below in tables.hidden.items() if below > start}
 
     def lead(self, tail: Iterable[bytes]) -> None:
         """Becomes master: the working view is the confirmed one and the control records not yet confirmed (`tail`)."""

@@ -60,6 +60,8 @@ def render(meta: Metadata, history: History) -> dict[str, bytes]:
                 "epoch": epoch_before(history, meta.applied),
                 "timer": {str(k): v for k, v in tables.timer.items()},
                 "settings": {name: list(pair) for name, pair in tables.settings.items()},
+                "hidden": tables.hidden,
+                "ends": tables.ends,
             }
         ),
     }
@@ -102,6 +104,8 @@ def load(directory: Path) -> Snapshot | None:
         own[:] = fields.number("applied", 0), fields.number("epoch", -1)
         tables.timer = _numbers(fields, "timer")
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
+        tables.hidden = {str(name): int(below) for name, below in fields.map("hidden").items()}
+        tables.ends = _by_queue(fields, "ends")
 
     found = _load(directory, OWN, read_own) or found
     return Snapshot(tables, *own) if found else None
@@ -134,12 +138,15 @@ def _read_groups(tables: Tables, value: Any) -> None:
 
 
 def _read_offsets(tables: Tables, value: Any) -> None:
-    table = Fields(value, OFFSETS).map("offsetTable")
-    tables.offsets = {str(key): {int(q): int(o) for q, o in queues.items()} for key, queues in table.items()}
+    tables.offsets = _by_queue(Fields(value, OFFSETS), "offsetTable")
 
 
 def _read_delay(tables: Tables, value: Any) -> None:
     tables.delay = _numbers(Fields(value, DELAY), "offsetTable")
+
+
+def _by_queue(fields: Fields, name: str) -> dict[str, dict[int, int]]:
+    return {str(key): {int(q): int(o) for q, o in queues.items()} for key, queues in fields.map(name).items()}
 
 
 def _numbers(fields: Fields, name: str) -> dict[int, int]:

@@ -100,7 +100,7 @@ class Upkeep:
 
     def _save(self) -> None:
         meta, store = self._broker.meta, self._broker.store
-        if not store.tables_done or store.failed is not None or self._broker.tables_lack:
+        if store.failed is not None or self._broker.replay.lacking:
             return
         if not meta.changed or (self._saving is not None and not self._saving.done()):
             return

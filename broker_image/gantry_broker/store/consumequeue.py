@@ -7,8 +7,6 @@ records, so what it does not contain nobody is shown (rule 9).
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -19,8 +17,6 @@ ENTRY_SIZE: Final = 20
 BLANK_SIZE: Final = 0x7FFFFFFF
 """The size field of an entry without a record: queue offsets below a queue's first record (`fillPreBlank`)."""
 BLANK: Final = ENTRY.pack(0, BLANK_SIZE, 0)
-UNDONE: Final = -1
-"""In place of the offset below which a deletion hides records: it is undone, and what the log has is being filed."""
 _PHYS: Final = Struct(">q")
 
 
@@ -78,10 +74,8 @@ class ConsumeQueue:
         for base in reversed(self._bases()):
             found.append(self._path(base))
             number = max(base // ENTRY_SIZE, self._first)
-            if number < self.max:
-                at, size, below = self.entry(number)
-                if 0 <= (below if at == 0 and size == BLANK_SIZE else at) < phys:
-                    break
+            if number < self.max and self.entry(number)[0] < phys:
+                break
         return found
 
     def _path(self, base: int) -> str:
@@ -95,11 +89,12 @@ class ConsumeQueue:
             bases = [base for base in bases if base % self.file_size == 0]
         self._first = self.written = 0
         self._min_for = -1
-        for index in range(len(bases) - 1, -1, -1):
-            low, count = self._span(bases[index], None)
+        for base in reversed(bases):
+            low, count = self._span(base, None)
             if count > low:
-                self.written = bases[index] // ENTRY_SIZE + count
-                self._first = bases[0] // ENTRY_SIZE + self._span(bases[0], None)[0]
+                self.written = base // ENTRY_SIZE + count
+                spans = ((base, *self._span(base, None)) for base in bases)
+                self._first = next(base // ENTRY_SIZE + low for base, low, count in spans if count > low)
                 break
         else:
             if bases:  # Emptied by a cut, after retention had removed earlier files.
@@ -113,21 +108,21 @@ class ConsumeQueue:
         usable = size >= ENTRY_SIZE and size % ENTRY_SIZE == 0 and bases[0] % size == 0
         return size if usable else self.file_size
 
-    def _span(self, base: int, limit: int | None, hidden: bool = True) -> tuple[int, int]:
+    def _span(self, base: int, limit: int | None) -> tuple[int, int]:
         """(index of the first entry, index after the last one) in a file, by bisection; only what `cut` leaves."""
         fd = self._fds.get(self._path(base))
         size = min(self.file_size, os.fstat(fd).st_size) // ENTRY_SIZE
         low = 0
-        if not self._is_entry(fd, 0, limit, hidden):
+        if not self._is_entry(fd, 0, limit):
             # A queue that begins within a file has zeros before its first entry.
             low = self._first_data(fd, size)
-            if low >= size or not self._is_entry(fd, low, limit, hidden):
+            if low >= size or not self._is_entry(fd, low, limit):
                 return (0, 0)
         high = size
         first = low
         while low < high:
             middle = (low + high) // 2
-            if self._is_entry(fd, middle, limit, hidden):
+            if self._is_entry(fd, middle, limit):
                 low = middle + 1
             else:
                 high = middle
@@ -148,13 +143,11 @@ class ConsumeQueue:
         return bool(phys > before or (phys == before and size == BLANK_SIZE))
 
     @staticmethod
-    def _is_entry(fd: int, index: int, limit: int | None, hidden: bool) -> bool:
+    def _is_entry(fd: int, index: int, limit: int | None) -> bool:
         data = os.pread(fd, ENTRY_SIZE, index * ENTRY_SIZE)
         if len(data) < ENTRY_SIZE:
             return False
-        phys, size, below = ENTRY.unpack(data)
-        if not hidden and limit is not None and (phys, size) == (0, BLANK_SIZE) and not 0 <= below < limit:
-            return False
+        phys, size, _ = ENTRY.unpack(data)
         return size > 0 and phys >= 0 and (limit is None or phys < limit)
 
     @staticmethod
@@ -171,10 +164,9 @@ class ConsumeQueue:
                 at += len(data)
         return size
 
-    def cut(self, limit: int, *, hidden: bool = True) -> bool:
+    def cut(self, limit: int) -> bool:
         """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
 
-        Without `hidden` also the blanks of deletions at or above it, wherever they are.
         Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
         """
         kept = self.pending
@@ -195,7 +187,7 @@ class ConsumeQueue:
             path = self._path(base)
             if kept_any:
                 break
-            first, count = self._span(base, limit, hidden)
+            first, count = self._span(base, limit)
             if count > first or base == bases[0]:
                 fd = self._fds.get(path)
                 changed |= zero(fd, count * ENTRY_SIZE, max(self.file_size, os.fstat(fd).st_size))
@@ -206,49 +198,6 @@ class ConsumeQueue:
                 changed = True
         self.load()
         return changed
-
-    def hidden(self) -> int:
-        """The number after the blanks with which the queue begins. Raises OSError."""
-        low, high = self._first, self.max
-        while low < high:
-            middle = (low + high) // 2
-            if self.entry(middle)[:2] == (0, BLANK_SIZE):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    @property
-    def shows_nothing(self) -> bool:
-        """There are only blanks. Raises OSError."""
-        return self.hidden() == self.max
-
-    def hides_to(self) -> int:
-        """Where the last deletion lies that hides records here; -1: none does; beyond everything: it is `UNDONE`.
-
-        Raises OSError.
-        """
-        if self._first == self.max:
-            return -1
-        phys, size, below = self.entry(self._first)  # Blanks are written in order: none is of a later deletion.
-        if (phys, size) != (0, BLANK_SIZE) or below == 0:
-            return -1
-        return sys.maxsize if below == UNDONE else below
-
-    def hide(self, below: int) -> list[str]:
-        """What is hidden here is so below this offset of the log; 0: it is none of the log. Answers the files written.
-
-        Raises OSError.
-        """
-        return list(self._blanks(self._first, self.hidden(), below))
-
-    def _blanks(self, at: int, stop: int, below: int) -> Iterator[str]:
-        """Write them, and answer each file written. Raises OSError."""
-        while at < stop:
-            within = at * ENTRY_SIZE % self.file_size
-            step = min(stop - at, (self.file_size - within) // ENTRY_SIZE)
-            yield self._write(at, ENTRY.pack(0, BLANK_SIZE, below) * step)
-            at += step
 
     def _zero_unwritten(self) -> bool:
         within = self.written * ENTRY_SIZE % self.file_size
@@ -269,8 +218,14 @@ class ConsumeQueue:
 
     @property
     def is_empty(self) -> bool:
-        """No file says where it goes on."""
+        """No entry says where it goes on."""
         return self._first == self.max
+
+    def begin(self, number: int) -> None:
+        """An empty queue whose next entry is number `number`, as whoever knows it tells after each `load`."""
+        self.written = self._first = number
+        self.next = max(self.next, number)
+        self._min_for = -1
 
     def _empty(self, offset: int) -> None:
         """Neither entries nor files; the next one is number `offset`."""
@@ -321,11 +276,6 @@ class ConsumeQueue:
         phys, size, _ = self.entry(number)
         if size != BLANK_SIZE or phys == 0:
             return
-        below = self.hides_to()
-        if below == sys.maxsize:
-            return  # A start files everything anew.
-        if below > _PHYS.unpack_from(entry)[0]:
-            entry = ENTRY.pack(0, BLANK_SIZE, below)  # It was deleted, with those before it.
         self._min_for = -1
         if number >= self.written:
             at = (number - self.written) * ENTRY_SIZE
@@ -340,9 +290,8 @@ class ConsumeQueue:
             wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
             if there == wanted:
                 continue
-            phys, size, below = ENTRY.unpack(there)
-            last = below or phys  # Up to here it stands for what is not shown.
-            if size != BLANK_SIZE or (last and last <= _PHYS.unpack_from(wanted)[0]):
+            phys, size, _ = ENTRY.unpack(there)
+            if size != BLANK_SIZE or 0 < phys <= _PHYS.unpack_from(wanted)[0]:
                 return at
         return None
 
@@ -442,28 +391,13 @@ class ConsumeQueue:
         bases = self._bases()
         for base in bases[:-1]:
             last = base // ENTRY_SIZE + self.file_size // ENTRY_SIZE - 1
-            at, size, below = self.entry(last)
-            hidden = at == 0 and size == BLANK_SIZE
-            # What a deletion hides may come back as long as the log has it.
-            if not 0 <= below <= phys if hidden else at >= phys:
+            if self.entry(last)[0] >= phys:
                 break
             path = self._path(base)
             self._fds.close(path)
             os.unlink(path)
             removed.append(path)
-            self._first = last + 1
+            self._first = max(self._first, last + 1)
         if removed:
             self._min_for = -1
         return removed
-
-    def blank_before(self, phys: int, touched: set[str]) -> None:
-        """Make every entry of a record below `phys` blank, so that it is shown no more. A blank says below what it is.
-
-        `touched` gets the files written, also before it raises OSError.
-        """
-        while self.pending:
-            touched.add(self.write_piece())
-        stop = self.first_at(phys)
-        for path in self._blanks(self.hidden() if self.hides_to() >= phys else self._first, stop, phys):
-            touched.add(path)
-        self._min_for = -1

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.store.append import set_history, take_history
-from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.filing import check_border, shorten_tail
@@ -53,13 +52,10 @@ def _cut(store: MessageStore, to: int) -> None:
         store.tail.clear()
         store.queues.cut(to)
         store.known_directories.clear()  # Files may come back by the names of those that go.
-        undo_drops(store, to)
         if store.index is not None:
             store.index.cut(to)
             store.index.behind = store.index.position < to
     else:
-        if store.hidden_to >= to:
-            undo_drops(store, to)
         shorten_tail(store, to)
     if to == 0:
         store.half_reset = False  # What was to be emptied is empty.
@@ -90,9 +86,7 @@ def reset(
     store.log.reset(to)
     store.flushed = store.confirmed = to
     store.known_directories.clear()
-    store.dropping.clear()
-    store.ends.clear()
-    store.hidden_to, store.shown_again, store.renumber = -1, False, False
+    store.renumber = False
     for (name, queue_id), number in queue_starts.items():
         store.queues.unsynced.update(store.queues.queue(store.queues.topic(name), queue_id).rebase(number))
     sync_names(sorted(store.queues.unsynced))

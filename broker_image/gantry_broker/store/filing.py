@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
-from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ConsumeQueue
+from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.keyindex import BATCH
@@ -82,17 +82,8 @@ def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = Tr
         at = batch.end
 
 
-def fill_gap(store: MessageStore, queue: ConsumeQueue, number: int) -> None:
-    """Blanks up to `number`, which comes next: records before it are damaged here."""
-    if 0 < queue.max < number:
-        # In the place of the last one, so that a cut and a start leave them.
-        phys, _, _ = queue.entry(queue.max - 1)
-        queue.pending += ENTRY.pack(phys, BLANK_SIZE, 0) * (number - queue.max)
-        store.queues.dirty[queue] = None
-
-
 def fill_in(store: MessageStore, at: int, data: bytes) -> None:
-    """File mended records for which `fill_gap`, or a record after them, has left blanks. Raises OSError."""
+    """File mended records for which a record after them has left blanks. Raises OSError."""
     touched: set[str] = set()
     try:
         for queue, number, entry in parse_own(store, at, data).entries:

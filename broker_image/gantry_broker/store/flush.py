@@ -136,7 +136,7 @@ class GroupCommit:
 
     def _checkpoint_if_due(self) -> None:
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        due = store.checkpoint_due or store.rewritten != store.rewritten_durable or waited > CHECKPOINT_S
+        due = store.checkpoint_due or waited > CHECKPOINT_S
         if waited <= KEEP_UP_S:
             due = store.checkpoint_due and store.points.durable > self._durable
         if due and self._checkpointing is None and not self._closed:
@@ -146,8 +146,7 @@ class GroupCommit:
     def keep_up(self) -> None:
         """A checkpoint if one is due without a flush, as on a disk too full for messages: retention waits for it."""
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        waits = store.confirmed > store.points.durable or store.rewritten != store.rewritten_durable
-        if waits and store.failed is None and waited > KEEP_UP_S:
+        if store.confirmed > store.points.durable and store.failed is None and waited > KEEP_UP_S:
             self._checkpoint_if_due()
 
     async def checkpoint(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -10,15 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.protocol.message import PHYS_OFFSET_AT, QUEUE_OFFSET_AT
 from gantry_broker.store import recovery
 from gantry_broker.store.append import set_history, take_history
 from gantry_broker.store.commitlog import segment_bases
-from gantry_broker.store.consumequeue import BLANK_SIZE
-from gantry_broker.store.dropping import undo_drops
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
-from gantry_broker.store.filing import catch_up, fill_gap, parse_own, remember, sound_batches, write_out
+from gantry_broker.store.filing import catch_up, parse_own, remember, sound_batches, write_out
 from gantry_broker.store.history import FOREIGN, EpochFile, cut_history, extended
 from gantry_broker.store.points import Points
 from gantry_broker.store.types import Damage
@@ -32,7 +28,6 @@ _log = logging.getLogger(__name__)
 
 DAMAGED: Final = "damaged"
 """In config/: a start has cut the log below what was acknowledged, and it is not known yet that somebody heeds it."""
-LIGHT: Final = "%LMQ%"
 _INDEX_AT_ONCE: Final = 64 * 1024 * 1024
 """Bytes of the log that the index reads at most before the store is open; the rest comes with the upkeep."""
 
@@ -71,36 +66,18 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         take_history(store, store.history)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
-    hiding = points is not None and points.hiding and (plan.rebooted or _half_hidden(store, trusted))
-    if hiding or (points is not None and points.undoing):
-        trusted = log.start  # Nobody knows which files a deletion, or its return, has changed.
     store.points = before.at_most(trusted)
-    store.shown_again = before.unheard
-    from_start = plan.trusted is not None and trusted <= log.start < log.end
-    doubtful = not plan.clean or trusted != plan.trusted or from_start
-    if doubtful:
-        # All queues are filed anew then, also where a deletion was being undone or somebody removed their folders.
-        again = not plan.foreign and trusted <= log.start < log.end
-        store.shown_again = store.shown_again or again
-        ends = {}
-        if again:
-            if points is not None and max(points.durable, points.written) > trusted:
-                # Else a start after this one, if it is interrupted, would take what it has filed for all.
-                claimed = replace(points.at_most(trusted), flushed=points.flushed, confirmed=points.confirmed)
-                store.points_file.lower(replace(claimed, clean=False, undoing=True))
-            store.queues.cut(store.confirmed)
-            ends = {queue: queue.max for queue in store.queues}
-        store.queues.cut(trusted, hidden=not again)
+    if points is not None and trusted <= log.start < max(points.durable, points.written):
+        # Somebody has removed the queues. If this start is interrupted, the next one must not take for all of them what
+        # this one has filed.
+        claimed = replace(points.at_most(trusted), flushed=points.flushed, confirmed=points.confirmed)
+        store.points_file.lower(replace(claimed, clean=False))
+    if not plan.clean or trusted != plan.trusted:
+        store.queues.cut(trusted)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
         _doubt_files(store)
-    if not _refile(store, trusted) and doubtful:
-        for queue, number in ends.items():
-            fill_gap(store, queue, number)
-            queue.next = queue.max
-    if doubtful:
-        store.points = replace(store.points, undoing=False)
-        undo_drops(store, log.end)
+    _refile(store, trusted)
     for offset, data in log.chunks(store.confirmed, log.end):
         remember(store, parse_own(store, offset, data))
     unflushed = min(max(before.flushed, log.start), log.end)
@@ -114,35 +91,10 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     save_points(store, durable=True, again=True)
 
 
-def _half_hidden(store: MessageStore, trusted: int) -> bool:
-    """Whether a deletion was interrupted within an entry: the first one after the blanks is that of no record."""
-    for queue in store.queues.loaded():
-        number = queue.hidden()
-        if number == queue.max:
-            continue
-        at, size, _ = queue.entry(number)
-        if size == BLANK_SIZE or not store.log.start <= at < trusted:
-            continue
-        if at and queue.hides_to() < 0:
-            continue  # No deletion has begun here: if its record is another one, that is damaged.
-        try:
-            head = store.log.read(at, min(PHYS_OFFSET_AT + 8, store.log.room(at)))
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            continue
-        # In a light queue of RocketMQ's records have the numbers of another one.
-        numbered = queue.key[0].startswith(LIGHT) or head[QUEUE_OFFSET_AT:PHYS_OFFSET_AT] == number.to_bytes(8)
-        if int.from_bytes(head[:4]) != size or int.from_bytes(head[PHYS_OFFSET_AT:]) != at or not numbered:
-            return True
-    return False
-
-
 def _doubt_files(store: MessageStore) -> None:
     """What the process before this one wrote since its last checkpoint the kernel has; the disk may not have it yet."""
     for queue in store.queues:
-        all_of_them = store.points.hiding  # Also those below, in place.
-        store.queues.unsynced.update(queue.files() if all_of_them else queue.files_since(store.points.durable))
+        store.queues.unsynced.update(queue.files_since(store.points.durable))
     if store.index is not None:
         store.index.unsynced.update(store.index.files_since(store.points.durable_index))
 
@@ -176,13 +128,11 @@ def _mark_open(store: MessageStore) -> None:
         store.points_file.path.unlink(missing_ok=True)
 
 
-def _refile(store: MessageStore, start: int) -> bool:
-    """Give the queues, and the index unless it is behind, what they lack of [start, confirmed). False: not all of that
-    can be read."""
-    index, at, whole = store.index, start, True
+def _refile(store: MessageStore, start: int) -> None:
+    """Give the queues, and the index unless it is behind, what they lack of [start, confirmed)."""
+    index = store.index
     for batch in sound_batches(store, start, store.confirmed):
         live = index is not None and not index.behind and index.position == batch.start
-        whole, at = whole and batch.start == at, batch.end
         for queue, number, entry in batch.entries:
             queue.add(number, entry)
             queue.next = queue.max
@@ -195,7 +145,6 @@ def _refile(store: MessageStore, start: int) -> bool:
             index.drain()
     if index is not None:
         index.behind = index.position < store.confirmed
-    return whole and at >= store.confirmed
 
 
 def _recover_index(store: MessageStore, plan: recovery.Plan, start: int) -> None:

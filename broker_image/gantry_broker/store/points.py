@@ -47,12 +47,6 @@ class Points:
     written_index: int = 0
     flushed: int = 0
     confirmed: int = 0
-    hiding: bool = False
-    """A deletion may have changed files in place that are not durable yet: a power loss leaves some of it."""
-    undoing: bool = False
-    """Queues are being filed again, from the beginning of the log."""
-    unheard: bool = False
-    """They were, and control records have to be heard of again."""
 
     def at_most(self, offset: int) -> Points:
         """The same, with nothing above `offset` that is claimed to be there."""
@@ -65,9 +59,6 @@ class Points:
             min(self.written_index, offset),
             min(self.flushed, offset),
             min(self.confirmed, offset),
-            self.hiding,
-            self.undoing,
-            self.unheard,
         )
 
     @classmethod
@@ -77,7 +68,7 @@ class Points:
             data = orjson.loads(path.read_bytes())
             points = cls(**{name: value for name, value in data.items() if name in _NAMES})
             for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool, "hiding": bool, "undoing": bool, "unheard": bool}.get(name, int)
+                expected = {"boot": str, "clean": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:

@@ -62,6 +62,10 @@ class QueueTable:
         """Entries in memory, about: a cut may have taken some."""
         self.unsynced: set[str] = set()
         """Files written since the last checkpoint."""
+        self.hidden: dict[str, int] = {}
+        """Below which offset of the log a topic's records are shown no more, as control records tell."""
+        self.ends: dict[tuple[str, int], int] = {}
+        """Where a queue goes on of which nothing is left to say it, as control records tell."""
         self.by_bytes: dict[bytes, TopicQueues] = {}
         self._fds = FdCache(_open_files())
         directory.mkdir(parents=True, exist_ok=True)
@@ -94,7 +98,7 @@ class QueueTable:
         if found is None:
             found = self._make(topic, queue_id)
         if found.next < 0:
-            found.load()
+            self._load(found)
         return found
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
@@ -102,8 +106,39 @@ class QueueTable:
         known = self.topics.get(topic)
         found = None if known is None else known.queues.get(queue_id)
         if found is not None and found.next < 0:
-            found.load()
+            self._load(found)
         return found
+
+    def _load(self, queue: ConsumeQueue) -> None:
+        queue.load()
+        self._begin(queue)
+
+    def _begin(self, queue: ConsumeQueue) -> None:
+        number = self.ends.get(queue.key, 0)
+        if number > queue.max and queue.is_empty and not queue.max < queue.next <= number:
+            queue.begin(number)  # Else records that are not confirmed yet have other numbers.
+
+    def begin(self, topic: str, queue_id: int, number: int) -> None:
+        """The queue goes on with this number or a higher one, if nothing is left to say which. Raises ValueError."""
+        known = self.topic(topic)
+        queue = known.queues.get(queue_id) or self._make(known, queue_id)
+        self.ends[topic, queue_id] = max(number, self.ends.get((topic, queue_id), 0))
+        if queue.next >= 0:
+            self._begin(queue)
+
+    def forget_told(self) -> None:
+        """As before any control record told of queues. Raises OSError."""
+        self.hidden.clear()
+        self.ends.clear()
+        for queue in self:
+            if queue.next >= 0 and queue.is_empty:
+                unconfirmed = queue.next if queue.next > queue.max else 0
+                queue.load()
+                queue.next = max(queue.next, unconfirmed)
+
+    def shown_from(self, topic: str, log_start: int) -> int:
+        """Below this offset of a log that begins at `log_start` no record of the topic is shown."""
+        return max(log_start, self.hidden.get(topic, 0))
 
     def _make(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
         if not 0 <= queue_id < 1 << 31:
@@ -121,7 +156,7 @@ class QueueTable:
         """All of them, loaded. Raises OSError."""
         for queue in self:
             if queue.next < 0:
-                queue.load()
+                self._load(queue)
             yield queue
 
     def oldest_pending(self) -> int | None:
@@ -154,12 +189,12 @@ class QueueTable:
         if not dirty:
             self.waiting = 0
 
-    def cut(self, limit: int, *, hidden: bool = True) -> None:
-        """Remove the entries of records at or above `limit` from every queue, in memory and on disk; without `hidden`
-        also what stands for records that a deletion from there on hides. Raises OSError."""
+    def cut(self, limit: int) -> None:
+        """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
         for queue in self:
-            if queue.cut(limit, hidden=hidden):
+            if queue.cut(limit):
                 self.unsynced.update(queue.files())
+            self._begin(queue)
         self.dirty = {queue: None for queue in self.dirty if queue.pending}
 
     def clear(self) -> None:
@@ -169,6 +204,8 @@ class QueueTable:
             queue.rebase(0)
         self.topics.clear()
         self.by_bytes.clear()
+        self.hidden.clear()
+        self.ends.clear()
 
     def drop_before(self, phys: int) -> None:
         for queue in self.loaded():

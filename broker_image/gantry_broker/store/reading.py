@@ -44,7 +44,7 @@ def get(
         if offset > 0 and store.confirmed < store.end:
             return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, 0, 0)
         return Got(status, b"", 0, 0, 0, 0)
-    low, high = queue.min_at(store.log.start), queue.max
+    low, high = queue.min_at(store.queues.shown_from(topic, store.log.start)), queue.max
     if offset >= high:
         if offset == high and high > 0:
             return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, low, high)
@@ -172,7 +172,7 @@ def offset_at_time(store: MessageStore, topic: str, queue_id: int, ms: int) -> i
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return 0
-    low, high = queue.min_at(store.log.start), queue.max
+    low, high = queue.min_at(store.queues.shown_from(topic, store.log.start)), queue.max
     while low < high:
         middle = (low + high) // 2
         phys, size, _ = queue.entry(middle)
@@ -186,7 +186,7 @@ def offset_at_time(store: MessageStore, topic: str, queue_id: int, ms: int) -> i
 def store_time(store: MessageStore, topic: str, queue_id: int, offset: int) -> int:
     """See `MessageStore.store_time`."""
     queue = store.queues.find(topic, queue_id)
-    if queue is None or not queue.min_at(store.log.start) <= offset < queue.max:
+    if queue is None or not store.min_offset(topic, queue_id) <= offset < queue.max:
         return -1
     phys, size, _ = queue.entry(offset)
     return -1 if size == BLANK_SIZE else stored_ms(store, phys)
@@ -218,11 +218,12 @@ def query(
     if index is None or not key or max_num <= 0:
         return []
     hasher = KeyHasher(topic) if known is None else known.hasher
+    shown_from = store.queues.shown_from(topic, store.log.start)
     found: list[Record] = []
     seen: set[int] = set()
     # Hashes collide: some candidates fall out below.
     for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
-        if phys in seen or len(found) >= max_num:
+        if phys in seen or phys < shown_from or len(found) >= max_num:
             continue
         seen.add(phys)
         try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
-from gantry_broker.store import append, cutting, dropping, filing, opening, reading, retention, soundness, upkeep
+from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
 from gantry_broker.store.commitlog import CommitLog, OpenSegment
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
@@ -84,18 +84,8 @@ class MessageStore:
         self.known_directories: set[str] = set()
         self.cuts = 0
         """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
-        self.dropping: dict[str, int] = {}
-        """Topics of which records are shown that should not be, with the offset below which they are."""
-        self.hidden_to = -1
-        """Where the last deletion lies that an earlier process has carried out, if a start had to look for it."""
-        self.shown_again = False
-        """Deletions have to be heard of again, since queues were filed anew: so the tables are to be built anew."""
         self.renumber = False
         """A queue's entries were replaced: what its next record gets follows from those and the tail."""
-        self.ends: dict[tuple[str, int], int] = {}
-        """Queues without records here that do not know yet where they go on, with that number."""
-        self.rewritten = self.rewritten_durable = 0
-        """How often queues were changed as control records say, and how much of that a checkpoint has made durable."""
         self.points_unsaved = False
         """The disk refused the last points."""
         self._lock: int | None = None
@@ -140,9 +130,7 @@ class MessageStore:
             if clean and self.failed is None:
                 filing.write_out(self, None)
                 self._flush_all()
-                sure = self.queues.oldest_pending() is None and self.hidden_to < self.confirmed
-                sure = sure and not self.points.undoing
-                if self.history_kept and not self.half_reset and sure:
+                if self.history_kept and not self.half_reset and self.queues.oldest_pending() is None:
                     # Not those that were saved last: there may have been no room for later ones.
                     self.points = replace(upkeep.points_now(self), clean=True)
                     self.points_file.prepare(self.points, durable=True)()
@@ -248,22 +236,26 @@ class MessageStore:
         """Everything that `put` needs is kept up with each append, so a promotion waits for nothing."""
 
     def queue_starts(self) -> dict[tuple[str, int], int]:
-        """The first queue offset that is still in the log, of every queue: what a follower needs for `reset`.
+        """The first queue offset that is still in the log, of every queue: what a follower needs for `reset`."""
+        return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}
 
-        0 where a deletion hides records that may be in the log: these say it, or a control record.
-        """
-        start = self.log.start
-        return {q.key: 0 if q.hides_to() > start else q.min_at(start) for q in self.queues.loaded()}
+    # What control records tell of queues. It is in memory only, as long as the store is open: whoever keeps the tables
+    # that are made of those records tells all of it after each start, and anew after what takes some of them back.
+
+    def drop_topic(self, topic: str, below: int) -> None:
+        """Show no record of the topic below this offset of the log any more; queue offsets go on where they were."""
+        self.queues.hidden[topic] = max(below, self.queues.hidden.get(topic, 0))
 
     def ensure_next(self, topic: str, queue_id: int, number: int) -> None:
         """The next record of the queue gets `number` or more: what came before may have left the log long ago.
 
-        For queue ends that a control record tells; a queue that has records here already knows. What the disk refuses
-        is tried again with the upkeep. Raises ValueError for a topic or queue that cannot be.
+        A queue that has records here already knows. Raises ValueError for a topic or queue that cannot be.
         """
-        if number > 0:
-            self.ends[topic, queue_id] = number
-            upkeep.begin_queue(self, topic, queue_id)
+        self.queues.begin(topic, queue_id, number)
+
+    def forget_told(self) -> None:
+        """Records that told of queues were undone: what is left is told anew. Raises OSError."""
+        self.queues.forget_told()
 
     # Upkeep, flush and checkpoint
 
@@ -328,11 +320,6 @@ class MessageStore:
         return self.failed is not None and _doubts_disk(self.failed)
 
     @property
-    def tables_done(self) -> bool:
-        """What the tables tell of queues is on the disk; else a start has to hear of it again."""
-        return not self.ends and not self.dropping and self.rewritten == self.rewritten_durable
-
-    @property
     def checkpoint_due(self) -> bool:
         """Whether so much was filed since the last checkpoint that recovery would take its time."""
         return self.confirmed - self.points.durable > upkeep.CHECKPOINT_BYTES
@@ -370,7 +357,7 @@ class MessageStore:
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for a queue that is not."""
         queue = self.queues.find(topic, queue_id)
-        return 0 if queue is None else queue.min_at(self.log.start)
+        return 0 if queue is None else queue.min_at(self.queues.shown_from(topic, self.log.start))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset after the last confirmed record; 0 for a queue that is not there."""
@@ -481,11 +468,3 @@ class MessageStore:
         Call it about every 10 s. Raises OSError.
         """
         return retention.expire(self, now_ms, keep_from)
-
-    def drop_topic(self, topic: str, below: int) -> None:
-        """Show no record of the topic below `below` any more; queue offsets go on where they were.
-
-        A record that says so lies there: when the log is cut to it or below, all is shown again.
-        What the disk refuses is tried again with the upkeep.
-        """
-        dropping.drop_topic(self, topic, below)

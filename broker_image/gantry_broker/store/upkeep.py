@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.append import keep_history
-from gantry_broker.store.dropping import drop_topics
 from gantry_broker.store.files import fsync_dir, sync_file
 from gantry_broker.store.filing import catch_up, complain, write_out
 from gantry_broker.store.points import Points, boot_id, save_checkpoint
@@ -36,7 +35,6 @@ class Checkpoint:
         self.offset = offset
         self.index = index
         self.cuts = store.cuts
-        self.rewritten = store.rewritten
         self._files = files
         self._directories = directories
 
@@ -71,44 +69,9 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
             for _ in range(3):
                 if not catch_up(store):
                     break
-    if second:
-        begin_queues(store)
-        drop_topics(store)
     if second and not store.points_file.busy:
         store.points_saved_ms = now_ms
         save_points(store, durable=False, aside=True)
-
-
-def begin_queues(store: MessageStore) -> None:
-    """Let queues go on where they are to; what the disk refuses waits for the next call."""
-    for key in list(store.ends):
-        if begin_queue(store, *key) is not None:
-            store.ends[key] = store.ends.pop(key)  # Next time others come first, who may have a sound file.
-            break
-
-
-def begin_queue(store: MessageStore, topic: str, queue_id: int) -> int | None:
-    """One of them; answers the error for which only memory knows its number. Raises ValueError."""
-    number = store.ends[topic, queue_id]
-    try:
-        queue = store.queues.queue(store.queues.topic(topic), queue_id)
-        if queue.is_empty and queue.max <= number:
-            known = queue.next
-            store.rewritten += 1
-            try:
-                files = queue.rebase(number)
-                store.queues.unsynced.update(files)
-                store.known_directories.difference_update(files)
-            finally:
-                queue.next = max(known, queue.max)  # It may have records that are not confirmed yet.
-    except ValueError:
-        del store.ends[topic, queue_id]
-        raise
-    except OSError as error:
-        complain(store, "queues whose records have expired wait to be begun", error)
-        return error.errno
-    del store.ends[topic, queue_id]
-    return None
 
 
 def save_points(store: MessageStore, *, durable: bool, aside: bool = False, again: bool = False) -> None:
@@ -152,9 +115,6 @@ def points_now(store: MessageStore) -> Points:
         written_index=store.confirmed if store.index is None else min(store.index.written, store.confirmed),
         flushed=store.flushed,
         confirmed=store.confirmed,
-        hiding=before.hiding,
-        undoing=before.undoing,
-        unheard=store.shown_again or (before.unheard and not store.tables_done),
     )
 
 
@@ -197,9 +157,6 @@ def checkpoint(store: MessageStore) -> Checkpoint:
 def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     """Note a checkpoint that has run; what a cut came between counts for nothing."""
     before = store.points
-    store.rewritten_durable = done.rewritten
-    if store.rewritten == done.rewritten and not store.dropping:
-        store.points = replace(store.points, hiding=False)
     if done.cuts == store.cuts and _history_kept(store):
         offset = min(done.offset, store.flushed)
         store.points = replace(store.points, durable=offset, durable_index=min(done.index, offset))
