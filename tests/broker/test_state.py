@@ -206,7 +206,7 @@ class TestMetadata:
         copied = Tables()
         for change in once.all_changes(2):
             copied.apply(change)
-        for name in ("topics", "groups", "delay", "timer", "hidden"):
+        for name in ("topics", "groups", "delay", "timer"):
             assert getattr(copied, name) == getattr(once, name)
         assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
 

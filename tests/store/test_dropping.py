@@ -26,6 +26,7 @@ from gantry_broker.store.types import Put, StoreConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from test_failing_calls import Died
 from test_power_loss import Disk
 from test_retention import HOST, SEGMENT, filed, put, settings
 
@@ -354,7 +355,6 @@ def test_a_deletion_is_forgotten_once_retention_has_taken_what_it_hides(member: 
     below = member.delete()
     member.meta.forget_hidden(below - 1)
     assert member.meta.confirmed.hidden == {"Orders": below}
-    assert {"at": 9, "hidden": {"Orders": below}} in list(member.meta.working.all_changes(9))
     member.meta.forget_hidden(below)
     assert member.meta.confirmed.hidden == {}
 
@@ -394,6 +394,42 @@ def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member) ->
     member.again()
     member.confirm()
     assert member.shown() == list(range(248))
+
+
+def test_an_interrupted_start_that_files_all_anew_leaves_all_of_it_to_the_next(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not walk over all of the log for that, and so cuts it at no damage that was not there for a reader."""
+    member.put(0, 250)
+    filed(member.store, NOW)
+    lost = damage(member.store, 3)
+    end = member.store.end
+    member.store.close()
+    shutil.rmtree(member.path / "consumequeue")
+    real, left = ConsumeQueue._write, 2
+
+    def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Died
+        return real(queue, offset, data)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(ConsumeQueue, "_write", write)
+        with pytest.raises(Died):
+            member.start()
+    assert os.listdir(member.path / "consumequeue")
+    for _ in range(2):
+        member.start()
+        assert (member.store.end, member.store.damage) == (end, None)
+        assert member.shown() == [n for n in range(247) if n != 3]
+        assert not member.store.points.refiling
+        member.store.close()
+    member.start()
+    at = member.store.get("Orders", 0, 2, 1, 10**6)
+    member.store.mend(decode_records(at.data)[0].phys_offset + len(at.data), lost)
+    assert member.shown() == list(range(247))
 
 
 def test_a_mended_record_is_filed_also_where_its_blank_is_written(member: Member) -> None:

@@ -76,9 +76,8 @@ class Tables:
             shaped = True
         for name in change.get("dropTopics", ()):
             shaped = self.topics.pop(name, None) is not None or shaped
-            self._hide(name, change.get("dropData", 0))
-        for name, below in change.get("hidden", {}).items():
-            self._hide(name, below)
+            if change.get("dropData", 0) > self.hidden.get(name, 0):
+                self.hidden[name] = change["dropData"]
         for name, queues in change.get("ends", {}).items():
             self.ends.setdefault(name, {}).update((int(queue), end) for queue, end in queues.items())
         if shaped:
@@ -111,12 +110,12 @@ class Tables:
                     table[int(queue)] = offset
         return shaped or grouped or set_anew
 
-    def _hide(self, topic: str, below: int) -> None:
-        if below > self.hidden.get(topic, 0):
-            self.hidden[topic] = below
-
     def all_changes(self, now_ms: int) -> Iterator[Change]:
-        """Changes that, applied to empty tables, give these, but for `ends`: the queues themselves know better."""
+        """Changes that, applied to empty tables, give these.
+
+        But for `ends`, which the queues themselves know better, and `hidden`: where that matters, the log still has the
+        deletion.
+        """
         for part in _chunks(list(self.topics.values())):
             yield {"at": now_ms, "topics": [t.to_json() for t in part]}
         for groups in _chunks(list(self.groups.values())):
@@ -125,8 +124,6 @@ class Tables:
             yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys}}
         if self.delay or self.timer:
             yield {"at": now_ms, "delay": _text_keys(self.delay), "timer": _text_keys(self.timer)}
-        for names in _chunks(list(self.hidden)):
-            yield {"at": now_ms, "hidden": {name: self.hidden[name] for name in names}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
 
@@ -218,7 +215,7 @@ class Metadata:
             return False
         self.changed = True
         shaped = self.confirmed.apply(change)
-        self._tell_hidden([*change.get("dropTopics", ()), *change.get("hidden", ())])
+        self._tell_hidden(change.get("dropTopics", ()))
         self._tell_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
         return shaped
 

@@ -66,12 +66,14 @@ def recover(store: MessageStore, epochs: EpochFile | None) -> None:
         take_history(store, store.history)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
-    store.points = before.at_most(trusted)
+    if before.refiling:
+        trusted = log.start
+    store.points = replace(before.at_most(trusted), refiling=False)
     if points is not None and trusted <= log.start < max(points.durable, points.written):
         # Somebody has removed the queues. If this start is interrupted, the next one must not take for all of them what
         # this one has filed.
-        claimed = replace(points.at_most(trusted), flushed=points.flushed, confirmed=points.confirmed)
-        store.points_file.lower(replace(claimed, clean=False))
+        claimed = replace(points, clean=False, durable_index=trusted, written_index=trusted, refiling=True)
+        store.points_file.lower(claimed)
     if not plan.clean or trusted != plan.trusted:
         store.queues.cut(trusted)
     _recover_index(store, plan, trusted)

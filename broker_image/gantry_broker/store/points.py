@@ -47,6 +47,8 @@ class Points:
     written_index: int = 0
     flushed: int = 0
     confirmed: int = 0
+    refiling: bool = False
+    """All queues are being filed anew: what of them is there says nothing of the rest."""
 
     def at_most(self, offset: int) -> Points:
         """The same, with nothing above `offset` that is claimed to be there."""
@@ -59,6 +61,7 @@ class Points:
             min(self.written_index, offset),
             min(self.flushed, offset),
             min(self.confirmed, offset),
+            self.refiling,
         )
 
     @classmethod
@@ -68,7 +71,7 @@ class Points:
             data = orjson.loads(path.read_bytes())
             points = cls(**{name: value for name, value in data.items() if name in _NAMES})
             for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool}.get(name, int)
+                expected = {"boot": str, "clean": bool, "refiling": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:
