@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.local import control
 from gantry_operator.local.folder import ClusterFolder, default_folder, known_clusters, read_json
+from gantry_operator.local.lock import AlreadySupervised, take_lock
 
 POLL_S = 0.05
 
@@ -29,15 +30,19 @@ def up(file: Path, directory: Path | None, detach: bool, timeout: float) -> None
         print(f"`gantry up` (process {supervised.pid}) supervises {cluster.name} already and has the manifest now")
         _wait_ready(folder, timeout, None)
         return
-    _prepare(folder, cluster)
-    argv = [sys.executable, "-P", "-m", "gantry_operator.local.supervisor", str(folder.root)]
-    if not detach:
-        sys.stdout.flush()
-        os.execv(sys.executable, argv)
-    with open(folder.supervisor_log, "ab") as out:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder.root, start_new_session=True
-        )
+    with _claim(folder) as lock:
+        _prepare(folder, cluster)
+        # The supervisor goes on with the lock: no other command comes in between.
+        argv = [sys.executable, "-P", "-m", "gantry_operator.local.supervisor", str(folder.root), str(lock.fileno())]
+        if not detach:
+            sys.stdout.flush()
+            os.set_inheritable(lock.fileno(), True)
+            os.execv(sys.executable, argv)
+        with open(folder.supervisor_log, "ab") as out:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder.root, start_new_session=True,
+                pass_fds=(lock.fileno(),),
+            )  # fmt: skip
     _wait_ready(folder, timeout, child)
 
 
@@ -51,13 +56,14 @@ def _load(file: Path) -> BrokerCluster:
 
 
 def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Path | None) -> None:
-    """A folder belongs to one cluster, and a name that runs elsewhere is not started a second time by mistake."""
+    """A folder belongs to one cluster, and a name that runs elsewhere is not started a second time by mistake. One that
+    was begun and holds no manifest yet, since the disk was full for example, is known by its lock."""
     known = read_json(folder.manifest)
     if isinstance(known, dict):
         before = known.get("metadata", {}).get("name")
         if before != cluster.name:
             raise CliError(f"{folder.root} holds the cluster {before!r}: use another --dir", Exit.USAGE)
-    elif folder.root.is_dir() and any(folder.root.iterdir()):
+    elif folder.root.is_dir() and any(folder.root.iterdir()) and not folder.lock.exists():
         raise CliError(f"{folder.root} is not empty and holds no cluster: use another --dir", Exit.USAGE)
     if directory is None:
         elsewhere = [f for n, f in known_clusters() if n == cluster.name and f.root != folder.root]
@@ -66,6 +72,19 @@ def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Pa
                 f"{cluster.name} runs in {elsewhere[0].root}: use --dir {elsewhere[0].root}, or another metadata.name",
                 Exit.USAGE,
             )
+
+
+def _claim(folder: ClusterFolder) -> IO[str]:
+    """The lock, before anything else is written. Raises CliError."""
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+        return take_lock(folder)
+    except AlreadySupervised:
+        raise CliError(
+            "another command is at work on this cluster, or another `gantry up` is just starting: try again"
+        ) from None
+    except OSError as error:
+        raise CliError(f"{folder.root} cannot be used: {error}") from None
 
 
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -41,7 +42,6 @@ from gantry_operator.local.claims import Turn, take_turn
 from gantry_operator.local.events import EventLog, utc
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.leaving import leaving_members, surplus_name_servers, with_leaving
-from gantry_operator.local.lock import AlreadySupervised, take_lock
 from gantry_operator.local.ports import Ports
 from gantry_operator.local.process import listens, load_record
 from gantry_operator.local.render import ProcessPlan, process_plans
@@ -427,16 +427,11 @@ def load_saved(folder: ClusterFolder) -> BrokerCluster:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m gantry_operator.local.supervisor DIR`, with the manifest saved there."""
+    """`python -m gantry_operator.local.supervisor DIR FD`, with the manifest saved in DIR. FD: the folder's lock, which
+    whoever starts this has taken."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     folder = ClusterFolder(Path(argv[0]))
-    folder.make()
-    try:
-        lock = take_lock(folder)
-    except AlreadySupervised:
-        print("another command is at work on this cluster, or another `gantry up`: try again", file=sys.stderr)
-        return 1
-    with lock, suppress(KeyboardInterrupt):
+    with os.fdopen(int(argv[1]), "a"), suppress(KeyboardInterrupt):
         asyncio.run(_run(folder))
         print("the brokers go on; `gantry up` takes them over again, `gantry down` stops them", flush=True)
     return 0
