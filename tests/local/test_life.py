@@ -94,6 +94,22 @@ def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None
         take_down(cluster)
 
 
+def test_without_a_supervisor_a_frozen_master_gives_the_address_up_as_well(tmp_path: Path) -> None:
+    """The command alone moves it: `gantry up` does not run."""
+    cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[{"name": "a", "members": 2}])
+    try:
+        cluster.up()
+        cluster.until("everybody is in sync", cluster.whole)
+        before = cluster.master()
+        kill(cluster.supervisor_pid(), signal.SIGKILL)
+        kill(before["pid"], signal.SIGSTOP)
+        cluster.gantry("switchover", "a")
+        assert cluster.master()["name"] != before["name"]
+        cluster.gantry("produce", "Alone", "--count", "10", "--patience", "20")
+    finally:
+        take_down(cluster)
+
+
 def test_up_with_one_more_group_returns_once_it_can_be_sent_to(tmp_path: Path) -> None:
     one, two = ({"name": name, "members": 1} for name in "ab")
     cluster = Cluster(tmp_path, nameServers={"replicas": 1}, brokerGroups=[one])

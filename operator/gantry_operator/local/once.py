@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from gantry_operator.failover.base import SwitchoverFailed
+from gantry_operator.failover.base import LOOK_S, GroupWatch, SwitchoverFailed
 from gantry_operator.local.control import ControlError
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.lock import AlreadySupervised, take_lock
-from gantry_operator.local.supervisor import Supervisor, load_saved
+from gantry_operator.local.supervisor import Supervisor, failover_settings, load_saved
+
+ANNOUNCED_S = 3.0
+"""Beyond the time after which a former master that says nothing is called frozen."""
 
 
 async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> str:
@@ -25,7 +28,9 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
             loop = supervisor.watch_only(group)
             number = None if to is None else supervisor.plan.member_of(group, to).number
             task = asyncio.create_task(loop.run())
-            return await loop.switchover(number, "asked for by gantry switchover")
+            done = await loop.switchover(number, "asked for by gantry switchover")
+            await _announced(loop, done, ANNOUNCED_S + failover_settings(supervisor.cluster).detection_ms / 1000)
+            return done
         except SwitchoverFailed as error:
             raise ControlError(str(error)) from None
         except KeyError as error:
@@ -36,3 +41,15 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
                 with suppress(asyncio.CancelledError):
                     await task
             await supervisor.close()
+
+
+async def _announced(loop: GroupWatch, done: str, patience_s: float) -> None:
+    """Nobody goes on with the group's address once this command has ended: a former master that is frozen would hold it
+    for as long as it stands still. Raises ControlError."""
+    try:
+        async with asyncio.timeout(patience_s):
+            while not loop.announced:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        why = loop.problem or "a former master does not give it up"
+        raise ControlError(f"{done}, but the group's address does not lead there yet: {why}; try again") from None
