@@ -136,6 +136,21 @@ async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
     await supervisor.close()
 
 
+async def test_after_a_changed_spec_it_is_ready_once_that_was_tried_again(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That somebody could send at the first start says nothing of now: `gantry up` would call a cluster ready of which
+    nobody answers."""
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
+    supervisor.ready = True
+    manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
+    said = await supervisor._handle("info", {})
+    assert (said["ready"], said["notReady"]) == (False, "the spec was changed")
+    await supervisor.close()
+
+
 async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

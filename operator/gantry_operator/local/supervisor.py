@@ -382,7 +382,7 @@ class Supervisor:
             save_manifest(self.folder, wanted)
         except OSError as error:
             raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
-        old, before = self.cluster, {g.name for g in self.plan.groups}
+        old = self.cluster
         self._take(wanted)
         try:
             self.bring_up(turn)
@@ -391,8 +391,8 @@ class Supervisor:
             with suppress(OSError):
                 save_manifest(self.folder, old)
             raise control.ControlError(f"the spec stays as it was, since this one cannot be run: {error}") from None
-        if self.ready and not before >= {g.name for g in self.plan.groups}:
-            self.ready, self.not_ready, self._started_at = False, "a group was added", time.monotonic()
+        if self.ready:  # It was at some time.
+            self.ready, self.not_ready, self._started_at = False, "the spec was changed", time.monotonic()
             self._spawn(self._report_ready())
         self.events.add("Normal", "Applied", "the spec was changed", wanted.name)
         self._rolling.start("the spec was changed")
