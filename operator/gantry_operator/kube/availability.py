@@ -1,4 +1,5 @@
-"""Keeps asking whether clients can use each group: at once when its master changes, and from time to time.
+"""Keeps asking whether clients can use each group: at once when something changed on which that depends, and from time
+to time.
 
 Until a check has gone through it is repeated every second; then it rests. A group of which the failover says that it
 has no master is not asked: the reason is known.
@@ -26,6 +27,7 @@ REST_S = 60.0
 class _Group:
     epoch: int = -1
     waits: str = ""
+    answering: object = None
     name_servers: Sequence[str] = ()
     registered: str = ""
     reached: str = ""
@@ -45,16 +47,20 @@ class Availability:
         self._groups: dict[str, _Group] = {}
 
     def watch(
-        self, group: str, epoch: int, waits: str, name_servers: Sequence[str], registered: str, reached: str
-    ) -> None:
-        """What is known of the group now. `waits`: why it has no master that serves; empty: it has."""
+        self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,
+        reached: str,
+    ) -> None:  # fmt: skip
+        """What is known of the group now. `waits`: why it has no master that serves; empty: it has. `answering`: which
+        members answer and take writes, by anything that is another value when that has changed."""
         g = self._groups.setdefault(group, _Group())
         if waits and (g.said != waits or not g.known):
             g.said, g.known = waits, True
             self._on_news()
-        if (epoch, waits, reached) != (g.epoch, g.waits, g.reached):
+        servers = tuple(name_servers)
+        known = (g.epoch, g.waits, g.answering, g.name_servers, g.reached)
+        if (epoch, waits, answering, servers, reached) != known:
             g.changed.set()
-        g.epoch, g.waits, g.name_servers = epoch, waits, tuple(name_servers)
+        g.epoch, g.waits, g.answering, g.name_servers = epoch, waits, answering, servers
         g.registered, g.reached = registered, reached
         if g.task is None or g.task.done():
             g.task = asyncio.create_task(self._check_forever(group, g))

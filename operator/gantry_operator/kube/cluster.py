@@ -467,7 +467,8 @@ class ClusterKeeper:
         return time.monotonic() <= self._begun + WARM_UP_S
 
     def _ask_for_checks(self) -> None:
-        """Availability is checked anew whenever a group's master or epoch is another, and from time to time."""
+        """Availability is checked anew whenever a group's master or epoch is another, when a member or a NameServer has
+        gone or come, and from time to time."""
         if self._plan is None:
             return
         rows = seen_name_servers(self._plan, self._shared.mirrors["Pod"], by_pod=True)
@@ -482,7 +483,9 @@ class ClusterKeeper:
             reached = f"{live['spec'].get('clusterIP')}:{port}"
             waits = loop.waits.reason if loop.waits is not None and not loop.waits.available else ""
             epoch = 0 if loop.cell is None else loop.cell.epoch
-            self._availability.watch(group, epoch, waits, servers, registered, reached)
+            heard = (w for w in loop.watches.values() if w.reach == "ok" and w.status is not None)
+            answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
+            self._availability.watch(group, epoch, waits, answering, servers, registered, reached)
 
     def _addresses(self) -> Addresses:
         if self._cluster is None or self._plan is None:
