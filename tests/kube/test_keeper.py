@@ -480,3 +480,29 @@ async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: Fak
         assert "nothing is made or removed until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+
+
+async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_led(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    """Under `reclaim: Delete`, deleted and made anew at once: its pods still answer, and a cell that is made from what
+    they know would have the new disks wait for ever for those that went."""
+    former = {"kind": "BrokerCluster", "name": "demo", "uid": "a former one"}
+    labels = names.labels("demo", names.BROKER, "a")
+    for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
+        meta = {"name": name, "namespace": "mq", "labels": labels, "ownerReferences": [former]}
+        storage = {"resources": {"requests": {"storage": "10Gi"}}}
+        fake.put({"kind": kind, "metadata": meta, "spec": storage if kind == "PersistentVolumeClaim" else {}})
+    async with kept(fake, api) as keeper:
+        await until(lambda: keeper._findings.problems)
+        assert keeper._findings.problems == [
+            "a former cluster of this name has not gone yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
+        ]
+        assert not keeper._masters.loops
+        for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
+            live = fake.get(kind, name)
+            assert live is not None
+            assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
+            fake.remove(kind, "mq", name)
+        await until(lambda: keeper._masters.loops and fake.get("StatefulSet", "demo-a"))
+        assert not keeper._findings.problems

@@ -223,6 +223,13 @@ class ClusterKeeper:
         self._left_out = {}
         self._take(cluster)
         self._findings.refused = ""  # Whatever the API server refuses below, the spec is not.
+        former = [] if self._masters.loops else volumes.of_a_former(self._shared.mirrors, cluster)
+        if former:
+            # Else a cell would be made from what its pods know, of which the new disks know nothing.
+            found.problems.append(f"a former cluster of this name has not gone yet: {', '.join(former)}")
+            self._findings = found
+            self._obey_soon()
+            return False
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before anything that the API server may refuse.

@@ -28,6 +28,18 @@ def owners_wanted(cluster: BrokerCluster, present: Iterable[Mapping[str, Any]]) 
     return [*others, ours] if cluster.spec.reclaim == "Delete" else others
 
 
+def of_a_former(mirrors: Mapping[str, Mirror], cluster: BrokerCluster) -> list[str]:
+    """What goes with a former cluster object of this name (`reclaim: Delete`) and has not gone yet."""
+    ours = owner(cluster)
+    return [
+        f"{kind} {obj['metadata']['name']}"
+        for kind in ("Lease", "PersistentVolumeClaim")
+        for obj in mirrors[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)
+        for o in obj["metadata"].get("ownerReferences") or []
+        if (o["kind"], o["name"]) == (ours["kind"], ours["name"]) and o["uid"] != ours["uid"]
+    ]
+
+
 def growth(claim: Object, size: str) -> str | None:
     """The size that a claim should ask for, if it asks for less now."""
     asked = claim["spec"]["resources"]["requests"]["storage"]
