@@ -246,6 +246,14 @@ def test_rule_16_when_everyone_lost_the_proof_the_best_leads_and_says_so() -> No
     assert wait(group(*empty)).code == "no-candidate"
 
 
+def test_new_volumes_beside_a_kept_cell_are_told_with_what_to_do() -> None:
+    """Nobody is promoted, since messages are missing; deleted on purpose, they would be waited for for ever."""
+    nothing = {"epoch": 0, "version": 0, "told_epoch": 0, "last_epoch": 0, "end": 0, "in_sync": frozenset()}
+    new = [member(n, id=MemberId(n, "z"), role="Waiting", **nothing) for n in range(3)]
+    assert "every disk is new: to begin without the former messages, delete" in wait(group(*new)).reason
+    assert "every disk is new" not in wait(group(*new[:2], unheard(2))).reason, "it may bring them"
+
+
 def test_rule_17_an_ask_is_recorded_on_its_version_only() -> None:
     cell = replace(CELL, in_sync=frozenset({A}))
     asking = member(0, ask=Ask(7, frozenset({A, B})))

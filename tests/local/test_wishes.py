@@ -17,6 +17,7 @@ from gantry_operator.analytics.cli import resolve
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import LocalTarget, run_async
+from gantry_operator.failover.model import Wait
 from gantry_operator.local import claims, control
 from gantry_operator.local.control import ControlError
 from gantry_operator.local.folder import ClusterFolder, read_json
@@ -169,7 +170,9 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
 async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(folder: ClusterFolder) -> None:
     """As under Kubernetes."""
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    supervisor.watch_only("a")._report_problem("pass", "the role registry does not answer")
+    loop = supervisor.watch_only("a")
+    loop._report_problem("pass", "the role registry does not answer")
+    loop._note_wait(Wait("first-start", "waiting for t-a-1: every disk is asked first", available=False))
     supervisor._rolling.start("t-a-1 is a slave, and everyone is in sync")
     server = await control.serve(folder, supervisor._handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
@@ -178,6 +181,8 @@ async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(fold
         "True",
         "group a: the role registry does not answer",
     )
+    assert "group a: waiting for t-a-1: every disk is asked first" in conditions["Available"].message
+    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk is asked first"
     server.close()
     await supervisor.close()
 

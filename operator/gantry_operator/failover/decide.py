@@ -117,6 +117,9 @@ def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decisio
             new = next_cell(obs, cell, report.id, {report.id})
             return Promote(new, cell.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
     reason = f"{state.reason}; nobody of the in-sync set ({names(obs, cell.in_sync)}) can take over"
+    if all(m.heard and m.report is not None and m.report.empty for m in obs.members):
+        # The volumes were deleted, and what the registry knows of them was kept.
+        reason += "; every disk is new: to begin without the former messages, delete the group's entry in the registry"
     return Wait("no-candidate", reason, available=False)
 
 

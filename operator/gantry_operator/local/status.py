@@ -82,7 +82,12 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         why_not = await asyncio.gather(
             *(
                 _why_not(
-                    remoting, ports.address(f"group/{g.name}"), g.name, [answers[i] for answers in by_server], members
+                    remoting,
+                    ports.address(f"group/{g.name}"),
+                    g.name,
+                    [answers[i] for answers in by_server],
+                    members,
+                    doing["groups"].get(g.name, {}).get("waits"),
                 )
                 for i, g in enumerate(planned.groups)
             )
@@ -163,13 +168,15 @@ async def _known(client: RemotingClient, server: str, ports: Ports, group: str) 
 
 
 async def _why_not(
-    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[SeenMember]
-) -> str | None:
-    """None: a NameServer gives out the master's address, and a message that was sent there was read back."""
+    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[SeenMember],
+    waits: dict[str, str] | None,
+) -> str | None:  # fmt: skip
+    """None: a NameServer gives out the master's address, and a message that was sent there was read back. `waits`: what
+    the supervisor waits for in this group, if it does."""
     masters = [m for m in members if m.group == group and m.status is not None and m.status["role"] == "Master"]
     writable = [m for m in masters if m.status is not None and m.status.get("writable")]
     if not masters:
-        return "no member leads"
+        return "no member leads" if waits is None else waits["reason"]
     if not writable:
         why = masters[0].status.get("reason") if masters[0].status is not None else ""
         return f"{masters[0].name} takes no writes: {why or 'it has just taken the role'}"

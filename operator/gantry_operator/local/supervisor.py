@@ -196,8 +196,10 @@ class Supervisor:
         for group in self.plan.groups:
             loop = self.loops[group.name]
             cell = loop.cell
+            if loop.waits is not None and not loop.waits.available:
+                return f"group {group.name}: {loop.waits.reason}"
             if cell is None or cell.master is None:
-                return loop.waits.reason if loop.waits is not None else f"group {group.name} has no master"
+                return f"group {group.name} has no master"
             master = loop.watches.get(cell.master.member)
             if master is None or master.status is None or not master.status.get("writable"):
                 return f"the master of {group.name} takes no writes yet"
