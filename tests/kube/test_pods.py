@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
+from gantry_operator.failover.model import Report
 from gantry_operator.failover.surroundings import Facts
 from gantry_operator.kube import access, external, names, volumes
 from gantry_operator.kube.commands import parse_switchover, switchover_wish
 from gantry_operator.kube.leases import CELL, entry_of
-from gantry_operator.kube.observe import broken_for_good, why_not
+from gantry_operator.kube.observe import broken_for_good, member_states, why_not
 from gantry_operator.kube.surroundings import facts_of, pod_ready
-from gantry_operator.plan import plan
+from gantry_operator.plan import MemberPlan, next_step, plan
 from gantry_operator.registry import RegistryUnavailable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,6 +70,24 @@ def test_broken_is_what_kubernetes_cannot_start_not_what_is_slow() -> None:
     assert not broken_for_good(pod(conditions=[ready("False", timedelta(seconds=30))]), NOW)
     assert broken_for_good(pod(conditions=[ready("False", timedelta(seconds=300))]), NOW)
     assert not broken_for_good(pod(conditions=[ready("True", timedelta(days=3))]), NOW)
+
+
+def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> None:
+    """Kubernetes calls all pods of such nodes not ready; they would be replaced together, not one after the other."""
+    ids = [MemberId(n, "x") for n in range(3)]
+    members = [MemberPlan(f"demo-a-{n}", "a", n) for n in range(3)]
+    reports = [Report(ids[0], "Master", 2), *(Report(i, "Slave", 2, link="connected") for i in ids[1:])]
+    watches = {n: SimpleNamespace(reach="ok", report=r) for n, r in enumerate(reports)}
+    away = pod(conditions=[ready("False", timedelta(seconds=300))])
+    loop: Any = SimpleNamespace(cell=Cell(2, 1, ids[0], frozenset(ids)), watches=watches)
+    pods: Any = SimpleNamespace(running=lambda group: members, pod=lambda name: away, planned={"a": 3})
+    stateful_set = {"status": {"updateRevision": "new"}}
+    states = member_states(stateful_set, loop, pods, "a", NOW)
+    assert [s.outdated for s in states] == [True] * 3
+    assert next_step(states).kind == "wait"
+    watches[2].report = replace(reports[2], link="refused")
+    step = next_step(member_states(stateful_set, loop, pods, "a", NOW))
+    assert (step.kind, step.member) == ("replace", "demo-a-2")
 
 
 def test_a_pod_that_is_being_stopped_is_not_ready() -> None:

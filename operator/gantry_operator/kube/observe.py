@@ -20,7 +20,10 @@ REVISION_LABEL = "controller-revision-hash"
 def member_states(
     stateful_set: Object, loop: GroupWatch, pods: PodSurroundings, group: str, now: datetime
 ) -> list[MemberState]:
-    """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync."""
+    """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync.
+
+    What a broker says of itself counts before what Kubernetes says of its pod: a kubelet that has stopped, or another
+    container of the pod that fails, makes no broker broken that serves."""
     newest = (stateful_set.get("status") or {}).get("updateRevision")
     cell = loop.cell
     out = []
@@ -28,6 +31,7 @@ def member_states(
         pod = pods.pod(member.name)
         watch = loop.watches.get(member.number)
         report = watch.report if watch is not None and watch.reach == "ok" else None
+        serves = report is not None and (report.role == "Master" or report.link == "connected")
         going = pod is None or pod["metadata"].get("deletionTimestamp") is not None
         revision = None if pod is None else (pod["metadata"].get("labels") or {}).get(REVISION_LABEL)
         out.append(
@@ -38,7 +42,7 @@ def member_states(
                 ready=pod_ready(pod),
                 in_sync=not going and cell is not None and report is not None and report.id in cell.in_sync,
                 master=cell is not None and cell.master is not None and cell.master.member == member.number,
-                broken=pod is not None and not going and broken_for_good(pod, now),
+                broken=pod is not None and not going and not serves and broken_for_good(pod, now),
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
             )
         )
