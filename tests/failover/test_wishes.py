@@ -212,6 +212,27 @@ async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> N
         assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
 
 
+async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(Group()) as group:
+        await group._next_look()
+        refused: list[float] = []
+
+        async def refuse(*_: object) -> bool:
+            refused.append(time.monotonic())
+            raise RegistryUnavailable("no room")
+
+        with monkeypatch.context() as away:
+            away.setattr(group.registry, "swap", refuse)
+            group.place.gone = {"m0"}
+            while len(refused) < 3:
+                await group._next_look()
+        while not group.place.changes:
+            await group._next_look()
+        assert group.place.changes[0].duration_ms >= (refused[-1] - refused[0]) * 1000
+
+
 async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
     """As under `gantry switchover` without a supervisor."""
     async with running(Group()) as group:

@@ -71,6 +71,8 @@ class GroupLoop(GroupWatch):
         self._waited_for: Wait | None = None
         """What the last pass waited for that found no hand-over under way: it may be under way for another reason."""
         self._recorded_until = 0.0
+        self._promoting = False
+        """The last pass found that there must be another master, which may be hard to record."""
         self._pending_change: tuple[Promote, float] | None = None
         self._unsure: tuple[Write, dict[MemberId, str]] | None = None
         """A write of which it is not known whether the registry has taken it, and the members' names."""
@@ -121,7 +123,7 @@ class GroupLoop(GroupWatch):
     # ---- the pass
 
     def _changing(self) -> bool:
-        return self._pending_change is not None
+        return self._promoting or self._pending_change is not None
 
     async def _pass(self) -> bool:
         """True: the cell was changed, so look again at once."""
@@ -134,8 +136,11 @@ class GroupLoop(GroupWatch):
         decisions = decide(obs)
         # What is told may fail: it is told again soon, not at the next occasion.
         self._unfinished = bool(decisions)
+        self._promoting = any(isinstance(d, Promote) and d.kind != "handover" for d in decisions)
         wait = next((d for d in decisions if isinstance(d, Wait)), None)
         self._note_wait(wait)
+        if self._promoting and self._noticed_at is None:
+            self._noticed_at = time.monotonic()
         if wait is None or wait.code != "handover":
             self._waited_for = wait
         for decision in decisions:
@@ -255,6 +260,7 @@ class GroupLoop(GroupWatch):
         if isinstance(write, Promote):
             self._recorded_until = now + READY_S
             noticed = self._noticed_at if self._noticed_at is not None and write.kind != "handover" else now
+            self._promoting = False
             self._pending_change = (write, noticed)
             words = f"{name.get(write.new, write.new)} becomes master in epoch {write.cell.epoch}: {write.reason}"
             kind = "Normal" if write.kind in ("handover", "restart") else "Warning"
