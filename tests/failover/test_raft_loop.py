@@ -18,6 +18,7 @@ from gantry_operator.failover.raft import RaftLoop
 from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEndpoint
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
+from gantry_operator.plan import MemberState, Step, next_step
 from running import running
 
 HTTP = cast(httpx.AsyncClient, None)
@@ -118,6 +119,28 @@ async def kill_and_elect(group: Group) -> Change:
     await group.look()
     [change] = group.place.changes
     return change
+
+
+async def test_the_next_member_is_not_replaced_while_a_voter_has_much_to_copy() -> None:
+    """It stays a voter, but a majority with it confirms nothing before it has caught up."""
+    group, end = Group(), 600 << 20
+
+    def step(*acked: int) -> Step:
+        followers = tuple(FollowerView(m, n, 0) for m, n in zip(group.ids[1:], acked, strict=False))
+        assert group.watches[0].report is not None
+        group.watches[0].report = replace(group.watches[0].report, end=end, confirmed=end, followers=followers)
+        reports = [w.report for w in group.watches.values() if w.report is not None]
+        return next_step(
+            [
+                MemberState(f"m{n}", n, outdated=n < 2, ready=True, in_sync=group.in_sync(r), master=n == 0)
+                for n, r in enumerate(reports)
+            ]
+        )
+
+    await group.look()
+    assert step(end, end - (100 << 20)).reason.startswith("m2 is not in sync")
+    assert step(end).reason.startswith("m2 is not in sync"), "it was not heard of yet"
+    assert (step(end, end - (1 << 20)).kind, step(end, end).member) == ("replace", "m1")
 
 
 async def test_how_long_a_group_was_without_a_leader() -> None:

@@ -79,7 +79,7 @@ def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> 
     reports = [Report(ids[0], "Master", 2), *(Report(i, "Slave", 2, link="connected") for i in ids[1:])]
     watches = {n: SimpleNamespace(reach="ok", report=r) for n, r in enumerate(reports)}
     away = pod(conditions=[ready("False", timedelta(seconds=300))])
-    loop: Any = SimpleNamespace(cell=Cell(2, 1, ids[0], frozenset(ids)), watches=watches)
+    loop: Any = SimpleNamespace(cell=Cell(2, 1, ids[0], frozenset(ids)), watches=watches, in_sync=lambda report: True)
     pods: Any = SimpleNamespace(running=lambda group: members, pod=lambda name: away, planned={"a": 3})
     stateful_set = {"status": {"updateRevision": "new"}}
     states = member_states(stateful_set, loop, pods, "a", NOW)

@@ -101,6 +101,10 @@ class GroupWatch(ABC):
     def cell(self) -> Cell | None:
         """Who leads in which epoch, with which set; None: not known yet."""
 
+    def in_sync(self, report: Report) -> bool:
+        """The group does without another one while this one is there."""
+        return self.cell is not None and report.id in self.cell.in_sync
+
     async def known_cell(self, timeout_s: float = 15.0) -> Cell:
         """The cell, as soon as it is known. Raises SwitchoverFailed."""
         deadline = time.monotonic() + timeout_s

@@ -19,6 +19,8 @@ from gantry_operator.failover.watch import MemberWatch
 
 ELECTED_S = 2.0
 """Once a leader has said that another one leads, that one is waited for so long."""
+IN_SYNC_BYTES = 16 << 20
+"""Who lacks more holds senders up where it is needed for a majority. Under load one that is well may lack some MiB."""
 START_S = 15.0
 """While no leader was ever seen the members may be starting: nobody is missed sooner."""
 
@@ -27,6 +29,13 @@ def leader_of(reports: Sequence[Report]) -> Report | None:
     """The one that leads in the highest epoch; one of an older epoch does not know yet that it leads no more."""
     epoch = max((r.epoch for r in reports), default=0)
     return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
+
+
+def keeping_up(leader: Report) -> frozenset[MemberId]:
+    """The voters that are in sync, the leader included. A voter stays one however far it is behind, but a majority that
+    needs it confirms nothing before it has caught up."""
+    near = leader.confirmed - IN_SYNC_BYTES
+    return leader.in_sync & ({f.id for f in leader.followers if f.acked >= near} | {leader.id})
 
 
 def heirs(leader: Report, others: Sequence[Report]) -> list[Report]:
@@ -76,6 +85,11 @@ class RaftLoop(GroupWatch):
         """As the leader says: its epoch, the number of changes of members, the voters. The last known one while there
         is none."""
         return self._cell
+
+    def in_sync(self, report: Report) -> bool:
+        master = None if self._cell is None else self._cell.master
+        leader = None if master is None or master.member not in self.watches else self.watches[master.member].report
+        return leader is not None and leader.role == "Master" and report.id in keeping_up(leader)
 
     async def _fulfil(self, wish: Switchover, deadline: float) -> str:
         while self._cell is None and self._goes_on(wish, deadline, under_way=False):

@@ -40,7 +40,7 @@ def member_states(
                 number=member.number,
                 outdated=not going and revision != newest,
                 ready=pod_ready(pod),
-                in_sync=not going and cell is not None and report is not None and report.id in cell.in_sync,
+                in_sync=not going and report is not None and loop.in_sync(report),
                 master=cell is not None and cell.master is not None and cell.master.member == member.number,
                 broken=pod is not None and not going and not serves and broken_for_good(pod, now),
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
@@ -90,7 +90,7 @@ def seen_members(
                 status=watch.status if watch is not None and heard else None,
                 pod_ready=pod_ready(pod),
                 node=None if pod is None else pod["spec"].get("nodeName"),
-                in_sync=cell is not None and report is not None and report.id in cell.in_sync,
+                in_sync=loop is not None and report is not None and loop.in_sync(report),
                 master=cell is not None and cell.master is not None and cell.master.member == number,
                 problem=why_not(pod, "" if watch is None else watch.problem),
             )

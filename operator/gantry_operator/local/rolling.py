@@ -79,7 +79,7 @@ class Rolling:
                     number=endpoint.member,
                     outdated=child is not None and child.outdated,
                     ready=report is not None and report.role in ("Master", "Slave"),
-                    in_sync=cell is not None and report is not None and report.id in cell.in_sync,
+                    in_sync=report is not None and loop.in_sync(report),
                     master=cell is not None and report is not None and report.id == cell.master,
                     leaving=endpoint.name in s.leaving,
                 )

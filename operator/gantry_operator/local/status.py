@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.http import httpx, make_client
-from gantry_operator.failover.raft import leader_of
+from gantry_operator.failover.raft import keeping_up, leader_of
 from gantry_operator.failover.wire import report_from
 from gantry_operator.kube.probe import name_server_knows, send_and_read
 from gantry_operator.kube.state import Seen, SeenMember, status_of
@@ -142,7 +142,7 @@ async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[
 def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
     """Mode Raft: what the leader says is what a registry would hold."""
     leader = leader_of([report_from(s) for s in statuses if s is not None])
-    return None if leader is None else Entry(Cell(leader.epoch, leader.version, leader.id, leader.in_sync))
+    return None if leader is None else Entry(Cell(leader.epoch, leader.version, leader.id, keeping_up(leader)))
 
 
 def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> SeenMember:
