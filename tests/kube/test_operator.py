@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from fakeapi import FakeApi
 from gantry_operator.kube import operator
 from gantry_operator.kube.client import KubeApi
+from gantry_operator.kube.cluster import ClusterKeeper
 from gantry_operator.kube.operator import Operator
 from gantry_operator.kube.render import OperatorSettings
 from running import running
@@ -33,3 +35,27 @@ async def test_only_what_a_failover_needs_has_to_be_listed(
         assert found.shared.unlisted() == [kind]
         await asyncio.sleep(0.5)
         assert acting.is_set() == begins
+
+
+async def test_the_end_of_a_former_cluster_that_is_told_late_is_not_that_of_the_new_one(
+    api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted and made anew: kopf keeps the order of the events of each object, not of two of the same name."""
+    stopped: list[str] = []
+
+    async def stop(self: ClusterKeeper) -> None:
+        stopped.append(self.uid)
+
+    monkeypatch.setattr(ClusterKeeper, "start", lambda self: None)
+    monkeypatch.setattr(ClusterKeeper, "stop", stop)
+    found = Operator(api, OperatorSettings("broker", "", "ops", ()), "op-0")
+
+    def cluster(uid: str) -> dict[str, Any]:
+        return {"metadata": {"namespace": "mq", "name": "demo", "uid": uid, "generation": 1, "resourceVersion": "7"}}
+
+    for event, uid in (("ADDED", "former"), ("ADDED", "new"), ("DELETED", "former")):
+        await found._on_cluster({"type": event}, cluster(uid))
+    assert [k.uid for k in found.keepers.values()] == ["new"]
+    await found._on_cluster({"type": "DELETED"}, cluster("new"))
+    assert (found.keepers, stopped) == ({}, ["former", "new"])
+    await found._remoting.close()

@@ -117,6 +117,8 @@ class Operator:
         meta = obj["metadata"]
         key = (meta["namespace"], meta["name"])
         keeper = self.keepers.get(key)
+        if keeper is not None and keeper.uid != meta["uid"] and event["type"] == "DELETED":
+            return  # Of a former one: only the events of one object come in their order.
         if keeper is not None and (event["type"] == "DELETED" or keeper.uid != meta["uid"]):
             del self.keepers[key]
             await keeper.stop()
