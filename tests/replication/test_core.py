@@ -397,6 +397,18 @@ def test_rule_14_the_same_version_with_other_content_is_refused() -> None:
     assert "other content" in done.reason
 
 
+def test_rule_23_the_same_version_told_again_ends_no_hand_over() -> None:
+    """Its master has another address, say. The target was said to have everything: what is appended now is lost."""
+    core, log = master(Options(sync_replication=False), A, B)
+    ask(core, log, B, 10)
+    assert core.park(B, 1, 1) == ""
+    assert core.handed_over()
+    assert core.assign(Assignment(core.cell, "a:2"), 20).accepted
+    assert core.parked
+    assert core.assign(Assignment(core.cell.touched(), "a:2"), 30).accepted
+    assert not core.parked
+
+
 def test_rule_15_a_cell_below_the_log_is_an_old_registry() -> None:
     power = Power()
     log = ModelLog(power)
