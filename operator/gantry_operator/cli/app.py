@@ -153,7 +153,10 @@ def topic_list(
 
 @app.command(epilog=EPILOG)
 def produce(
-    topic: Annotated[str, typer.Argument(help="Where to send. Made when it is not there.", show_default=False)],
+    topic: Annotated[
+        str,
+        typer.Argument(help="Where to send. Made when it is not there, if the cluster makes any.", show_default=False),
+    ],
     lines: Annotated[
         str | None, typer.Argument(metavar="[-]", help="'-': a message for each line of stdin.", show_default=False)
     ] = None,
@@ -164,7 +167,12 @@ def produce(
     keys: Annotated[str, typer.Option(help="Key of every message; '{n}' is its number.")] = "",
     in_flight: Annotated[int, typer.Option(min=1, max=4096, help="Sends that wait for their answer at once.")] = 32,
     patience: Annotated[
-        float, typer.Option(min=0, help="Seconds for which a send that was not acknowledged is repeated.")
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds for which a send that was not acknowledged is repeated; once one was given up, "
+            "the others are tried once, until something is acknowledged.",
+        ),
     ] = 30.0,
     directory: DirOption = None,
     name: NameOption = None,

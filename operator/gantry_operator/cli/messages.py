@@ -80,6 +80,7 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
     statuses: Counter[str] = Counter()
     state = {"failed": 0, "resent": 0}
     problem = ""
+    hopeless = False  # One was given up, and nothing was acknowledged since: each of the others would cost as long.
     started = time.monotonic()
     bodies = iter(_bodies(options))
     numbers = itertools.count()
@@ -95,17 +96,19 @@ async def _produce(target: Target, options: ProduceOptions) -> dict[str, Any]:
                     return await asyncio.to_thread(next, bodies, None)
 
             async def send_some() -> None:
-                nonlocal problem
+                nonlocal problem, hopeless
                 # One source for all: each message is taken by one of those that send.
                 while (body := await take()) is not None:
                     keys = options.keys.replace("{n}", str(next(numbers)))
                     message = Message(options.topic, body, options.tags, keys)
                     try:
-                        status, tries = await _send(producer, message, options.patience)
+                        status, tries = await _send(producer, message, 0 if hopeless else options.patience)
                     except (ClientError, RemotingError) as error:
                         state["failed"] += 1
                         problem = problem or str(error)
+                        hopeless = not isinstance(error, InvalidMessage)
                     else:
+                        hopeless = status != SendStatus.SEND_OK
                         statuses[status.name] += 1
                         state["resent"] += tries - 1
                     advance()

@@ -1,0 +1,58 @@
+"""`gantry produce` where nothing is acknowledged: its patience is for a failover, not for each message anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gantry_broker.client import Message, NoRoute, SendStatus
+from gantry_operator.cli import messages
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.messages import ProduceOptions, run_produce
+
+IN_FLIGHT = 2
+
+
+class Servers:
+    """In place of a cluster."""
+
+    @asynccontextmanager
+    async def name_servers(self) -> AsyncIterator[str]:
+        yield "127.0.0.1:1"
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Counter[bytes]:
+    """How often each body was sent. Only number 7 is acknowledged."""
+    tries: Counter[bytes] = Counter()
+
+    class Producer:
+        def __init__(self, *args: Any) -> None: ...
+
+        async def __aenter__(self) -> Producer:
+            return self
+
+        async def __aexit__(self, *args: object) -> None: ...
+
+        async def send(self, message: Message) -> SimpleNamespace:
+            tries[message.body] += 1
+            if message.body.startswith(b"7 "):
+                return SimpleNamespace(status=SendStatus.SEND_OK)
+            raise NoRoute("no broker takes messages for topic T")
+
+    monkeypatch.setattr(messages, "Producer", Producer)
+    monkeypatch.setattr(messages, "AGAIN_S", 0.01)
+    return tries
+
+
+def test_one_that_was_given_up_is_the_end_of_patience_for_all(tried: Counter[bytes]) -> None:
+    options = ProduceOptions("T", 500, 10, None, "", "", IN_FLIGHT, 0.1)
+    with pytest.raises(CliError, match="499 messages were not acknowledged; the first: no broker takes"):
+        run_produce(Servers(), options, as_json=False)  # type: ignore[arg-type]
+    assert len(tried) == 500
+    # Those that were under way at first, and those that began after something was acknowledged.
+    assert sum(times > 1 for times in tried.values()) <= 2 * IN_FLIGHT
