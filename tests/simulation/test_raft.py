@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.replication.members import ids
 from gantry_broker.replication.raft import RaftOptions
+from gantry_broker.replication.raft_messages import Poll, PollKind
 from gantry_broker.replication.rules import Rule, without
+from gantry_broker.replication.types import MemberId
 from profiles import RAFT_PROFILES
 from raft_world import RaftMember, RaftProfile, RaftSchedule, RaftWorld, draw_raft, run_raft_seed
 
@@ -117,6 +119,30 @@ def test_members_that_lost_their_disks_vote_again_while_a_majority_is_there(memb
     present = {m.core.me for m in world.members if m.core is not None}
     assert len(present) == members - away
     assert present <= ids(leader.members)
+
+
+def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
+    """Two candidates of one epoch: the second one's question comes late, after a restart of who voted for the first."""
+    schedule = RaftSchedule(7, profile=RaftProfile(members=3))
+    for member in schedule.world.members:
+        member.start()
+    schedule.rounds(20)
+    cores = [m.core for m in schedule.world.members if m.core is not None]
+    voter = next(m for m in schedule.world.members if m.core is not None and m.core.leader is None)
+
+    def votes_for(candidate: MemberId) -> bool:
+        assert voter.core is not None
+        members = voter.core.members
+        poll = Poll(PollKind.VOTE, epoch, candidate, "", voter.core.rank, transfer=True, members=members)
+        return voter.core.polled(poll, voter.now()).granted
+
+    epoch = max(core.epoch for core in cores) + 1
+    first, second = (core.me for core in cores if core is not voter.core)
+    assert votes_for(first)
+    voter.crash(lose_tail=True)
+    voter.start()
+    assert not votes_for(second)
+    assert votes_for(first), "its answer may have been lost"
 
 
 def test_a_frozen_leader_is_replaced_in_time() -> None:
