@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
-from gantry_operator.api import BrokerCluster
+from gantry_operator.api import BrokerCluster, load_manifest
 from gantry_operator.kube import names
 from gantry_operator.kube.external import endpoints
 from gantry_operator.kube.render import OperatorSettings, key, render
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 SETTINGS = OperatorSettings(broker_image="gantry-broker:test", namespace="gantry-system")
+ROOT = Path(__file__).parents[2]
 DNS = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 group_names = st.from_regex(r"[a-z][a-z0-9]{0,14}", fullmatch=True).filter(
@@ -50,6 +52,22 @@ def clusters(draw: st.DrawFn) -> BrokerCluster:
     cluster = BrokerCluster.make(draw(cluster_names), draw(st.sampled_from(["default", "mq"])), **spec)
     cluster.metadata.uid = "b7a7"
     return cluster
+
+
+def test_the_durable_example_is_spread_over_nodes_and_zones() -> None:
+    objects = rendered(load_manifest(ROOT / "examples" / "durable.yaml"))
+    pod = by_key(objects)["StatefulSet", names.group_set("orders", "b")]["spec"]["template"]["spec"]
+    labels = {"matchLabels": names.selector("orders", names.BROKER, "b")}
+    assert pod["topologySpreadConstraints"] == [
+        {
+            "topologyKey": "topology.kubernetes.io/zone",
+            "maxSkew": 1,
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": labels,
+        }
+    ]
+    apart = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart == [{"topologyKey": "kubernetes.io/hostname", "labelSelector": labels}]
 
 
 def rendered(cluster: BrokerCluster, **more: Any) -> list[dict[str, Any]]:
@@ -129,6 +147,10 @@ def check_set(cluster: BrokerCluster, o: dict[str, Any], found: dict[tuple[str, 
     assert ("requiredDuringSchedulingIgnoredDuringExecution" in affinity) == (
         cluster.spec.placement.spread == "Required"
     )
+    # Each group is spread by itself: the peers are the pods of this StatefulSet and no others.
+    spread = pod.get("topologySpreadConstraints", [])
+    assert [c["topologyKey"] for c in spread] == [t.topologyKey for t in cluster.spec.placement.topologySpread]
+    assert all(c["labelSelector"]["matchLabels"].items() == selector for c in spread)
     if "volumeClaimTemplates" in spec:
         assert spec["updateStrategy"] == {"type": "OnDelete"}
         assert spec["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}

@@ -1,0 +1,24 @@
+"""Every file of examples/ is a cluster that starts here and takes messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from local_cluster import Cluster, take_down
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
+def test_an_example_starts_and_takes_messages(example: Path, tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, **yaml.safe_load(example.read_text())["spec"])
+    try:
+        cluster.up()
+        cluster.gantry("topic", "create", "Orders")
+        cluster.gantry("produce", "Orders", "--count", "50", "--size", "30")
+        cluster.gantry("consume", "Orders", "--group", "g", "--count", "50", "--timeout", "20", "-q")
+        cluster.until("everybody is in sync", lambda: all(m["inSync"] for m in cluster.members().values()))
+    finally:
+        take_down(cluster)
