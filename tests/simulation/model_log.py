@@ -171,8 +171,10 @@ class ModelLog:
         self._power.step()
 
     def confirm(self, offset: int) -> None:
+        if offset > self.end:
+            raise ValueError(f"confirm {offset}, the log ends at {self.end}")  # As the store does.
         if offset > self.confirmed:
-            self.confirmed = min(offset, self.end)
+            self.confirmed = offset
             self.on_confirmed()  # Where a broker wakes its waiting pulls.
 
     def append_members(self, members: Members, now_ms: int) -> None:
