@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.codes import SendStatus
+from gantry_broker.replication import service
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
@@ -244,6 +245,40 @@ async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_cell(tmp
         assert not old.service.parked
         assert old.service.handed_to is None
         assert await old.put(b"a") is SendStatus.SEND_OK
+
+
+@pytest.mark.parametrize("heir", [1, 2], ids=["the target", "somebody else"])
+async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_it_parks(
+    tmp_path: Path, heir: int
+) -> None:
+    """A NameServer may be first to say so: it answers with the epoch in which the new master has registered."""
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        old, new = group.nodes[0], group.nodes[1]
+        assert (await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)).ready
+        await group.promote(heir, (0, 1, 2), tell=(heir,))
+        old.service.saw_epoch(group.cell.epoch)
+        assert old.service.role is Role.WAITING
+        assert old.service.parked
+        await group.tell()
+        assert not old.service.parked
+        assert old.service.handed_to == (new.address if heir == 1 else None)
+
+
+async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MOVING_S", 0.2)
+    async with Group(tmp_path) as group:
+        await group.promote(0, (0, 1, 2))
+        old, new = group.nodes[0], group.nodes[1]
+        assert (await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)).ready
+        old.service.saw_epoch(group.cell.epoch + 1)
+        old.roles.clear()
+        await until(lambda: bool(old.roles), "the broker is told that nothing is parked any more")
+        assert not old.service.parked
+        await group.promote(1, (0, 1, 2))
+        assert old.service.handed_to is None
 
 
 async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is_ready(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ RAFT_HOLD_S: Final = 0.25
 """A follower must hear its leader well within the time after which it holds an election, and a leader its followers: a
 question that is held counts as heard, so a leader that is cut off steps down later by as much."""
 POLL_S: Final = 1.0
+MOVING_S: Final = 1.5
+"""Who parks and hears of a higher epoch waits so long to be told who leads: usually it is the one that it parks for."""
 ASK_S: Final = 5.0
 """For what one member asks another besides fetches."""
 
@@ -121,6 +123,7 @@ class ReplicationService:
         self.on_unreadable: Callable[[int], None] = lambda at: None
         """Told from where on a follower could be given nothing."""
         self._moving_until = 0.0
+        self._moving_to: MemberId | None = None
 
     # ---- life
 
@@ -241,7 +244,7 @@ class ReplicationService:
 
     @property
     def _moving(self) -> bool:
-        """Raft mode: the leadership is on its way to another member, and it is not known yet who got it."""
+        """The role is on its way to another member, and it is not known yet who got it."""
         if self._moving_until == 0.0 or self.core.leader is not None or self.core.follower is not None:
             return False
         return self._monotonic() < self._moving_until
@@ -339,6 +342,8 @@ class ReplicationService:
             self._file.holds_records()
         done = self.core.assign(told, self._now())
         cell = self.core.cell
+        if done.accepted:
+            self._moving_until = 0.0
         if parked_for is not None and not self.core.parked:
             moved = done.accepted and told.cell.master == parked_for and told.cell.master != self.me
             self._handed_to = told.master_address if moved else None
@@ -349,12 +354,17 @@ class ReplicationService:
 
     def _parked_for(self) -> MemberId | None:
         leader = self.core.leader
-        return None if leader is None or leader.park is None else leader.park.target
+        if leader is not None and leader.park is not None:
+            return leader.park.target
+        return self._moving_to if self._moving else None
 
     def saw_epoch(self, epoch: int) -> None:
         """An epoch seen anywhere: a higher one stops a master at once (rule 14)."""
         if epoch > self.core.told_epoch:
+            parked_for = self._parked_for()
             self.core.saw_epoch(epoch, self._now())
+            if parked_for is not None and not self._raft:
+                self._moving_to, self._moving_until = parked_for, self._monotonic() + MOVING_S
             self._changed()
 
     # ---- the master
