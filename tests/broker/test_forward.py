@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from gantry_broker.broker import forward
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -84,4 +84,30 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
     async with asyncio.timeout(5):
         await bench.wire.arrived.wait()
     assert [f.code for f in bench.wire.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("bodies", "properties"),
+    [([4_000_000, 16_000_000, 10], 0), ([10] * 600, 2_500)],
+    ids=["of large messages", "of large properties"],
+)
+async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies: list[int], properties: int) -> None:
+    """The new master would refuse it whole, however often it is tried."""
+    replication = SimpleNamespace(parked=True, handed_to="127.0.0.1:1", master_address=None)
+    given: list[Frame] = []
+
+    async def request(target: str, frame: Frame, timeout_s: float) -> Frame:
+        bundle = FrameDecoder().feed(encode_frame(frame))[0]
+        given.extend(FrameDecoder().feed(bundle.body))
+        return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=SimpleNamespace(request=request))
+    made = forward.Forwarder(broker, lambda conn, frames: None)
+    ext = {"i": "key\x01value\x02" * properties}
+    made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, ext=ext, body=bytes(size)) for size in bodies])  # type: ignore[arg-type]
+    replication.parked = False
+    made.role_changed()
+    await made.drained(60)
+    assert [len(frame.body) for frame in given] == bodies
     await made.close()

@@ -174,10 +174,12 @@ class Forwarder:
     def _take_bundle(self) -> list[Parked]:
         bundle: list[Parked] = []
         size = 0
-        while self._queue and len(bundle) < BUNDLE and size < BUNDLE_BYTES:
+        while self._queue and len(bundle) < BUNDLE:
+            size += _size(self._queue[0].frame)
+            if bundle and size > BUNDLE_BYTES:
+                break
             parked = self._queue.popleft()
             self._bytes -= _size(parked.frame)
-            size += len(parked.frame.body)
             bundle.append(parked)
         return bundle
 
@@ -246,8 +248,8 @@ class Forwarder:
 
 
 def _size(frame: Frame) -> int:
-    """Bytes of memory that a parked write is counted with."""
-    return len(frame.body) + 512
+    """Bytes of memory, and of a bundle, that a parked write is counted with."""
+    return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
 def _answer_all(bundle: list[Parked], remark: str) -> None:
