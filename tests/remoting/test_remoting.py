@@ -77,6 +77,43 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) 
         await asyncio.sleep(0.005)
 
 
+async def dribble(parts: int, wanted: int) -> tuple[asyncio.Server, str]:
+    """A server that answers with a frame in so many parts, each a little later, of which it sends `wanted`."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = FrameDecoder()
+        while data := await reader.read(1 << 16):
+            for request in decoder.feed(data):
+                answer = encode_frame(Frame.response_to(request, 0, body=bytes(parts * 1_000)))
+                size = -(-len(answer) // parts)
+                for part in range(wanted):
+                    writer.write(answer[part * size : (part + 1) * size])
+                    await asyncio.sleep(0.02)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_an_answer_that_is_arriving_is_waited_for_by_who_wants_that(client: RemotingClient) -> None:
+    server, address = await dribble(40, 40)
+    async with server:
+        with pytest.raises(RequestTimeout):
+            await client.request(address, Frame(ECHO), 0.3)
+        client.drop(address)
+        answer = await client.request(address, Frame(ECHO), 0.3, arriving=True)
+        assert len(answer.body) == 40_000
+        client.drop(address)
+
+
+async def test_an_answer_that_stops_arriving_is_given_up(client: RemotingClient) -> None:
+    server, address = await dribble(40, 20)
+    async with server:
+        with pytest.raises(RequestTimeout):
+            await client.request(address, Frame(ECHO), 0.3, arriving=True)
+        client.drop(address)
+
+
 async def test_answers_find_their_requests(served: Served, client: RemotingClient) -> None:
     answers = await asyncio.gather(
         *(client.request(served.address, Frame(ECHO, ext={"n": str(n)}), 5) for n in range(500))

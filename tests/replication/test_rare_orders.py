@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.replication import mending, storelog
+from gantry_broker.replication import fetching, mending, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import commitlog, cutting, retention
@@ -138,6 +139,40 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
             await away.start()
             await group.tell((1,))
             await until(lambda: _same(leader, away), "the member has everything after its crash", PATIENCE_S)
+
+
+async def _slow_link(port: int, part: int) -> asyncio.Server:
+    """What comes from there passes in parts of so many bytes, a hundred a second."""
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slow: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(part):
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(0.01 if slow else 0)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pipe(reader, far, slow=False), pipe(far_reader, writer, slow=True))
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
+
+
+async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower that asks anew before the answer is there is given the same once more, and never has it."""
+    monkeypatch.setattr(fetching, "SILENT_S", 0.5)
+    async with Group(tmp_path, 2, settings=SMALL) as group:
+        leader, other = group.nodes
+        await group.promote(0, (0,), (0,))
+        for _ in range(2):
+            await leader.put(b"x" * 900_000)
+        async with await _slow_link(leader.server.port, 10_000) as link:
+            address = f"127.0.0.1:{link.sockets[0].getsockname()[1]}"
+            await other.service.assign(Assignment(group.cell, address))
+            await until(lambda: _same(leader, other), "it has everything", PATIENCE_S)
+            assert other.service._fetching.state == "connected"
+            await other.stop()
 
 
 async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) -> None:

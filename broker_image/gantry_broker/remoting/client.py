@@ -71,8 +71,10 @@ class RemotingClient:
         """Says who answers requests of `code` that servers make."""
         self._handlers[code] = handler
 
-    async def request(self, address: str, frame: Frame, timeout: float, *, silence: float | None = None) -> Frame:
-        """The answer of `address`. `timeout` in seconds covers connecting and answering.
+    async def request(
+        self, address: str, frame: Frame, timeout: float, *, silence: float | None = None, arriving: bool = False
+    ) -> Frame:
+        """The answer of `address`. `timeout` in seconds covers connecting and answering; `arriving`: see `Connection`.
 
         `silence`: seconds after which a connection over which nothing at all has come since the request is given up as
         dead (ConnectionLost), though the time is not over yet; `SUSPECT_SECONDS` if it replaced one that was silent and
@@ -93,7 +95,7 @@ class RemotingClient:
         if silence is not None and silence < timeout:
             watch = asyncio.get_running_loop().call_later(silence, self._give_up_silent, address, conn, before)
         try:
-            answer = await conn.request(frame, timeout)
+            answer = await conn.request(frame, timeout, arriving=arriving)
         except RequestTimeout:
             self._give_up_silent(address, conn, before)
             raise

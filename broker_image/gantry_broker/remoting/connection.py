@@ -254,10 +254,11 @@ class Connection(asyncio.Protocol):
             )
         self.write(data)
 
-    async def request(self, frame: Frame, timeout: float) -> Frame:
+    async def request(self, frame: Frame, timeout: float, *, arriving: bool = False) -> Frame:
         """Sends a request (its opaque is set here) and gives the answer.
 
-        `timeout` is in seconds. Raises RequestTimeout and ConnectionLost (the peer may have done it or not).
+        `timeout` is in seconds; with `arriving` an answer of which more comes within each `timeout` is waited for.
+        Raises RequestTimeout and ConnectionLost (the peer may have done it or not).
         """
         if self.lost:
             raise ConnectionLost(f"connection to {self.peer[0]}:{self.peer[1]} has ended", sent=False)
@@ -266,7 +267,9 @@ class Connection(asyncio.Protocol):
         data = encode_frame(frame)
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[opaque] = future
-        timer = self._loop.call_later(timeout, self._expire, opaque, frame.code, timeout)
+        timer = self._loop.call_later(
+            timeout, self._expire, opaque, frame.code, timeout, self.reads if arriving else None
+        )
         try:
             self.write(data)
             return await future
@@ -367,12 +370,16 @@ class Connection(asyncio.Protocol):
             self.send(Frame(ResponseCode.SYSTEM_ERROR, error.opaque, FLAG_RESPONSE, None, b"", remark, error.serialize))
         self.close()
 
-    def _expire(self, opaque: int, code: int, timeout: float) -> None:
+    def _expire(self, opaque: int, code: int, timeout: float, reads: int | None) -> None:
         future = self._pending.get(opaque)
-        if future is not None and not future.done():
-            future.set_exception(
-                RequestTimeout(f"{self.peer[0]}:{self.peer[1]} did not answer request {code} within {timeout:g} s")
-            )
+        if future is None or future.done():
+            return
+        if reads is not None and self._decoder.held and self.reads != reads:
+            self._loop.call_later(timeout, self._expire, opaque, code, timeout, self.reads)
+            return
+        future.set_exception(
+            RequestTimeout(f"{self.peer[0]}:{self.peer[1]} did not answer request {code} within {timeout:g} s")
+        )
 
 
 def oneway(frame: Frame) -> Frame:

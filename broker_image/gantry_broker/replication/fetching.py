@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S: Final = HOLD_S + 1.0
-"""A leader answers after `HOLD_S` at the latest."""
+"""A leader answers after `HOLD_S` at the latest; over a slow link its answer may take longer to arrive."""
 RETRY_S: Final = 0.05
 LONGEST_RETRY_S: Final = 0.5
 
@@ -94,7 +94,7 @@ class FetchLoop:
             return False
         address, fetch = asked
         try:
-            frame = await self._client.request(address, wire.fetch_frame(fetch), SILENT_S)
+            frame = await self._client.request(address, wire.fetch_frame(fetch), SILENT_S, arriving=True)
             answer = wire.parse_answer(frame)
         except RequestTimeout:
             self._link("silent")
