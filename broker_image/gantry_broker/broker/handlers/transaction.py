@@ -55,6 +55,10 @@ async def _end_later(broker: Broker, conn: Connection, frame: Frame, header: End
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WAIT_S):
             await broker.transactions.loaded.wait()
+    if not broker.transactions.loaded.is_set():
+        # It may have been committed before; its producer is asked again.
+        log.warning("end of a transaction refused: what is decided is not known yet")
+        raise Answer(ResponseCode.SYSTEM_BUSY, "this master has just taken over and does not know yet what is decided")
     while broker.store.confirmed <= header.commitLogOffset < broker.store.end:
         if asyncio.get_running_loop().time() > deadline:
             break
