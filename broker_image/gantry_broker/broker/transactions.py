@@ -241,7 +241,9 @@ class Transactions:
         item.ask_at_ms = now + max(broker.settings.transactionTimeOut, broker.settings.transactionCheckInterval)
         link = broker.clients.any_producer(props.get(Prop.PRODUCER_GROUP, ""))
         if link is None or link.closed:
-            return  # Nobody can be asked: not counted as a check.
+            # Nobody can be asked: not counted as a check. Next time others come first.
+            self._waiting[offset] = self._waiting.pop(offset)
+            return
         props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)
         renewed = copy_of(half, TRANS_HALF_TOPIC, 0, props=props)
         stored = broker.append([renewed, self.decision(half)])[0]
