@@ -1,4 +1,4 @@
-"""What a new master does with transactions until it knows what is decided, and who is asked about them."""
+"""What a new master has to read of transactions, and what it does until it knows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,78 @@ from typing import TYPE_CHECKING
 import pytest
 from gantry_broker.broker import transactions
 from gantry_broker.broker.handlers import transaction
-from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.types import Put
 from running import until
 
 if TYPE_CHECKING:
     from conftest import Bench
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01PG\x02UNIQ_KEY\x01U1"
+
+
+def _progress(bench: Bench) -> list[int]:
+    return [bench.broker.meta.working.offset(t, transactions.GROUP, 0) for t in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)]
+
+
+def _put(bench: Bench, topic: str, body: bytes, properties: str) -> Put:
+    return Put(topic, 0, 0, 0, bench.broker.unix_ms(), bench.wire.peer_bytes, body, properties.encode())
+
+
+async def _decide_all_but_the_last(bench: Bench, count: int) -> None:
+    """So many halves, of which one more is there than is decided, always."""
+    broker = bench.broker
+    for first in range(0, count, 100):
+        broker.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
+        decided = range(max(first - 1, 0), first + 99)
+        broker.append([_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % half, "TAGS\x01d") for half in decided])
+        broker.appended(None)
+        await until(lambda first=first: broker.transactions._op_at == first + 99)  # type: ignore[misc]
+
+
+async def test_a_new_master_reads_what_is_undecided_not_all_that_was_decided(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is always something undecided where many producers send."""
+    monkeypatch.setattr(transactions, "MARK_EACH", 100)
+    await bench.broker.transactions.loaded.wait()
+    await _decide_all_but_the_last(bench, 2_000)
+    assert bench.broker.transactions.undecided == 1
+    halves, decisions = _progress(bench)
+    assert halves == 1_999
+    assert 1_700 <= decisions <= 1_999
+    await bench.lead()
+    await bench.broker.transactions.loaded.wait()
+    assert bench.broker.transactions.undecided == 1
+
+
+async def test_a_half_message_whose_producers_have_gone_does_not_hold_up_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "HOLDS_UP", 150)
+    monkeypatch.setattr(transactions, "MARK_EACH", 100)
+    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"transactionTimeOut=0")).code == 0
+    broker = bench.broker
+    await broker.transactions.loaded.wait()
+    await bench.send(b"left alone", properties=HALF, sysFlag=4)
+    await until(lambda: broker.transactions.undecided == 1)
+    broker.transactions._check()
+    assert bench.store.max_offset(TRANS_HALF_TOPIC, 0) == 1
+    for first in range(1, 201, 100):
+        broker.append([_put(bench, TRANS_HALF_TOPIC, b"half", HALF) for _ in range(100)])
+        broker.append([_put(bench, TRANS_OP_HALF_TOPIC, b"%d" % h, "TAGS\x01d") for h in range(first, first + 100)])
+        broker.appended(None)
+    await until(lambda: broker.transactions._op_at == 200)
+    assert _progress(bench)[0] == 0
+    for item in broker.transactions._waiting.values():
+        item.ask_at_ms = 0
+    broker.transactions._check()
+    await until(lambda: _progress(bench)[0] == 201)
+    [again] = decode_records((await bench.ask(11, bench.pull_ext(TRANS_HALF_TOPIC, 201))).body)
+    assert again.body == b"left alone"
+    assert "TRANSACTION_CHECK_TIMES" not in again.props, "nobody was asked"
+    assert broker.transactions.undecided == 1
 
 
 async def test_what_a_new_master_does_not_know_yet_it_does_not_commit(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import (
@@ -42,6 +43,11 @@ READ_BATCH: Final = 512
 READ_BYTES: Final = 2 << 20
 CHECKS_PER_PASS: Final = 200
 MAX_WAITING: Final = 1_000_000
+MARK_EACH: Final = 1_000
+"""After so many decisions it is noted which halves they and those before them are about."""
+HOLDS_UP: Final = 10_000
+"""A half message that waits for so many others is written anew though nobody can be asked: a new master reads all that
+come after the oldest one."""
 
 
 class Undecided:
@@ -65,6 +71,10 @@ class Transactions:
         """Decisions whose half was not read yet."""
         self._half_at = 0
         self._op_at = 0
+        self._marks: deque[tuple[int, int]] = deque()
+        """Offsets in the queue of decisions, with the highest half that one before is about."""
+        self._marked_at = 0
+        self._highest = -1
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Handle | None = None
         self.loaded = asyncio.Event()
@@ -81,12 +91,14 @@ class Transactions:
         self._cancel()
         self._waiting.clear()
         self._decided.clear()
+        self._marks.clear()
+        self._highest = -1
         self.loaded.clear()
         if not master:
             return
         tables = self._broker.meta.working
         self._half_at = max(tables.offset(TRANS_HALF_TOPIC, GROUP, 0), 0)
-        self._op_at = max(tables.offset(TRANS_OP_HALF_TOPIC, GROUP, 0), 0)
+        self._op_at = self._marked_at = max(tables.offset(TRANS_OP_HALF_TOPIC, GROUP, 0), 0)
         self._read_soon()
         self._set_timer()
 
@@ -118,6 +130,9 @@ class Transactions:
             for text in record.body.decode("ascii", "replace").split(","):
                 if text.isdigit():
                     self._decide(int(text))
+        if self._op_at - self._marked_at >= MARK_EACH:
+            self._marked_at = self._op_at
+            self._marks.append((self._op_at, self._highest))
         more = bool(got.data)
         if len(self._waiting) < MAX_WAITING:
             self._half_at = max(self._half_at, store.min_offset(TRANS_HALF_TOPIC, 0))
@@ -140,19 +155,25 @@ class Transactions:
         self._note_progress()
 
     def _decide(self, offset: int) -> None:
+        self._highest = max(self._highest, offset)
         if self._waiting.pop(offset, None) is None and offset >= self._half_at:
             self._decided.add(offset)
 
     def _note_progress(self) -> None:
-        """Halves below the first undecided one are done with; decisions only once no half below them waits."""
+        """Halves below the first undecided one are done with, and decisions before which all are about such halves."""
         meta = self._broker.meta
         if not self._broker.leading:
             return
         done = min(self._waiting, default=self._half_at)
         if done > meta.working.offset(TRANS_HALF_TOPIC, GROUP, 0):
             meta.commit_offset(TRANS_HALF_TOPIC, GROUP, 0, done)
-        if not self._waiting and not self._decided and self._op_at > meta.working.offset(TRANS_OP_HALF_TOPIC, GROUP, 0):
-            meta.commit_offset(TRANS_OP_HALF_TOPIC, GROUP, 0, self._op_at)
+        decided = meta.working.offset(TRANS_OP_HALF_TOPIC, GROUP, 0)
+        while self._marks and self._marks[0][1] < done:
+            decided = max(decided, self._marks.popleft()[0])
+        if not self._waiting and not self._decided:
+            decided = max(decided, self._op_at)
+        if decided > meta.working.offset(TRANS_OP_HALF_TOPIC, GROUP, 0):
+            meta.commit_offset(TRANS_OP_HALF_TOPIC, GROUP, 0, decided)
 
     def _immunity_ms(self, record: Record) -> int:
         text = parse_properties(record.properties).get(Prop.CHECK_IMMUNITY_TIME_IN_SECONDS, "")
@@ -240,15 +261,19 @@ class Transactions:
             return
         item.ask_at_ms = now + max(broker.settings.transactionTimeOut, broker.settings.transactionCheckInterval)
         link = broker.clients.any_producer(props.get(Prop.PRODUCER_GROUP, ""))
-        if link is None or link.closed:
+        asks = link is not None and not link.closed
+        if asks:
+            props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)
+        elif self._half_at - offset < HOLDS_UP:
             # Nobody can be asked: not counted as a check. Next time others come first.
             self._waiting[offset] = self._waiting.pop(offset)
             return
-        props[Prop.TRANSACTION_CHECK_TIMES] = str(times + 1)
         renewed = copy_of(half, TRANS_HALF_TOPIC, 0, props=props)
         stored = broker.append([renewed, self.decision(half)])[0]
         self.note_decided(half)
         broker.appended(None)
+        if link is None or not asks:
+            return
         asked = props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX, "")
         topic, queue_id = real_target(half)
         body = encode_record(
