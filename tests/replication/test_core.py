@@ -259,6 +259,26 @@ def test_retention_waits_for_those_that_still_come_for_the_log() -> None:
     assert core.leader.needed_from(900_000) < log.end
 
 
+def test_who_is_sent_to_the_beginning_of_the_log_does_not_wait_for_an_answer_any_more() -> None:
+    """It may die over that, and would count as one that still comes for the log for ever."""
+    gone = MemberId(7, "gone")
+    core, log = master(Options(keep_for_ms=10_000), A)
+    assert core.leader is not None
+    for number in range(5):
+        log.append(1, number)
+    core.appended()
+    log.flush()
+    log.expire(log.records[3].offset)
+    fetch = Fetch(1, gone, 0, 0, ())
+    assert core.fetched(fetch, 100) is None
+    core.leader.hold(gone, True, 100)
+    answer = core.again(fetch, 100)
+    assert answer is not None
+    assert answer.kind is AnswerKind.RESET
+    core.tick(10_101)
+    assert core.leader.needed_from(10_101) == log.end
+
+
 def test_time_in_which_the_master_did_not_run_is_no_silence_of_others() -> None:
     core, log = master(Options(), A, B)
     core.tick(100)

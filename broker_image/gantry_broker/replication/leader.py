@@ -185,6 +185,7 @@ class Leader:
     def answer(self, fetch: Fetch, now_ms: int) -> FetchAnswer | None:
         """Records for a fetch that was acknowledged; None when its log ends where this one does."""
         if fetch.end < self._log.start:
+            self.hold(fetch.member, False, now_ms)
             return self._reset(fetch, fetch.end)
         if fetch.end >= self._log.end:
             return None
