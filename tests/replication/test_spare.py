@@ -59,3 +59,18 @@ def test_who_is_not_spare_makes_a_majority_with_the_leader_and_nobody_more(count
     assert not is_majority(needed - {one.me}, voters)
     ends = sorted((one.followers[m].acked for m in ALL[1:count]), reverse=True)
     assert sorted((one.followers[m].acked for m in needed - {one.me}), reverse=True) == ends[: len(needed) - 1]
+
+
+def test_retention_waits_for_no_voter_that_has_gone() -> None:
+    """A majority goes on without it, and so does the log: when it comes back it takes a full copy."""
+    one = leader(3)
+    log = one._log
+    assert isinstance(log, ModelLog)
+    log.begin_epoch(1, 0)
+    for member in ALL[1:3]:
+        one.followers[member].acked = log.end
+    early = log.end
+    log.append(1, 1)
+    one.followers[ALL[1]].acked, one.followers[ALL[1]].seen_ms = log.end, 900_000
+    assert one.needed_from(1_000) == early, "it may come again"
+    assert one.needed_from(900_000) == log.end
