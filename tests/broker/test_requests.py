@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from gantry_broker.broker.clients import Client
 from gantry_broker.broker.handlers.admin import readable
 from gantry_broker.broker.handlers.table import TABLE
 from gantry_broker.protocol.bodies import TopicConfig
@@ -263,6 +264,28 @@ async def test_heartbeats_make_groups_and_their_retry_topics_and_tell_members(be
     assert [f.code for f in bench.wire.frames if not f.is_response] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
     bench.dispatcher.on_close(bench.wire)  # type: ignore[arg-type]
     assert (await bench.ask(38, {"consumerGroup": "G"})).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_members_whose_connections_end_together_are_not_told_of_each_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a role: thousands of them would be told of thousands, and nothing else happen meanwhile."""
+    told = 0
+
+    def send(wire: object, frame: Frame) -> None:
+        nonlocal told
+        told += 1
+
+    monkeypatch.setattr(type(bench.wire), "send", send)
+    wires = [type(bench.wire)(port) for port in range(30)]
+    for wire in wires:
+        client = Client(wire, f"c{wire.peer[1]}", "JAVA", 0, "", 0)
+        bench.broker.clients.heartbeat_consumer("G", client, [], "CONSUME_PASSIVELY", "CLUSTERING", "")
+    for wire in wires[:-1]:
+        wire.close()
+    for wire in wires[:-1]:
+        bench.dispatcher.on_close(wire)  # type: ignore[arg-type]
+    assert told == len(wires) - 1, "who is still there, of each"
 
 
 async def test_offsets_of_a_new_group_are_as_in_4_9(bench: Bench) -> None:

@@ -422,9 +422,10 @@ class Broker:
         if members is None or (config is not None and not config.notify_ids_changed):
             return
         for client in list(members.clients.values()):
-            client.conn.send(
-                Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.next_opaque(), 2, {"consumerGroup": group})
-            )
+            if not client.conn.closed:  # At a change of role all of them end at once: each would be told of each.
+                client.conn.send(
+                    Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.next_opaque(), 2, {"consumerGroup": group})
+                )
 
     # ---- what replication tells
 
