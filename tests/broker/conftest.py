@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +151,9 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await made.lead()
     yield made
     await made.close()
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Callable[..., Bench]:
+    """`make_bench(path, **options)`: another broker; the caller closes it."""
+    return lambda path=None, **options: Bench(path or tmp_path / "other", **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import pytest
@@ -17,18 +17,8 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.store import retention
 
-if TYPE_CHECKING:
-    from conftest import Bench
-
 STORES = Path(__file__).parent.parent / "data" / "stores"
 MakeBench = Callable[..., Any]
-
-
-@pytest.fixture
-def make_bench(request: pytest.FixtureRequest, bench: Bench, tmp_path: Path) -> MakeBench:
-    """`make_bench(path, **options)`: another broker of the same kind; the caller closes it."""
-    kind = type(bench)
-    return lambda path=None, **options: kind(path or tmp_path / "other", **options)
 
 
 @pytest.mark.parametrize(

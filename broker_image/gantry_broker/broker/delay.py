@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
@@ -111,17 +112,10 @@ class Delays:
         if not broker.may_append:
             return  # Becoming able to append again is a change of role, which wakes this.
         now = broker.unix_ms()
-        try:
-            for queue_id in [q for q in {*self._stale, *self._levels} if self._levels.get(q, 0) <= now]:
-                self._deliver_level(queue_id, now)
-            self._buckets.deliver(now)
-        except (StoreError, NotWritable) as error:
-            if isinstance(error, StoreError):
-                broker.store_failed(error)
-            self._wake(RETRY_MS)
-            return
-        except Exception:
-            log.exception("delivering delayed messages failed")
+        levels = [q for q in {*self._stale, *self._levels} if self._levels.get(q, 0) <= now]
+        # Each by itself: a level that fails is tried again, and holds up no other.
+        works = [partial(self._deliver_level, queue_id, now) for queue_id in levels]
+        if not all([self._done(work) for work in (*works, partial(self._buckets.deliver, now))]):
             self._wake(RETRY_MS)
             return
         due = [*self._levels.values(), *self._buckets.next_due(now)]
@@ -130,17 +124,32 @@ class Delays:
         elif due:
             self._wake(min(due) - now)
 
+    def _done(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except (StoreError, NotWritable) as error:
+            if isinstance(error, StoreError):
+                self._broker.store_failed(error)
+        except Exception:
+            log.exception("delivering delayed messages failed")
+        else:
+            return True
+        return False
+
     def _deliver_level(self, queue_id: int, now: int) -> None:
         broker = self._broker
         store = broker.store
         level_ms = broker.delay_levels[queue_id] if queue_id < len(broker.delay_levels) else broker.delay_levels[-1]
-        self._stale.discard(queue_id)
+        self._stale.add(queue_id)
         self._levels.pop(queue_id, None)
         for _ in range(PASS_BATCHES):
             offset = broker.meta.working.delay.get(queue_id + 1, 0)
             offset = max(offset, store.min_offset(SCHEDULE_TOPIC, queue_id))
             got = store.get(SCHEDULE_TOPIC, queue_id, offset, BATCH, BATCH_BYTES)
             if not got.data:
+                self._stale.discard(queue_id)
+                if got.damaged >= 0:
+                    self._levels[queue_id] = now + RETRY_MS  # It may have been mended by then.
                 return
             puts: list[Put] = []
             for record in decode_records(got.data):
@@ -153,8 +162,8 @@ class Delays:
             if puts:
                 _append(broker, puts, {"delay": {str(queue_id + 1): offset}})
             if queue_id in self._levels:
+                self._stale.discard(queue_id)
                 return
-        self._stale.add(queue_id)
 
 
 def _append(broker: Broker, puts: list[Put], progress: dict[str, dict[str, int]]) -> None:

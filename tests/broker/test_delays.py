@@ -1,0 +1,67 @@
+"""Messages that wait for their time, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gantry_broker.broker import delay
+from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus
+from gantry_broker.store.errors import StoreFull
+from gantry_broker.store.types import Got
+from running import until
+
+MakeBench = Callable[..., Any]
+
+
+async def _arrived(bench: Any) -> None:
+    await until(lambda: bench.broker.store.max_offset("T", 0) > 0)
+
+
+async def test_what_a_full_disk_held_up_is_delivered_once_there_is_room(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without another message of that level, which may not come for hours."""
+    monkeypatch.setattr(delay, "RETRY_MS", 20)
+    bench = make_bench(settings={"messageDelayLevel": "1s"})
+    await bench.lead()
+    await bench.send(b"later", properties="DELAY\x011")
+    refused = asyncio.Event()
+
+    def full(*_: Any) -> Any:
+        refused.set()
+        raise StoreFull("No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(bench.store, "put", full)
+        async with asyncio.timeout(10):
+            await refused.wait()
+    await _arrived(bench)
+    await bench.close()
+
+
+async def test_a_level_goes_on_once_a_damaged_record_is_mended(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delay, "RETRY_MS", 20)
+    bench = make_bench(settings={"messageDelayLevel": "1s"})
+    await bench.lead()
+    get = bench.store.get
+    looked = asyncio.Event()
+
+    def damaged(topic: str, *args: Any) -> Got:
+        got: Got = get(topic, *args)
+        if topic != SCHEDULE_TOPIC or not got.data:
+            return got
+        looked.set()
+        return Got(GetStatus.OFFSET_FOUND_NULL, b"", 0, 0, 0, 1, damaged=0)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(bench.store, "get", damaged)
+        await bench.send(b"later", properties="DELAY\x011")
+        async with asyncio.timeout(10):
+            await looked.wait()
+    await _arrived(bench)
+    await bench.close()
