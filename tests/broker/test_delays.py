@@ -65,3 +65,14 @@ async def test_a_level_goes_on_once_a_damaged_record_is_mended(
             await looked.wait()
     await _arrived(bench)
     await bench.close()
+
+
+async def test_levels_that_a_new_configuration_lacks_are_delivered(make_bench: MakeBench) -> None:
+    bench = make_bench(settings={"messageDelayLevel": "1s 1s 1s"})
+    await bench.lead()
+    await bench.send(b"later", properties="DELAY\x013")
+    await bench.close()
+    bench = make_bench(settings={"messageDelayLevel": "1s"})
+    await bench.lead()
+    await _arrived(bench)
+    await bench.close()

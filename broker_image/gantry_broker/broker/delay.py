@@ -74,7 +74,8 @@ class Delays:
         self._stale.clear()
         self._buckets.clear()
         if master and self._broker.may_append:
-            self._stale = set(range(len(self._broker.delay_levels)))
+            # Those that the log has: a configuration with fewer levels leaves messages in what were the others.
+            self._stale = set(self._broker.store.topics_queues().get(SCHEDULE_TOPIC, []))
             self._buckets.look_again()
             self._wake(0)
         elif self._timer is not None:
