@@ -13,6 +13,7 @@ from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.types import Got
 from running import until
 
+HOUR_MS = 3_600_000
 MakeBench = Callable[..., Any]
 
 
@@ -63,6 +64,22 @@ async def test_a_level_goes_on_once_a_damaged_record_is_mended(
         await bench.send(b"later", properties="DELAY\x011")
         async with asyncio.timeout(10):
             await looked.wait()
+    await _arrived(bench)
+    await bench.close()
+
+
+@pytest.mark.parametrize("hours", [1, 3, 24, 200])
+async def test_a_timed_message_that_became_due_while_nobody_led_comes_at_once(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    bench = make_bench()
+    await bench.lead()
+    now = bench.broker.unix_ms()
+    await bench.send(b"timed", properties=f"TIMER_DELIVER_MS\x01{now + HOUR_MS // 2}")
+    await bench.close()
+    bench = make_bench()
+    monkeypatch.setattr(bench.broker, "unix_ms", lambda: now + hours * HOUR_MS)
+    await bench.lead()
     await _arrived(bench)
     await bench.close()
 

@@ -20,7 +20,7 @@ from gantry_broker.protocol.message import Record, decode_records, parse_propert
 from gantry_broker.store.errors import StoreError
 
 from .faults import NotWritable
-from .messages import TIMER_BUCKET_MS, TIMER_BUCKETS, TIMER_MAX_MS, copy_of
+from .messages import TIMER_BUCKET_MS, TIMER_BUCKETS, copy_of, timer_bucket
 from .topics import TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ RETRY_MS: Final = 1_000
 """After the store refused a batch (a full disk)."""
 PASS_BATCHES: Final = 4
 """Batches per level and pass; then other work has its turn."""
+LOOKS: Final = 64
+"""Buckets of the timer topic that one pass looks at."""
 
 
 def real_target(record: Record) -> tuple[str, int]:
@@ -186,39 +188,56 @@ class Buckets:
         """Bucket to the queue offset up to which it was read into memory."""
         self._delivered: dict[int, set[int]] = {}
         """Bucket to offsets at or above its progress that are done."""
+        self._unknown: dict[int, None] = {}
+        """Buckets with messages not read yet, of which it is not known when the first one's minute begins."""
         self._first: dict[int, int] = {}
-        """Bucket to the time at which its minute begins, for those with messages not read yet."""
+        """Bucket to the time at which its minute begins, for the others with messages not read yet."""
 
     def clear(self) -> None:
         self._ready.clear()
         self._read.clear()
         self._delivered.clear()
+        self._unknown.clear()
         self._first.clear()
 
     def look_again(self) -> None:
         """A new master: which buckets have messages that were not delivered."""
         broker = self._broker
-        for queue_id in broker.store.topics_queues().get(TIMER_TOPIC, []):
+        present = timer_bucket(broker.unix_ms())
+        buckets = broker.store.topics_queues().get(TIMER_TOPIC, [])
+        for queue_id in sorted(buckets, key=lambda bucket: (bucket - present) % TIMER_BUCKETS):
             if broker.store.max_offset(TIMER_TOPIC, queue_id) > self._progress(queue_id):
                 self.grew(queue_id)
 
     def grew(self, bucket: int) -> None:
         if bucket not in self._first:
-            self._first[bucket] = _begins(bucket, self._broker.unix_ms())
+            self._unknown[bucket] = None
+
+    def _look_at(self, bucket: int) -> None:
+        """When the bucket's minute begins. Its first message tells, not the clock: nobody may have led for days."""
+        offset = max(self._read.get(bucket, 0), self._progress(bucket))
+        got = self._broker.store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
+        due = [_due(record) for record in decode_records(got.data)]
+        self._first[bucket] = due[0] // TIMER_BUCKET_MS * TIMER_BUCKET_MS if due else 0
 
     def _progress(self, bucket: int) -> int:
         stored = self._broker.meta.working.timer.get(bucket, 0)
         return max(stored, self._broker.store.min_offset(TIMER_TOPIC, bucket))
 
     def next_due(self, now: int) -> Iterator[int]:
+        if self._unknown:
+            yield now
         if self._ready:
             yield self._ready[0][0]
         if self._first:
             yield max(min(self._first.values()), now)
 
     def deliver(self, now: int) -> None:
+        for bucket in list(self._unknown)[:LOOKS]:
+            self._look_at(bucket)
+            del self._unknown[bucket]
         for bucket in [b for b, at in self._first.items() if at <= now]:
-            self._read_bucket(bucket)
+            self._read_bucket(bucket, now)
         puts: dict[int, list[tuple[int, Put]]] = {}
         count = 0
         while self._ready and self._ready[0][0] <= now and count < BATCH:
@@ -227,6 +246,8 @@ class Buckets:
             got = self._broker.store.get(TIMER_TOPIC, bucket, offset, 1, BATCH_BYTES)
             for record in decode_records(got.data)[:1]:
                 puts.setdefault(bucket, []).append((offset, delivered(record)))
+            if got.damaged >= 0:
+                heapq.heappush(self._ready, (now + RETRY_MS, bucket, offset))
         for bucket, items in puts.items():
             done = self._delivered.setdefault(bucket, set())
             done.update(offset for offset, _ in items)
@@ -241,7 +262,7 @@ class Buckets:
                 self.look_again()
                 raise
 
-    def _read_bucket(self, bucket: int) -> None:
+    def _read_bucket(self, bucket: int, now: int) -> None:
         """The entries of a bucket from where reading stopped: (due, offset) only, not the messages."""
         store = self._broker.store
         del self._first[bucket]
@@ -249,17 +270,16 @@ class Buckets:
         while True:
             got = store.get(TIMER_TOPIC, bucket, offset, BATCH, BATCH_BYTES)
             for record in decode_records(got.data):
-                text = parse_properties(record.properties).get(Prop.TIMER_OUT_MS, "0")
-                due = int(text) if text.isdigit() and len(text) < 19 else 0
-                heapq.heappush(self._ready, (due, bucket, record.queue_offset))
+                heapq.heappush(self._ready, (_due(record), bucket, record.queue_offset))
                 offset = record.queue_offset + 1
             if not got.data:
+                if got.damaged >= 0:
+                    self._first[bucket] = now + RETRY_MS
                 break
         self._read[bucket] = offset
 
 
-def _begins(bucket: int, now: int) -> int:
-    """When the bucket's minute begins. Nothing waits longer than TIMER_MAX_MS, so it is the last one before that."""
-    cycle = TIMER_BUCKETS * TIMER_BUCKET_MS
-    latest = now + TIMER_MAX_MS
-    return latest - (latest - bucket * TIMER_BUCKET_MS) % cycle
+def _due(record: Record) -> int:
+    """When a message of the timer topic is to be delivered, Unix ms; 0: it does not say."""
+    text = parse_properties(record.properties).get(Prop.TIMER_OUT_MS, "0")
+    return int(text) if text.isdigit() and len(text) < 19 else 0
