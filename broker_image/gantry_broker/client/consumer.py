@@ -279,10 +279,23 @@ class Consumer:
         wanted = set(mine)
         for queue in [queue for queue in self._running if queue.topic == topic and queue not in wanted]:
             await self._drop(queue)
-        for queue in mine:
-            if queue not in self._running and not self._closing:
+        return await self._take_all([queue for queue in mine if queue not in self._running])
+
+    async def _take_all(self, queues: Sequence[MessageQueue]) -> bool:
+        """False: some cannot be taken now. A broker that is away is asked once, and holds up no other's queues."""
+        complete = True
+        away: set[str] = set()
+        for queue in queues:
+            if queue.broker in away or self._closing:
+                continue
+            try:
                 await self._take(queue)
-        return True
+            except _FAILURES as error:
+                log.info("%s: %s cannot be read yet: %s", self.group, queue, error)
+                complete = False
+                if not isinstance(error, BrokerError):
+                    away.add(queue.broker)
+        return complete
 
     async def _take(self, queue: MessageQueue) -> None:
         offset = await self.offsets.read(queue)

@@ -125,10 +125,8 @@ class OrderedConsumer(Consumer):
         await super()._take_share(topic, [queue for queue in mine if queue in self._running])
         fresh = [queue for queue in mine if queue not in self._running]
         held = await self._lock(fresh) if fresh else set()
-        for queue in fresh:
-            if queue in held and not self._closing:
-                await self._take(queue)
-        return len(held) == len(fresh)
+        taken = await self._take_all([queue for queue in fresh if queue in held])
+        return taken and len(held) == len(fresh)
 
     # Lanes
 
