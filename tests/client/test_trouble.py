@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer
+from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer
+from gantry_broker.client.flow import FlowLimits
+from gantry_broker.client.message import ReceivedMessage
 from onebroker import Cluster, Inbox, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,3 +28,26 @@ async def test_a_group_that_is_away_keeps_nobody_from_the_queues_of_others(
         await until(lambda: {queue.broker for queue in consumer.assigned if queue.topic == "T"} == {"b", "c"}, "queues")
         await empty_cluster.brokers["a"].start()
         await until(lambda: len({queue.broker for queue in consumer.assigned if queue.topic == "T"}) == 3, "queues")
+
+
+@pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
+async def test_a_handler_whose_inner_task_was_cancelled_has_failed(cluster: Cluster, kind: type[Consumer]) -> None:
+    """The cancellation is not meant for the consumer, which goes on."""
+    seen: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if len(seen) <= 2:
+            inner = asyncio.create_task(asyncio.sleep(60))
+            inner.cancel()
+            await inner
+
+    async with kind(
+        cluster.name_server, "G", from_where=FromWhere.FIRST, concurrency=2, limits=FlowLimits(messages=4)
+    ) as consumer:
+        await consumer.subscribe("T", handle)
+        async with Producer(cluster.name_server) as producer:
+            for number in range(4):
+                await producer.send("T", b"%d" % number)
+        await until(lambda: set(seen) == {b"0", b"1", b"2", b"3"}, "all messages")
+        await until(lambda: len(seen) == 6, "the failed ones again")

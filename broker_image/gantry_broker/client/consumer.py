@@ -424,7 +424,11 @@ class Consumer:
             answer = await handler(message)
         except RetryLater as later:
             return later.delay_level
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            caller = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and caller is not None and caller.cancelling():
+                raise
+            # What was cancelled is something that the handler waited for, not who calls it.
             log.exception("%s: handling %r failed", self.group, message)
             return 0
         return 0 if answer is False else None
