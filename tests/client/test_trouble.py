@@ -51,3 +51,26 @@ async def test_a_handler_whose_inner_task_was_cancelled_has_failed(cluster: Clus
                 await producer.send("T", b"%d" % number)
         await until(lambda: set(seen) == {b"0", b"1", b"2", b"3"}, "all messages")
         await until(lambda: len(seen) == 6, "the failed ones again")
+
+
+@pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
+async def test_closing_does_not_wait_for_ever_for_a_handler(cluster: Cluster, kind: type[Consumer]) -> None:
+    begun = asyncio.Event()
+
+    async def handle(message: ReceivedMessage) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    consumer = kind(cluster.name_server, "G", from_where=FromWhere.FIRST)
+    await consumer.start()
+    await consumer.subscribe("T", handle)
+    async with Producer(cluster.name_server) as producer:
+        await producer.send("T", b"stuck")
+    await begun.wait()
+    async with asyncio.timeout(10):
+        await consumer.close(patience_s=0.1)
+    inbox = Inbox()
+    async with kind(cluster.name_server, "G") as successor:
+        await successor.subscribe("T", inbox)
+        await inbox.wait(1)
+    assert inbox.bodies == [b"stuck"]

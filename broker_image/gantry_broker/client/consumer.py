@@ -139,7 +139,7 @@ class Consumer:
         if self._closing:
             return
         self._closing = True
-        background, workers = self._tasks[:2], self._tasks[2:]
+        background = self._tasks[:2]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
@@ -148,10 +148,9 @@ class Consumer:
             item.process.dropped = True
             item.task.cancel()
         await asyncio.gather(*(item.task for item in running), return_exceptions=True)
-        for _ in workers:
-            self._ready.put_nowait(None)  # a worker that calls the handler finishes that message first
-        if workers:
-            _, late = await asyncio.wait(workers, timeout=patience_s)
+        callers = self._end_callers()
+        if callers:
+            _, late = await asyncio.wait(callers, timeout=patience_s)
             for task in late:
                 task.cancel()
             if late:
@@ -225,6 +224,13 @@ class Consumer:
 
     def _workers(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
+
+    def _end_callers(self) -> list[asyncio.Task[None]]:
+        """Tells the tasks that call handlers to end, which finish the message that they are at; gives them."""
+        workers = self._tasks[2:]
+        for _ in workers:
+            self._ready.put_nowait(None)
+        return workers
 
     async def _announce(self) -> None:
         for topic in list(self._subscriptions):
@@ -311,13 +317,15 @@ class Consumer:
         log.info("%s: reads %s from %d on", self.group, queue, offset)
 
     async def _drop(self, queue: MessageQueue) -> None:
-        item = self._running.pop(queue, None)
+        item = self._running.get(queue)
         if item is None:
             return
         await item.end()
         await self._released(queue, item.process)
         await self.offsets.commit(wait=True, only=queue)
         self.offsets.forget(queue)
+        if self._running.get(queue) is item:
+            del self._running[queue]
         log.info("%s: gave up %s at %d", self.group, queue, item.process.commit_offset)
 
     def _begun(self, queue: MessageQueue, process: ProcessQueue) -> None:

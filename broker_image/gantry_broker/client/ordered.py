@@ -134,12 +134,23 @@ class OrderedConsumer(Consumer):
         self._lanes[queue] = asyncio.Queue()
         self._lane_tasks[queue] = asyncio.create_task(self._consume_lane(queue, process))
 
-    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """The message that is being handled is finished before anybody else may have the queue."""
-        lane, task = self._lanes.pop(queue, None), self._lane_tasks.pop(queue, None)
+    def _end_callers(self) -> list[asyncio.Task[None]]:
+        for lane in self._lanes.values():
+            lane.put_nowait(None)
+        return list(self._lane_tasks.values())
+
+    async def _end_lane(self, queue: MessageQueue) -> None:
+        """The message that is being handled is finished."""
+        lane, task = self._lanes.get(queue), self._lane_tasks.get(queue)
         if lane is not None and task is not None:
             lane.put_nowait(None)
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait({task})
+            self._lanes.pop(queue, None)
+            self._lane_tasks.pop(queue, None)
+
+    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """Only then may anybody else have the queue."""
+        await self._end_lane(queue)
         await super()._released(queue, process)
         await self.offsets.commit(wait=True, only=queue)
         await self._unlock(queue)
@@ -148,10 +159,7 @@ class OrderedConsumer(Consumer):
         for queue in [queue for queue in table if queue in self._running]:
             item: Running = self._running[queue]
             item.process.dropped = True
-            lane, task = self._lanes.pop(queue, None), self._lane_tasks.pop(queue, None)
-            if lane is not None and task is not None:
-                lane.put_nowait(None)
-                await asyncio.gather(task, return_exceptions=True)
+            await self._end_lane(queue)
         await super().reset_offsets(table)
 
     def _took(
