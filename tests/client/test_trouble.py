@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer
+from gantry_broker.client.consumer import Running
 from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
 from onebroker import Cluster, Inbox, until
@@ -74,3 +75,36 @@ async def test_closing_does_not_wait_for_ever_for_a_handler(cluster: Cluster, ki
         await successor.subscribe("T", inbox)
         await inbox.wait(1)
     assert inbox.bodies == [b"stuck"]
+
+
+@pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
+@pytest.mark.parametrize("meanwhile", ["rebalance", "close"])
+async def test_a_queue_whose_offset_is_reset_has_one_reader(
+    cluster: Cluster, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, kind: type[Consumer], meanwhile: str
+) -> None:
+    ended, goes_on = asyncio.Event(), asyncio.Event()
+    end = Running.end
+
+    async def ends_slowly(item: Running) -> None:
+        await end(item)
+        if not ended.is_set():
+            ended.set()
+            await goes_on.wait()
+
+    consumer = kind(cluster.name_server, "G", from_where=FromWhere.FIRST)
+    await consumer.start()
+    await consumer.subscribe("T", inbox)
+    await until(lambda: len([queue for queue in consumer.assigned if queue.topic == "T"]) == 4, "queues")
+    queues = [queue for queue in consumer.assigned if queue.topic == "T"]
+    monkeypatch.setattr(Running, "end", ends_slowly)
+    reset = asyncio.create_task(consumer.reset_offsets({queues[0]: 0}))
+    await ended.wait()
+    if meanwhile == "rebalance":
+        await consumer._take_share("T", queues)
+    else:
+        await consumer.close()
+    goes_on.set()
+    await reset
+    readers = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_pull_forever"]
+    assert len(readers) == (5 if meanwhile == "rebalance" else 0)
+    await consumer.close()

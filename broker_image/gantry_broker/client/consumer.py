@@ -335,15 +335,21 @@ class Consumer:
         """A queue is not pulled any more; what is consumed of it is noted."""
         self.offsets.update(queue, process.commit_offset)
 
+    async def _handled(self, queue: MessageQueue) -> None:
+        """Waits until nothing of a queue that is not pulled any more is being handled, where that matters."""
+
     async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
         """Goes on from other offsets, as an administrator told the broker."""
         for queue, offset in table.items():
-            if queue in self._running:
-                item = self._running.pop(queue)
-                await item.end()
+            item = self._running.get(queue)
+            if item is None or item.process.dropped:
+                continue
+            await item.end()
+            await self._handled(queue)
+            if self._running.get(queue) is item and not self._closing:
                 self.offsets.update(queue, offset, backwards=True)
-                await self.offsets.commit(wait=True, only=queue)
                 self._begin(queue, offset)
+                await self.offsets.commit(wait=True, only=queue)
 
     # Pulling
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gantry_broker.client.consumer import Consumer, Running, now_ms
+from gantry_broker.client.consumer import Consumer, now_ms
 from gantry_broker.client.errors import BrokerError, ClientError
 from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage
@@ -139,8 +139,7 @@ class OrderedConsumer(Consumer):
             lane.put_nowait(None)
         return list(self._lane_tasks.values())
 
-    async def _end_lane(self, queue: MessageQueue) -> None:
-        """The message that is being handled is finished."""
+    async def _handled(self, queue: MessageQueue) -> None:
         lane, task = self._lanes.get(queue), self._lane_tasks.get(queue)
         if lane is not None and task is not None:
             lane.put_nowait(None)
@@ -150,17 +149,10 @@ class OrderedConsumer(Consumer):
 
     async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
         """Only then may anybody else have the queue."""
-        await self._end_lane(queue)
+        await self._handled(queue)
         await super()._released(queue, process)
         await self.offsets.commit(wait=True, only=queue)
         await self._unlock(queue)
-
-    async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
-        for queue in [queue for queue in table if queue in self._running]:
-            item: Running = self._running[queue]
-            item.process.dropped = True
-            await self._end_lane(queue)
-        await super().reset_offsets(table)
 
     def _took(
         self, queue: MessageQueue, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int
