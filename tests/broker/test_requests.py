@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import re
+import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -13,6 +15,7 @@ import pytest
 from gantry_broker.broker.clients import Client
 from gantry_broker.broker.handlers.admin import readable
 from gantry_broker.broker.handlers.table import TABLE
+from gantry_broker.broker.sql92 import FilterSyntaxError
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -442,3 +445,19 @@ async def test_a_half_message_that_was_given_up_is_taken_up_again(bench: Bench) 
     assert (await bench.ask(RequestCode.END_TRANSACTION, end)).code == 0
     [shown] = decode_records((await bench.ask(11, bench.pull_ext())).body)
     assert (shown.body, "TRANSACTION_CHECK_TIMES" in shown.props) == (b"half", False)
+
+
+async def test_a_wrong_condition_keeps_nothing_of_the_pulls_that_name_it(make_bench: Callable[..., Bench]) -> None:
+    """Clients that do not ask before they subscribe pull with it again and again."""
+    bench = make_bench(settings={"enablePropertyFilter": True})
+    await bench.lead()
+    await bench.send(b"x")
+    depths = []
+    for _ in range(3):
+        answer = await bench.ask(11, bench.pull_ext(subscription="a >", expressionType="SQL92"))
+        assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        kept = bench.broker.filters._compiled["a >"]
+        assert isinstance(kept, FilterSyntaxError)
+        depths.append(len(list(traceback.walk_tb(kept.__traceback__))))
+    assert depths[0] == depths[2]
+    await bench.close()

@@ -301,7 +301,7 @@ class Filters:
                 known = error
             self._compiled[expression] = known
         if isinstance(known, FilterSyntaxError):
-            raise known
+            raise known.with_traceback(None)  # or it would keep the frames of all who were ever told
         return known
 
 
