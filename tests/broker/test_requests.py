@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,7 +16,8 @@ from gantry_broker.broker.clients import Client
 from gantry_broker.broker.handlers.admin import readable
 from gantry_broker.broker.handlers.table import TABLE
 from gantry_broker.broker.sql92 import FilterSyntaxError
-from gantry_broker.protocol.bodies import TopicConfig
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, decode_records, encode_batch
@@ -461,3 +462,25 @@ async def test_a_wrong_condition_keeps_nothing_of_the_pulls_that_name_it(make_be
         depths.append(len(list(traceback.walk_tb(kept.__traceback__))))
     assert depths[0] == depths[2]
     await bench.close()
+
+
+async def test_the_progress_of_all_groups_takes_one_pass(bench: Bench) -> None:
+    """With some thousand groups a pass for each took seconds, in which a broker answers nobody and is replaced."""
+    await bench.send(b"x")
+    passes = 0
+
+    class Counted(dict[str, dict[int, int]]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    tables = bench.broker.meta.working
+    for number in range(20):
+        tables.groups[f"G{number}"] = SubscriptionGroup(f"G{number}")
+        bench.broker.meta.commit_offset("T", f"G{number}", 0, 1)
+    tables.offsets = Counted(tables.offsets)
+    answer = await bench.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+    stats = fastjson.loads(answer.body)["consumeStatsList"]
+    assert {f"G{number}" for number in range(20)} <= {group for entry in stats for group, rows in entry.items() if rows}
+    assert passes == 1

@@ -227,9 +227,10 @@ def broker_consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Fram
     header = BrokerConsumeStatsHeader.parse(frame)
     stats = []
     total = 0
+    topics_of = broker.meta.working.topics_of_groups()
     for group in sorted(broker.meta.working.groups):
         rows = []
-        for topic in _topics_of(broker, group):
+        for topic in sorted(topics_of.get(group, ())):
             config = broker.meta.working.topics.get(topic)
             if config is None or (header.isOrder and not config.order):
                 continue
