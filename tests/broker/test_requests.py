@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
+from gantry_broker.broker import pull
 from gantry_broker.broker.clients import Client
 from gantry_broker.broker.handlers.admin import readable
 from gantry_broker.broker.handlers.table import TABLE
@@ -23,6 +24,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, decode_records, encode_batch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from running import until
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -446,6 +448,21 @@ async def test_a_half_message_that_was_given_up_is_taken_up_again(bench: Bench) 
     assert (await bench.ask(RequestCode.END_TRANSACTION, end)).code == 0
     [shown] = decode_records((await bench.ask(11, bench.pull_ext())).body)
     assert (shown.body, "TRANSACTION_CHECK_TIMES" in shown.props) == (b"half", False)
+
+
+async def test_a_message_that_comes_while_its_consumer_reads_others_is_told_afterwards(bench: Bench) -> None:
+    """It may be the last one of its queue for long."""
+    await bench.send(b"first")
+    frame = bench.frame(11, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=100_000))
+    bench.give(frame)
+    bench.wire.paused = True
+    await bench.send(b"second")
+    await until(lambda: not bench.broker._grown)
+    pull.expire(bench.broker, bench.broker.now_ms())
+    assert all(f.opaque != frame.opaque for f in bench.wire.frames)
+    bench.wire.paused = False
+    pull.expire(bench.broker, bench.broker.now_ms())
+    assert [r.body for r in decode_records((await bench.answer(frame.opaque)).body)] == [b"second"]
 
 
 async def test_a_wrong_condition_keeps_nothing_of_the_pulls_that_name_it(make_bench: Callable[..., Bench]) -> None:

@@ -32,6 +32,8 @@ class HeldPulls(Generic[T]):
 
     def __init__(self, limit: int = MAX_HELD) -> None:
         self.limit = limit
+        self.passed_over: set[tuple[str, int]] = set()
+        """Queues that grew while somebody who waits for them could be told nothing: to be woken again."""
         self._by_queue: dict[tuple[str, int], list[Held[T]]] = {}
         self._by_time: list[tuple[int, int, Held[T]]] = []
         self._count = 0

@@ -99,7 +99,10 @@ def wake_all(broker: Broker) -> None:
 
 
 def expire(broker: Broker, now_ms: int) -> None:
-    """Answers the pulls whose time is over."""
+    """Answers the pulls whose time is over, and those that could not be told of new messages when these came."""
+    again, broker.held.passed_over = broker.held.passed_over, set()
+    for topic, queue_id in again:
+        wake(broker, topic, queue_id)
     for held in broker.held.due(now_ms):
         if not held.pull.conn.closed:
             got, code = _look(broker, held.pull)
@@ -111,6 +114,7 @@ def _attempt(broker: Broker, made: Pull) -> bool:
     if made.conn.closed:
         return True
     if made.conn.paused:
+        broker.held.passed_over.add((made.header.topic, made.header.queueId))
         return False
     got, code = _look(broker, made)
     if code == ResponseCode.PULL_NOT_FOUND:
