@@ -22,6 +22,7 @@ from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, decode_records, encode_batch
+from gantry_broker.store import reading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from running import until
@@ -463,6 +464,21 @@ async def test_a_message_that_comes_while_its_consumer_reads_others_is_told_afte
     bench.wire.paused = False
     pull.expire(bench.broker, bench.broker.now_ms())
     assert [r.body for r in decode_records((await bench.answer(frame.opaque)).body)] == [b"second"]
+
+
+async def test_a_pull_that_waits_sees_the_end_of_more_than_one_read_looks_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_SCAN", 4)
+    await bench.send(b"first")
+    frame = bench.frame(11, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=100_000, subscription="B"))
+    bench.give(frame)
+    items = [BatchItem(tag.encode(), f"TAGS\x01{tag}".encode(), 0) for tag in "AAAAAB"]
+    await bench.ask(RequestCode.SEND_BATCH_MESSAGE, bench.send_ext(batch=True), encode_batch(items))
+    answer = await bench.answer(frame.opaque)
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    again = bench.pull_ext(offset=int(answer.ext["nextBeginOffset"]), subscription="B")
+    assert [r.body for r in decode_records((await bench.ask(11, again)).body)] == [b"B"]
 
 
 async def test_a_wrong_condition_keeps_nothing_of_the_pulls_that_name_it(make_bench: Callable[..., Bench]) -> None:

@@ -119,7 +119,8 @@ def _attempt(broker: Broker, made: Pull) -> bool:
     got, code = _look(broker, made)
     if code == ResponseCode.PULL_NOT_FOUND:
         return False
-    if code == ResponseCode.PULL_RETRY_IMMEDIATELY and got.status == GetStatus.NO_MATCHED_MESSAGE:
+    at_end = got.next_offset >= got.max_offset  # or what came was more than one read looks at
+    if code == ResponseCode.PULL_RETRY_IMMEDIATELY and got.status == GetStatus.NO_MATCHED_MESSAGE and at_end:
         made.offset = got.next_offset
         return False
     answer(broker, made, got, code)
