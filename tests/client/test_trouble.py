@@ -9,6 +9,11 @@ from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Pr
 from gantry_broker.client.consumer import Running
 from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.offsets import BrokerOffsets
+from gantry_broker.protocol.codes import RequestCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.server import RemotingServer, RequestOnly
 from onebroker import Cluster, Inbox, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -108,3 +113,44 @@ async def test_a_queue_whose_offset_is_reset_has_one_reader(
     readers = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_pull_forever"]
     assert len(readers) == (5 if meanwhile == "rebalance" else 0)
     await consumer.close()
+
+
+class Silent(RequestOnly):
+    """Takes requests, and answers none."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
+        self.asked += [frame.code for frame in frames]
+
+
+@pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
+async def test_a_broker_that_says_nothing_is_waited_for_once(
+    empty_cluster: Cluster, inbox: Inbox, kind: type[Consumer]
+) -> None:
+    """Not once for each of its queues, and the offsets in others do not wait for it."""
+    for group in ("a", "b"):
+        await empty_cluster.add(group)
+    async with Admin(empty_cluster.name_server) as admin:
+        await admin.create_topic("T", queues=8)
+    consumer = kind(empty_cluster.name_server, "G", from_where=FromWhere.FIRST, commit_s=3600)
+    await consumer.start()
+    await consumer.subscribe("T", inbox)
+    async with Producer(empty_cluster.name_server) as producer:
+        queues = await producer.queues("T")
+        for queue in queues:
+            await producer.send("T", b"x", queue=queue)
+        await inbox.wait(len(queues))
+        broker = empty_cluster.brokers["a"]
+        await broker.stop()
+        silent = Silent()
+        server = RemotingServer(silent, "127.0.0.1", int(broker.address.rpartition(":")[2]))
+        await server.start()
+        async with asyncio.timeout(20):
+            await consumer.close()
+        if kind is Consumer:
+            assert silent.asked.count(RequestCode.UPDATE_CONSUMER_OFFSET) <= 1
+        await server.close()
+        offsets = BrokerOffsets(producer.session, "G")
+        assert [await offsets.read(queue) for queue in queues if queue.broker == "b"] == [1] * 8

@@ -156,8 +156,7 @@ class Consumer:
             if late:
                 log.warning("%s: %d handlers did not end within %g s", self.group, len(late), patience_s)
                 await asyncio.gather(*late, return_exceptions=True)
-        for queue, item in list(self._running.items()):
-            await self._released(queue, item.process)
+        await asyncio.gather(*(self._released(queue, item.process) for queue, item in self._running.items()))
         self._running.clear()
         await self.offsets.commit(wait=True)
         await self.session.unregister(consumer=self.group)
@@ -276,15 +275,13 @@ class Consumer:
                     complete = False
                 except Exception:
                     log.exception("%s: shares of %s", self.group, topic)
-            for queue in [queue for queue in self._running if queue.topic not in self._subscriptions]:
-                await self._drop(queue)
+            await self._drop_all([queue for queue in self._running if queue.topic not in self._subscriptions])
             if not complete:
                 asyncio.get_running_loop().call_later(1.0, self._rebalance_now.set)
 
     async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
         wanted = set(mine)
-        for queue in [queue for queue in self._running if queue.topic == topic and queue not in wanted]:
-            await self._drop(queue)
+        await self._drop_all([queue for queue in self._running if queue.topic == topic and queue not in wanted])
         return await self._take_all([queue for queue in mine if queue not in self._running])
 
     async def _take_all(self, queues: Sequence[MessageQueue]) -> bool:
@@ -315,6 +312,10 @@ class Consumer:
         self._running[queue] = Running(process, task)
         self._begun(queue, process)
         log.info("%s: reads %s from %d on", self.group, queue, offset)
+
+    async def _drop_all(self, queues: Sequence[MessageQueue]) -> None:
+        """Side by side: each may wait for a broker that says nothing."""
+        await asyncio.gather(*(self._drop(queue) for queue in queues))
 
     async def _drop(self, queue: MessageQueue) -> None:
         item = self._running.get(queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Protocol
@@ -74,20 +75,28 @@ class BrokerOffsets:
         self._committed.pop(queue, None)
 
     async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
-        for queue, offset in list(self._noted.items()):
-            if (only is not None and queue != only) or self._committed.get(queue) == offset:
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue, offset in self._noted.items():
+            if only in (None, queue) and self._committed.get(queue) != offset:
+                by_broker.setdefault(queue.broker, []).append(queue)
+        # Answered also when nobody waits for it: a lost commit would repeat messages after a failover.
+        timeout = 3.0 if wait else 1.0
+        await asyncio.gather(*(self._commit_at(broker, queues, timeout) for broker, queues in by_broker.items()))
+
+    async def _commit_at(self, broker: str, queues: list[MessageQueue], timeout: float) -> None:
+        for queue in queues:
+            offset, address = self._noted.get(queue), self._session.address(broker)
+            if offset is None or address is None:
                 continue
             header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, Long(offset))
             frame = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=header.ext())
-            address = self._session.address(queue.broker)
-            if address is None:
-                continue
             try:
-                # Answered also when nobody waits for it: a lost commit would repeat messages after a failover.
-                await self._session.demand(address, frame, f"commit of {queue}", 3.0 if wait else 1.0)
+                await self._session.demand(address, frame, f"commit of {queue}", timeout)
                 self._committed[queue] = offset
             except (RemotingError, BrokerError) as error:
                 log.info("offset %d of %s in %s is not committed yet: %s", offset, self._group, queue, error)
+                if isinstance(error, RemotingError):
+                    return  # The rest would wait for it as long, one after the other.
 
 
 class FileOffsets:

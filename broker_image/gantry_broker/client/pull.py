@@ -54,8 +54,7 @@ class PullConsumer(Consumer):
         for topic in {queue.topic for queue in wanted}:
             await self.session.route(topic)
             self._subscriptions.setdefault(topic, subscription(topic, expression))
-        for queue in [queue for queue in self._running if queue not in wanted]:
-            await self._drop(queue)
+        await self._drop_all([queue for queue in self._running if queue not in wanted])
         for queue in wanted:
             if queue not in self._running:
                 await self._take(queue)
