@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer
 from gantry_broker.client.consumer import Running
 from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
-from gantry_broker.client.offsets import BrokerOffsets
+from gantry_broker.client.offsets import BrokerOffsets, FileOffsets
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
@@ -154,3 +155,25 @@ async def test_a_broker_that_says_nothing_is_waited_for_once(
         await server.close()
         offsets = BrokerOffsets(producer.session, "G")
         assert [await offsets.read(queue) for queue in queues if queue.broker == "b"] == [1] * 8
+
+
+async def test_offsets_that_find_no_room_are_written_once_there_is(
+    cluster: Cluster, inbox: Inbox, tmp_path: Path
+) -> None:
+    path = tmp_path / "G.json"
+    path.with_suffix(".tmp").mkdir(parents=True)
+    async with Consumer(
+        cluster.name_server, "G", from_where=FromWhere.FIRST, broadcasting=True, offset_file=path, commit_s=0.05
+    ) as consumer:
+        await consumer.subscribe("T", inbox)
+        async with Producer(cluster.name_server) as producer:
+            await producer.send("T", b"x")
+        await inbox.wait(1)
+        await consumer.commit()
+        await consumer.unsubscribe("T")
+        await until(lambda: not consumer.assigned, "the queues are given up")
+        await consumer.subscribe("T", inbox)
+        await until(lambda: len(consumer.assigned) == 4, "the queues are read again")
+        path.with_suffix(".tmp").rmdir()
+        await until(path.exists, "the offsets are written")
+    assert sorted(FileOffsets(path)._noted.values()) == [0, 0, 0, 1]

@@ -462,11 +462,8 @@ class Consumer:
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self._commit_s)
-            try:
-                self.note_offsets()
-                await self.offsets.commit()
-            except OSError as error:
-                log.error("%s: offsets cannot be kept: %s", self.group, error)
+            self.note_offsets()
+            await self.offsets.commit()
 
 
 class Running:

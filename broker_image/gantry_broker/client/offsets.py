@@ -132,8 +132,11 @@ class FileOffsets:
     async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
         if self._path is None or not self._dirty:
             return
-        self._dirty = False
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".tmp")
-        fresh.write_bytes(fastjson.dumps({"offsetTable": self._noted}))
-        fresh.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(fastjson.dumps({"offsetTable": self._noted}))
+            fresh.replace(self._path)
+            self._dirty = False
+        except OSError as error:
+            log.error("offsets cannot be kept in %s: %s", self._path, error)
