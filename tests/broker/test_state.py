@@ -76,6 +76,18 @@ class TestClients:
         assert table.closed(own) == ["G"]
         assert table.consumers["G"].client_ids() == ["c"]
 
+    def test_a_client_that_departs_does_so_on_all_its_connections(self) -> None:
+        table, own, groups, other, elsewhere = ClientTable(), Link(), Link(), Link(), Link()
+        beat(table, own, {"A": "*"})
+        beat(table, groups, {"A": "*"})
+        for link, name, address in ((other, "d", "127.0.0.1:2"), (elsewhere, "c", "127.0.0.2:1")):
+            member = Client(link, name, "JAVA", 407, address, 0)
+            table.heartbeat_consumer("G", member, [], "CONSUME_PASSIVELY", "CLUSTERING", "X", partial=True)
+        assert table.depart("G", "c", groups)
+        assert list(table.consumers["G"].clients) == [other, elsewhere]
+        assert not table.depart("G", "c", groups)
+        assert table.depart("G", "d", other)
+
     def test_silent_members_expire(self) -> None:
         table, old, new = ClientTable(), Link(), Link()
         beat(table, old, {"A": "*"}, now=0)

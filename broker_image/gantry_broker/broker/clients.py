@@ -150,6 +150,20 @@ class ClientTable:
             self._groups_of[conn].discard(group)
         return True
 
+    def depart(self, group: str, client_id: str, conn: Link) -> bool:
+        """A consumer says farewell; True: it was a member.
+
+        It says so on one connection. One that it made to this broker as a slave stays, perhaps for others of its
+        consumers, and would keep a share of the queues for nobody.
+        """
+        entry = self.consumers.get(group)
+        mine = entry.clients.get(conn) if entry is not None else None
+        if entry is None or mine is None or mine.client_id != client_id:
+            return self.leave_consumer(group, conn)
+        host = mine.address.rpartition(":")[0]
+        same = [c.conn for c in entry.clients.values() if c.client_id == client_id and c.address.startswith(f"{host}:")]
+        return all([self.leave_consumer(group, link) for link in same])
+
     def leave_producer(self, group: str, conn: Link) -> None:
         members = self.producers.get(group)
         if members is not None and members.pop(conn, None) is not None and not members:

@@ -79,8 +79,9 @@ def unregister(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     header = UnregisterClientHeader.parse(frame)
     if header.producerGroup is not None:
         broker.clients.leave_producer(header.producerGroup, conn)
-    if header.consumerGroup is not None and broker.clients.leave_consumer(header.consumerGroup, conn):
-        broker.notify_group(header.consumerGroup)
+    group = header.consumerGroup
+    if group is not None and broker.clients.depart(group, header.clientID, conn):
+        broker.notify_group(group)
     return ok(frame)
 
 
