@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker import delay
-from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus
+from gantry_broker.broker.topics import TIMER_TOPIC
+from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus, RequestCode, ResponseCode
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.types import Got
 from running import until
@@ -91,5 +92,26 @@ async def test_levels_that_a_new_configuration_lacks_are_delivered(make_bench: M
     await bench.close()
     bench = make_bench(settings={"messageDelayLevel": "1s"})
     await bench.lead()
+    await _arrived(bench)
+    await bench.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits_in"), [("DELAY\x011", SCHEDULE_TOPIC), ("TIMER_DELAY_MS\x01500", TIMER_TOPIC)]
+)
+async def test_a_transactional_message_is_delayed_from_its_commit_on(
+    make_bench: MakeBench, asked: str, waits_in: str
+) -> None:
+    bench = make_bench(settings={"messageDelayLevel": "1s"})
+    await bench.lead()
+    await until(bench.broker.transactions.loaded.is_set)
+    sent = await bench.send(b"half", properties=f"TRAN_MSG\x01true\x02PGROUP\x01PG\x02{asked}")
+    offset = int(sent.ext["msgId"][-16:], 16)
+    end = {"producerGroup": "PG", "tranStateTableOffset": 0, "commitLogOffset": offset, "commitOrRollback": 8}
+    answer = await bench.ask(RequestCode.END_TRANSACTION, {**end, "fromTransactionCheck": "false", "msgId": "m"})
+    assert answer.code == ResponseCode.SUCCESS
+    queues = bench.store.topics_queues()
+    assert [queue for queue in queues[waits_in] if bench.store.max_offset(waits_in, queue)]
+    assert bench.store.max_offset("T", 0) == 0
     await _arrived(bench)
     await bench.close()

@@ -28,7 +28,7 @@ from gantry_broker.store.errors import StoreError
 
 from .delay import real_target
 from .faults import NotWritable
-from .messages import build_put, copy_of
+from .messages import build_put, copy_of, delayed, timed, timer_time
 
 if TYPE_CHECKING:
     from gantry_broker.store.types import Put
@@ -199,13 +199,17 @@ class Transactions:
         )
 
     def committed(self, half: Record) -> Put:
-        """The message as its consumers see it."""
+        """The message as its consumers see it: now, or as in RocketMQ once the delay that it asks for is over."""
+        broker = self._broker
         topic, queue_id = real_target(half)
         props = parse_properties(half.properties)
         for name in (Prop.REAL_TOPIC, Prop.REAL_QUEUE_ID, Prop.TRANSACTION_CHECK_TIMES):
             props.pop(name, None)
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
-        return copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
+        put = copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
+        now = broker.unix_ms()
+        due = timer_time(props, now)
+        return delayed(put, props, broker.delay_levels, now) if due is None else timed(put, props, due, now)
 
     def note_decided(self, half: Record) -> None:
         """The decision was appended: a second one changes nothing."""
