@@ -102,6 +102,35 @@ def filed(store: MessageStore, now_ms: int) -> None:
     store.checkpointed(checkpoint)
 
 
+@pytest.mark.parametrize("damaged", ["zeros", "unreadable"])
+def test_damage_where_a_segment_begins_keeps_no_other_from_going(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """The one before it has no age then: it goes once it is mended, or the disk is full."""
+    now = at_hour(4)
+    put(store, 0, 150, now - 80 * HOUR)
+    filed(store, now)
+    at = SEGMENT
+    told: list[int] = []
+    store.on_damage = told.append
+    real = commitlog.CommitLog.read
+
+    def read(log: commitlog.CommitLog, offset: int, count: int) -> bytes:
+        if offset <= at < offset + count:
+            if damaged == "unreadable":
+                raise OSError(errno.EIO, "Input/output error")
+            return bytes(count)
+        return real(log, offset, count)
+
+    monkeypatch.setattr(commitlog.CommitLog, "read", read)
+    assert store.expire(now) == 0
+    assert told == ([at] if damaged == "unreadable" else [])
+    at = 2 * SEGMENT
+    assert store.expire(now) == SEGMENT
+    monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(100 << 30, 5 << 30, 0.95))
+    assert store.expire(now) == 2 * SEGMENT
+
+
 def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore, quick_dir: Path) -> None:
     now = at_hour(4)
     put(store, 0, 150, now - 80 * HOUR)

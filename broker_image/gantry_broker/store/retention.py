@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -79,7 +80,7 @@ def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
         end = base + log.segment_size
         if end >= log.end:
             break  # It is written still, or nothing tells when it was full.
-        ends.append((end, stored_ms(store, end)))
+        ends.append((end, _filled_ms(store, end, now_ms)))
     if not ends:
         return log.start
     disk = disk_usage(log.directory)
@@ -88,6 +89,18 @@ def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
     if count:
         remove_before(store, ends[count - 1][0])
     return log.start
+
+
+def _filled_ms(store: MessageStore, end: int, now_ms: int) -> int:
+    """When the segment that ends there was full: what comes next was stored then. If it is damaged nobody knows, and
+    the segment goes no sooner than the disk is full."""
+    try:
+        return stored_ms(store, end) or now_ms
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        store.on_damage(end)
+        return now_ms
 
 
 def remove_before(store: MessageStore, offset: int) -> None:
