@@ -20,6 +20,7 @@ from gantry_broker.broker.metadata import Metadata, Tables, encode_change
 from gantry_broker.broker.replay import Replay
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.commitlog import CommitLog
 from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -508,3 +509,33 @@ def test_a_power_loss_brings_neither_deleted_messages_nor_numbers_back(
         member.confirm()
         assert state() == before
     member.store.close(clean=False)
+
+
+def test_a_search_by_time_is_not_led_astray_by_a_record_that_could_not_be_filed(member: Member) -> None:
+    for n in range(11):
+        member.store.put([Put("Orders", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1_000 + n)
+    member.confirm()
+    filed(member.store, NOW)
+    damage(member.store, 5)
+    member.store.close()
+    shutil.rmtree(member.path / "consumequeue")
+    member.start()
+    found = [member.store.offset_at_time("Orders", 0, 1_000 + n) for n in range(11)]
+    assert found == [0, 1, 2, 3, 4, 5, 5, 7, 8, 9, 10]
+
+
+def test_a_search_by_time_that_meets_a_bad_sector_has_it_mended(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member.put(0, 15)
+    told: list[int] = []
+    member.store.on_damage = told.append
+
+    def read(log: CommitLog, offset: int, size: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(CommitLog, "read", read)
+        with pytest.raises(OSError, match="Input/output error"):
+            member.store.offset_at_time("Orders", 0, 1)
+    assert len(told) == 1

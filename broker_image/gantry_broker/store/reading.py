@@ -159,7 +159,12 @@ def stored_ms(store: MessageStore, phys: int) -> int:
     """Store time of the record at `phys`; -1 when the log no longer has it."""
     if not store.log.start <= phys < store.log.end:
         return -1
-    head = store.log.read(phys, 80)
+    try:
+        head = store.log.read(phys, 80)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            store.on_damage(phys)
+        raise
     if len(head) < 80:
         return -1
     v6 = _SYS_FLAG.unpack_from(head, 36)[0] & SysFlag.BORN_HOST_V6
@@ -175,8 +180,8 @@ def offset_at_time(store: MessageStore, topic: str, queue_id: int, ms: int) -> i
     low, high = queue.min_at(store.queues.shown_from(topic, store.log.start)), queue.max
     while low < high:
         middle = (low + high) // 2
-        phys, size, _ = queue.entry(middle)
-        if size == BLANK_SIZE or stored_ms(store, phys) < ms:
+        phys, _, _ = queue.entry(middle)
+        if stored_ms(store, phys) < ms:  # A blank has the place of the record behind it.
             low = middle + 1
         else:
             high = middle

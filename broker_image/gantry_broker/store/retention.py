@@ -99,7 +99,6 @@ def _filled_ms(store: MessageStore, end: int, now_ms: int) -> int:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        store.on_damage(end)
         return now_ms
 
 
