@@ -119,3 +119,20 @@ async def test_producers_that_are_there_are_asked_however_many_have_gone(
             item.ask_at_ms = 0
         broker.transactions._check()
     assert [f.code for f in producer.frames] == [RequestCode.CHECK_TRANSACTION_STATE]
+
+
+async def test_a_damaged_half_and_those_behind_it_are_known_once_it_is_mended(bench: Bench) -> None:
+    """Nothing else comes in that would have the broker look at its queue again."""
+    store, made = bench.store, bench.broker.transactions
+    await made.loaded.wait()
+    at = bench.broker.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
+    bench.broker.appended(None)
+    store.walked_from = store.end  # As if they had been written long ago: then they are checked when they are read.
+    was = store.log.read(at, 20)
+    store.log.overwrite(at, bytes(20))
+    made._read()
+    assert made.undecided == 0
+    assert made._reading is not None
+    store.log.overwrite(at, was)
+    made._read()
+    assert made.undecided == 2

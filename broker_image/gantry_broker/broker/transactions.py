@@ -48,6 +48,8 @@ MARK_EACH: Final = 1_000
 HOLDS_UP: Final = 10_000
 """A half message that waits for so many others is written anew though nobody can be asked: a new master reads all that
 come after the oldest one."""
+DAMAGED_S: Final = 1.0
+"""After a damaged record, which may be mended by then."""
 
 
 class Undecided:
@@ -122,7 +124,6 @@ class Transactions:
         """A piece of both queues; in pieces, so that a long backlog delays nobody."""
         self._reading = None
         store = self._broker.store
-        more = False
         self._op_at = max(self._op_at, store.min_offset(TRANS_OP_HALF_TOPIC, 0))
         got = store.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
         for record in decode_records(got.data):
@@ -134,6 +135,7 @@ class Transactions:
             self._marked_at = self._op_at
             self._marks.append((self._op_at, self._highest))
         more = bool(got.data)
+        more, damaged = bool(got.data), got.damaged >= 0
         if len(self._waiting) < MAX_WAITING:
             self._half_at = max(self._half_at, store.min_offset(TRANS_HALF_TOPIC, 0))
             got = store.get(TRANS_HALF_TOPIC, 0, self._half_at, READ_BATCH, READ_BYTES)
@@ -145,11 +147,13 @@ class Transactions:
                     self._waiting[record.queue_offset] = Undecided(
                         record.phys_offset, record.store_ms, record.store_ms + self._immunity_ms(record)
                     )
-            more = more or bool(got.data)
+            more, damaged = more or bool(got.data), damaged or got.damaged >= 0
         if more:
             self._reading = asyncio.get_running_loop().call_later(0.001, self._read)
         elif self._broker.settled:
             self.loaded.set()
+            if damaged:
+                self._reading = asyncio.get_running_loop().call_later(DAMAGED_S, self._read)
         elif not self.loaded.is_set():
             self._reading = asyncio.get_running_loop().call_later(0.01, self._read)
         self._note_progress()
