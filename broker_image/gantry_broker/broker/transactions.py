@@ -134,7 +134,6 @@ class Transactions:
         if self._op_at - self._marked_at >= MARK_EACH:
             self._marked_at = self._op_at
             self._marks.append((self._op_at, self._highest))
-        more = bool(got.data)
         more, damaged = bool(got.data), got.damaged >= 0
         if len(self._waiting) < MAX_WAITING:
             self._half_at = max(self._half_at, store.min_offset(TRANS_HALF_TOPIC, 0))
