@@ -272,6 +272,9 @@ def test_rule_18_a_refusal_moves_the_version() -> None:
     assert d.cell == cell.touched()
     [d] = decide(group(a=member(0, ask=Ask(7, frozenset({A, B})))))
     assert isinstance(d, RefuseAsk), "the master removes nobody"
+    another = member(1, id=MemberId(1, "z"))
+    [d] = decide(group(a=asking, b=another, cell=cell))
+    assert isinstance(d, RefuseAsk), "the disk that was proposed is not there any more"
 
 
 def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_read() -> None:
@@ -375,6 +378,11 @@ def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
     assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recover"
     new = member(2, id=MemberId(2, "z"), epoch=0, version=0, last_epoch=0, end=0)
     assert wait(group(c=new, cell=None)).code == "recover"
+    pair = {"in_sync": frozenset({A, B})}
+    w = wait(group(a=member(0, **pair), b=member(1, **pair), c=new, cell=None))
+    assert "is new" in w.reason, "that disk may have known a newer set, with itself in it"
+    told = replace(member(1), pending=True)
+    assert wait(group(b=told, cell=None)).code == "recover", "what it said is older than what it was told since"
 
 
 def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:

@@ -417,6 +417,47 @@ def test_rule_14_the_same_version_with_other_content_is_refused() -> None:
     assert "other content" in done.reason
 
 
+def test_rule_14_who_saw_a_higher_epoch_leads_no_lower_one() -> None:
+    power = Power()
+    core = Replica(Durable(A), ModelLog(power), ModelDisk(power), Options())
+    core.saw_epoch(7)
+    assert core.assign(Assignment(Cell(3, 1, A, frozenset({A})), "a:1"), 0).accepted
+    assert core.role is Role.WAITING
+    assert "saw epoch 7" in core.reason
+
+
+def test_rule_23_a_hand_over_is_on_the_version_that_the_master_holds_and_to_a_member_of_its_set() -> None:
+    core, log = master(Options(), A, B)
+    ask(core, log, B, 10)
+    assert "version" in core.park(B, 1, 2)
+    assert "version" in core.park(B, 1, 0)
+    assert "not in the in-sync set" in core.park(C, 1, 1)
+    assert core.may_append
+    assert core.park(B, 1, 1) == ""
+    assert core.parked
+
+
+def test_rule_23_only_a_newer_cell_ends_a_hand_over_whose_target_has_everything() -> None:
+    core, log = master(Options(), A, B, C)
+    ask(core, log, B, 10)
+    ask(core, log, C, 10)
+    log.append(1, 1)
+    assert core.park(B, 1, 1) == ""
+    assert not core.handed_over()
+    core.give_up_handover()
+    assert core.may_append, "B did not get there in time"
+    assert core.park(B, 1, 1) == ""
+    assert "already" in core.park(C, 1, 1)
+    ask(core, log, B, 20)
+    ask(core, log, C, 20)
+    assert core.handed_over()
+    core.give_up_handover()
+    assert core.parked, "a swap may be under way"
+    assert "already" in core.park(C, 1, 1)
+    assert core.assign(Assignment(core.cell.touched(), "a:1"), 30).accepted
+    assert core.may_append
+
+
 def test_rule_23_the_same_version_told_again_ends_no_hand_over() -> None:
     """Its master has another address, say. The target was said to have everything: what is appended now is lost."""
     core, log = master(Options(sync_replication=False), A, B)
