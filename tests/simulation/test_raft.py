@@ -15,10 +15,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.replication.members import ids
-from gantry_broker.replication.raft import RaftOptions
-from gantry_broker.replication.raft_messages import Poll, PollKind
+from gantry_broker.replication.raft import RaftOptions, RaftReplica
+from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
 from gantry_broker.replication.rules import Rule, without
-from gantry_broker.replication.types import MemberId
 from profiles import RAFT_PROFILES
 from raft_world import RaftMember, RaftProfile, RaftSchedule, RaftWorld, draw_raft, run_raft_seed
 
@@ -121,28 +120,90 @@ def test_members_that_lost_their_disks_vote_again_while_a_majority_is_there(memb
     assert present <= ids(leader.members)
 
 
-def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
-    """Two candidates of one epoch: the second one's question comes late, after a restart of who voted for the first."""
+def led_group() -> tuple[RaftReplica, RaftMember, RaftMember]:
+    """Of three that work: the leader, and two that follow it and hear it."""
     schedule = RaftSchedule(7, profile=RaftProfile(members=3))
     for member in schedule.world.members:
         member.start()
     schedule.rounds(20)
-    cores = [m.core for m in schedule.world.members if m.core is not None]
-    voter = next(m for m in schedule.world.members if m.core is not None and m.core.leader is None)
+    leader = next(m.core for m in schedule.world.members if m.core is not None and m.core.leader is not None)
+    one, other = (m for m in schedule.world.members if m.core is not leader)
+    return leader, one, other
 
-    def votes_for(candidate: MemberId) -> bool:
-        assert voter.core is not None
-        members = voter.core.members
-        poll = Poll(PollKind.VOTE, epoch, candidate, "", voter.core.rank, transfer=True, members=members)
-        return voter.core.polled(poll, voter.now()).granted
 
-    epoch = max(core.epoch for core in cores) + 1
-    first, second = (core.me for core in cores if core is not voter.core)
-    assert votes_for(first)
+def core_of(member: RaftMember) -> RaftReplica:
+    assert member.core is not None
+    return member.core
+
+
+def vote_for(candidate: RaftReplica, epoch: int, *, transfer: bool = True) -> Poll:
+    return Poll(PollKind.VOTE, epoch, candidate.me, "", candidate.rank, transfer, candidate.members)
+
+
+def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
+    """Two candidates of one epoch: the second one's question comes late, after a restart of who voted for the first."""
+    leader, voter, other = led_group()
+    first, second = (vote_for(core, leader.epoch + 1) for core in (leader, core_of(other)))
+    assert core_of(voter).polled(first, voter.now()).granted
     voter.crash(lose_tail=True)
     voter.start()
-    assert not votes_for(second)
-    assert votes_for(first), "its answer may have been lost"
+    assert not core_of(voter).polled(second, voter.now()).granted
+    assert core_of(voter).polled(first, voter.now()).granted, "its answer may have been lost"
+
+
+def test_rule_24_an_epoch_is_on_disk_before_its_leader_is_followed() -> None:
+    """Else a restart would let a former leader cut what was acknowledged to this one."""
+    leader, follower, other = led_group()
+    begins = Poll(PollKind.BEGIN, leader.epoch + 3, core_of(other).me, "", core_of(other).rank)
+    core_of(follower).polled(begins, follower.now())
+    assert core_of(follower).follower is not None
+    follower.crash(lose_tail=True)
+    follower.start()
+    assert core_of(follower).epoch == leader.epoch + 3
+
+
+def test_rule_24_who_hears_a_leader_votes_for_nobody_unless_that_one_asked_for_it() -> None:
+    leader, voter, other = led_group()
+    wanted = leader.epoch + 1
+    assert not core_of(voter).polled(vote_for(core_of(other), wanted, transfer=False), voter.now()).granted
+    assert core_of(voter).epoch == leader.epoch
+    assert core_of(voter).polled(vote_for(core_of(other), wanted), voter.now()).granted
+
+
+def test_rule_24_a_late_vote_for_another_epoch_does_not_count() -> None:
+    leader, candidate, other = led_group()
+    core = core_of(candidate)
+    core.polled(Poll(PollKind.TIMEOUT_NOW, leader.epoch, leader.me, "", leader.rank), candidate.now())
+    voted = core.epoch
+    assert voted == leader.epoch + 1
+    for asked in (voted - 1, voted + 1, voted):
+        assert core.leader is None, asked
+        core.poll_answered(PollAnswer(PollKind.VOTE, asked, core_of(other).me, voted, granted=True), candidate.now())
+    assert core.leader is not None
+
+
+def test_rule_26_a_disk_that_copied_the_log_anew_does_not_vote_by_its_former_life() -> None:
+    """It may not have again what it acknowledged then, and would elect somebody who lacks that, too."""
+    _, lost, other = led_group()
+    lost.crash(lose_tail=False)
+    lost.log.reset(0, (), b"")
+    lost.disk.saved = None
+    lost.start()
+    lost.log.append_raw(0, other.log.read_raw(0, 1 << 20))
+    core = core_of(lost)
+    assert {v.id.member for v in core.members} == {0, 1, 2}
+    assert not core.is_voter
+    assert not core.polled(vote_for(core_of(other), core_of(other).epoch + 1), lost.now()).granted
+
+
+def test_rule_27_no_change_of_members_before_this_epoch_has_confirmed_a_record() -> None:
+    leader, candidate, other = led_group()
+    core = core_of(candidate)
+    core.polled(Poll(PollKind.TIMEOUT_NOW, leader.epoch, leader.me, "", leader.rank), candidate.now())
+    core.poll_answered(PollAnswer(PollKind.VOTE, core.epoch, core_of(other).me, core.epoch, True), candidate.now())
+    without_other = tuple(v for v in core.members if v.id != core_of(other).me)
+    assert core.change_members(without_other, candidate.now()) == "no record of this epoch is confirmed yet"
+    assert len(core.members) == 3
 
 
 def test_a_frozen_leader_is_replaced_in_time() -> None:
