@@ -1,7 +1,7 @@
 # make demo    see it work: a cluster, a killed master, nothing lost, in a minute or two
 # make test    everything that can be checked on this machine
 # make lint    style and types only
-# make bench   the figures that the documents quote
+# make bench   most figures of docs/figures.md
 # make lock    the lock files anew, after a change of dependencies (needs uv)
 
 VENV := .venv
