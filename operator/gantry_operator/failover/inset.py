@@ -65,7 +65,7 @@ def answer_ask(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int)
 
 
 def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkSet | None:
-    """Followers that hold senders up and are not there, or do not acknowledge, leave; the master never does."""
+    """Followers that hold senders up and are not there, or acknowledge too late, leave; the master never does."""
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     removed: dict[MemberId, str] = {}
     replaced: set[MemberId] = set()
@@ -130,5 +130,5 @@ def _must_leave(
     full = report is not None and report.disk_full
     if view.stalled_ms >= (detection_ms if full else settings.stalled_ms):
         why = ": its disk is full" if full else ""
-        return f"has acknowledged nothing new for {view.stalled_ms / 1000:.1f} s{why}"
+        return f"has not acknowledged for {view.stalled_ms / 1000:.1f} s what its master had then{why}"
     return ""

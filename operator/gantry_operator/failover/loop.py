@@ -61,7 +61,8 @@ class GroupLoop(GroupWatch):
         super().__init__(group, surroundings, client, settings, clock)
         self.entry: Entry | None = None
         self._registry = registry
-        self._stalls: dict[MemberId, tuple[int, float]] = {}
+        self._goals: dict[MemberId, tuple[int, int, float]] = {}
+        """By follower: an epoch, an end that its master had in it, and when."""
         self._switchover: Switchover | None = None
         self._handover_asked = False
         self._handover_ready: tuple[HandoverReady, float] | None = None
@@ -205,20 +206,20 @@ class GroupLoop(GroupWatch):
         )
 
     def _stalled_ms(self, cell: Cell | None, follower: MemberWatch, now: float) -> int:
-        """For how long a follower's acknowledged offset has stood still below its master's end."""
+        """For how long a follower has not acknowledged what its master had at the beginning of that time."""
         if cell is None or cell.master is None or follower.report is None:
             return 0
         id = follower.report.id
         master = self.watches.get(cell.master.member)
         if master is None or master.report is None or id == cell.master or id not in cell.in_sync:
-            self._stalls.pop(id, None)
+            self._goals.pop(id, None)
             return 0
         acked = next((f.acked for f in master.report.followers if f.id == id), -1)
-        known = self._stalls.get(id)
-        if known is None or acked != known[0] or acked >= master.report.end:
-            self._stalls[id] = (acked, now)
+        epoch, goal, since = self._goals.get(id, (0, 0, now))
+        if epoch != cell.epoch or acked >= goal:
+            self._goals[id] = (cell.epoch, master.report.end, now)
             return 0
-        return int((now - known[1]) * 1000)
+        return int((now - since) * 1000)
 
     # ---- acting
 

@@ -27,7 +27,7 @@ class FailoverSettings:
     unclean_after_ms: int = 10_000
     """How long nobody of the in-sync set may be heard before an unclean promotion gives records up."""
     stalled_ms: int = 10_000
-    """How long a follower of the set may hold senders up (fetching, but not acknowledging) before it is removed."""
+    """How long a follower of the set may hold senders up (fetching, but acknowledging late) before it is removed."""
     async_flush: bool = True
     min_in_sync: int = 1
 
@@ -110,7 +110,7 @@ class MemberView:
     told_unclean: bool | None = False
     """Whether the assignment that it accepted last lets it give confirmed records up; None: not known."""
     stalled_ms: int = 0
-    """For how long its acknowledged offset has been behind its master's end without moving."""
+    """For how long it has not acknowledged what its master had at the beginning of that time."""
     refused: str = ""
     """Why it refused the assignment that is now recorded; empty: it did not."""
     lacks_token: bool = False
