@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer
+from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer, PullConsumer
 from gantry_broker.client.consumer import Running
 from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
@@ -177,3 +177,27 @@ async def test_offsets_that_find_no_room_are_written_once_there_is(
         path.with_suffix(".tmp").rmdir()
         await until(path.exists, "the offsets are written")
     assert sorted(FileOffsets(path)._noted.values()) == [0, 0, 0, 1]
+
+
+async def test_what_is_not_committed_is_not_consumed(cluster: Cluster) -> None:
+    async with Producer(cluster.name_server) as producer:
+        queue = (await producer.queues("T"))[0]
+        for number in range(3):
+            await producer.send("T", b"%d" % number, queue=queue)
+        async with PullConsumer(
+            cluster.name_server, "G", from_where=FromWhere.FIRST, auto_commit=False, limits=FlowLimits(messages=1)
+        ) as consumer:
+            await consumer.assign([queue])
+            polled: list[bytes] = []
+            while len(polled) < 2:
+                polled += [message.body for message in await consumer.poll(max_messages=1)]
+            await consumer.commit()
+            while len(polled) < 3:
+                polled += [message.body for message in await consumer.poll(max_messages=1)]
+            broker = cluster.brokers["a"].process
+            assert broker is not None
+            await until(lambda: len(broker.broker.held) > 0, "it waits for the next message")
+            assert await consumer.committed(queue) == 2
+        async with PullConsumer(cluster.name_server, "G") as successor:
+            await successor.assign([queue])
+            assert [message.body for message in await successor.poll()] == [b"2"]

@@ -367,7 +367,7 @@ class Consumer:
             if data is None:
                 return
             try:
-                commit = None if self.broadcasting else process.commit_offset
+                commit = None if self.broadcasting else self._committed_with_pull(queue, process)
                 result = await self.puller.pull(queue, process.next_offset, data, commit=commit)
             except _FAILURES as error:
                 if not isinstance(error, BrokerError):
@@ -449,6 +449,10 @@ class Consumer:
         return 0 if answer is False else None
 
     # Offsets
+
+    def _committed_with_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
+        """The offset that a pull brings along: a new master knows it with the first one."""
+        return process.commit_offset
 
     def note_offsets(self) -> None:
         for queue, item in self._running.items():

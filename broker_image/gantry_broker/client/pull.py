@@ -95,6 +95,9 @@ class PullConsumer(Consumer):
         """What the group has committed in a queue; None: nothing."""
         return await self.offsets.read(queue)
 
+    def _committed_with_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
+        return process.commit_offset if self._auto_commit else self.offsets.noted(queue)
+
     async def _commit_forever(self) -> None:
         if self._auto_commit:
             await super()._commit_forever()
