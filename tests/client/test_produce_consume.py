@@ -180,6 +180,7 @@ async def test_tags_are_filtered(cluster: Cluster, inbox: Inbox) -> None:
         await consumer.subscribe("T", inbox, "A || C")
         await inbox.wait(20)
         await until(lambda: consumer.in_flight == 0, "all is consumed")
+        await until(lambda: sum(consumer.progress()[q].next_offset for q in queues(consumer)) == 40, "all is read")
         assert Counter(message.tags for message in inbox.messages) == {"A": 10, "C": 10}
         # What was not wanted counts as consumed all the same.
         await consumer.commit()
