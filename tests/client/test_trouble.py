@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer, PullConsumer
 from gantry_broker.client.consumer import Running
+from gantry_broker.client.errors import SendFailed
 from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.server import RemotingServer, RequestOnly
 from onebroker import Cluster, Inbox, until
 
@@ -201,3 +204,33 @@ async def test_what_is_not_committed_is_not_consumed(cluster: Cluster) -> None:
         async with PullConsumer(cluster.name_server, "G") as successor:
             await successor.assign([queue])
             assert [message.body for message in await successor.poll()] == [b"2"]
+
+
+async def test_a_broker_that_reads_no_more_holds_nobody_up(empty_cluster: Cluster) -> None:
+    """One-way messages, which nobody answers, fill the connection; its master was frozen, say, and has a successor."""
+    broker = await empty_cluster.add("a")
+    async with Admin(empty_cluster.name_server) as admin:
+        await admin.create_topic("T", queues=1)
+    async with Producer(empty_cluster.name_server, compress_over=1 << 30) as producer:
+        await producer.send("T", b"known")
+        await broker.stop()
+        connections: list[Connection] = []
+
+        class Frozen(RequestOnly):
+            def on_open(self, conn: Connection) -> None:
+                conn.stop_reading()
+                connections.append(conn)
+
+        server = RemotingServer(Frozen(), "127.0.0.1", int(broker.address.rpartition(":")[2]))
+        await server.start()
+
+        async def fill() -> None:
+            while len(connections) < 2:
+                with contextlib.suppress(RemotingError):
+                    await producer.send_oneway("T", bytes(1 << 20))
+
+        async with asyncio.timeout(30):
+            await fill()
+            with pytest.raises(SendFailed):
+                await producer.send("T", b"refused", timeout=0.5)
+        await server.close()

@@ -82,12 +82,13 @@ class RemotingClient:
         RequestTimeout (perhaps done).
         """
         conn = self._connections.get(address)
-        if conn is None or conn.lost:
+        if conn is None or conn.lost or conn.paused:
             started = asyncio.get_running_loop().time()
-            conn = await self._connect(address, min(timeout, self._connect_timeout))
+            if conn is None or conn.lost:
+                conn = await self._connect(address, min(timeout, self._connect_timeout))
+            if conn.paused:
+                await self._drained(address, conn, timeout if silence is None else min(timeout, silence))
             timeout = max(timeout - (asyncio.get_running_loop().time() - started), 0.001)
-        if conn.paused:
-            await conn.drained()
         before = conn.reads
         watch = None
         if silence is not None and before == 0 and address in self._suspects:
@@ -121,13 +122,23 @@ class RemotingClient:
             self._suspects[address] = asyncio.get_running_loop().time()
             conn.abort()
 
+    async def _drained(self, address: str, conn: Connection, timeout: float) -> None:
+        """Waits until more may be written. A peer that reads nothing may be frozen, and has perhaps a successor."""
+        before = conn.reads
+        try:
+            async with asyncio.timeout(timeout):
+                await conn.drained()
+        except TimeoutError:
+            self._give_up_silent(address, conn, before)
+            raise ConnectionLost(f"{address} took nothing more within {timeout:g} s", sent=False) from None
+
     async def oneway(self, address: str, frame: Frame, timeout: float = CONNECT_SECONDS) -> None:
         """Sends a request that wants no answer. Raises ConnectError, ConnectionLost."""
         conn = self._connections.get(address)
         if conn is None or conn.lost:
             conn = await self._connect(address, timeout)
         if conn.paused:
-            await conn.drained()
+            await self._drained(address, conn, timeout)
         if conn.lost:
             raise ConnectionLost(f"connection to {address} has ended", sent=False)
         conn.write(encode_frame(oneway(frame)))
