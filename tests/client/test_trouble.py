@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,37 @@ async def test_a_broker_that_reads_no_more_holds_nobody_up(empty_cluster: Cluste
             with pytest.raises(SendFailed):
                 await producer.send("T", b"refused", timeout=0.5)
         await server.close()
+
+
+async def test_a_topic_that_is_subscribed_to_again_at_once_is_read_on(
+    cluster: Cluster, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its messages came between: the usual way to change what is wanted of a busy topic."""
+    async with (
+        Producer(cluster.name_server) as producer,
+        Consumer(cluster.name_server, "G", from_where=FromWhere.FIRST) as consumer,
+    ):
+        await consumer.subscribe("T", inbox)
+        await until(lambda: len([queue for queue in consumer.assigned if queue.topic == "T"]) == 4, "queues")
+        goes_on = asyncio.Event()
+        beat = consumer.session.beat_now
+
+        async def slow(addresses: Sequence[str] | None = None) -> list[str]:
+            await goes_on.wait()
+            return await beat(addresses)
+
+        monkeypatch.setattr(consumer.session, "beat_now", slow)
+        leaves = asyncio.create_task(consumer.unsubscribe("T"))
+        await until(lambda: not [data for data in consumer.subscriptions() if data.topic == "T"], "not wanted")
+        offsets = {queue: process.next_offset for queue, process in consumer.progress().items() if queue.topic == "T"}
+        for queue in offsets:
+            await producer.send("T", b"between", queue=queue)
+        progress = consumer.progress
+        await until(lambda: all(progress()[queue].next_offset > at for queue, at in offsets.items()), "pulled")
+        again = asyncio.create_task(consumer.subscribe("T", inbox))
+        goes_on.set()
+        await asyncio.gather(leaves, again)
+        before = len(inbox.messages)
+        for queue in offsets:
+            await producer.send("T", b"after", queue=queue)
+        await until(lambda: sum(m.body == b"after" for m in inbox.messages[before:]) == 4, "messages")

@@ -357,15 +357,13 @@ class Consumer:
     async def _pull_forever(self, queue: MessageQueue, process: ProcessQueue) -> None:
         pause = BACKOFF_FIRST
         while not process.dropped:
-            if self._suspended:
+            data = self._subscriptions.get(queue.topic)
+            if self._suspended or data is None:  # Not wanted: it is given up soon, unless it is wanted again.
                 await asyncio.sleep(0.1)
                 continue
             if process.full(self._limits):
                 await self._wait_for_room(process)
                 continue
-            data = self._subscriptions.get(queue.topic)
-            if data is None:
-                return
             try:
                 commit = None if self.broadcasting else self._committed_with_pull(queue, process)
                 result = await self.puller.pull(queue, process.next_offset, data, commit=commit)
