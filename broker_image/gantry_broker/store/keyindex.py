@@ -93,10 +93,10 @@ class KeyIndex:
         if self._files and not self._files[-1].full:
             return self._files[-1]
         # Named by the local time of their creation, which must rise (`IndexService.getAndCreateLastIndexFile`).
-        now = time.time()
-        newest = os.path.basename(self._files[-1].path) if self._files else ""
-        while (name := _file_name(now)) <= newest:
-            now += 0.001 if name == newest else 1.0
+        name = _file_name(time.time())
+        if self._files:
+            newest = os.path.basename(self._files[-1].path)
+            name = max(name, f"{int(newest) + 1:0{len(newest)}}")
         made = IndexFile(str(self.directory / name), *self._shape, create=True)
         if self._files:
             self._files[-1].release()
