@@ -7,6 +7,7 @@ matters to a crash calls `step`, which may raise `Crash`. A log may have segment
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ class ModelLog:
         self.saved_confirmed = 0
         self.history: History = ()
         self.member_changes: tuple[MemberChange, ...] = ()
+        self._expired_changes: tuple[MemberChange, ...] = ()
+        """Those that no record tells any more: config/members.json."""
         self.next_queue_offset = 0
         self.end = 0
         self._power = power
@@ -160,13 +163,16 @@ class ModelLog:
         self._power.step()
 
     def reset_state(self) -> bytes:
-        return b""
+        last = [c for c in self.member_changes if c.end <= self.start][-1:]
+        return json.dumps([(c.at, c.end, MEMBER_TABLE.index(c.members)) for c in last]).encode()
 
     def reset(self, to: int, history: History, state: bytes) -> None:
         self._power.step()
         self.start = self.end = self.flushed = self.confirmed = self.saved_confirmed = to
         self.records, self.file, self.disk, self.history = [], bytearray(), b"", history
-        self.member_changes = ()
+        told = json.loads(state or b"[]")
+        self.member_changes = tuple(MemberChange(at, end, MEMBER_TABLE[index]) for at, end, index in told)
+        self._expired_changes = self.member_changes
         self._count()
         self._power.step()
 
@@ -203,6 +209,7 @@ class ModelLog:
         del self.file[: to - self.start]
         self.disk = self.disk[to - self.start :]
         self.records = [r for r in self.records if r.offset >= to]
+        self._expired_changes = tuple(c for c in self.member_changes if c.end <= to)
         self.start = to
 
     def _put(self, kind: int, epoch: int, ident: int) -> None:
@@ -251,7 +258,7 @@ class ModelLog:
             self.file = bytearray(self.disk) + kept
         base = epochs.cut(self.history, self.start)
         self.records, self.history, at = [], base, 0
-        self.member_changes = ()
+        self.member_changes = self._expired_changes
         while (record := decode(self.file, at, self.start)) is not None:
             self.records.append(record)
             self._learn(record)

@@ -72,6 +72,11 @@ RAFT_PROFILES: dict[str, RaftProfile] = {
         steps=400,
         weights={"tick": 25, "kill": 4, "restart": 10, "gone": 8, "send": 8, "fetch": 14, "flush": 16, "cut_off": 1.5},
     ),
+    # The leadership is handed on all the time, and parts of the log expire.
+    "raft-transfers": RaftProfile(
+        steps=400,
+        weights={"transfer": 10, "tick": 22, "fetch": 22, "flush": 18, "send": 5, "expire": 2, "gone": 2},
+    ),
     # Members come and go while the network parts.
     "raft-changes": RaftProfile(
         members=3, weights={"remove": 6, "cut_off": 3, "heal": 0.4, "gone": 3, "tick": 28, "wipe": 0.3}

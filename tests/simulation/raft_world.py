@@ -141,6 +141,7 @@ RAFT: dict[str, float] = {
     "gone": 1.0,
     "transfer": 0.6,
     "remove": 0.3,
+    "expire": 0.4,
 }
 
 
@@ -319,6 +320,18 @@ class RaftSchedule:
         if others:
             self._say(f"{member.name} prepares a transfer")
             core.park(self.rng.choice(others), core.epoch, core.cell.version)
+
+    def _expire(self) -> None:
+        """Retention, which knows of some followers and not of others: those take a full copy."""
+        member = self._member()
+        core, log = member.core, member.log
+        limit = min(log.confirmed, log.flushed)
+        if core is not None and core.leader is not None and self.rng.random() < 0.5:
+            limit = min(limit, core.leader.needed_from(member.now()))
+        old = [r.offset for r in log.records if r.offset <= limit]
+        if member.alive and len(old) > 4:
+            self._say(f"{member.name} expires records")
+            log.expire(old[len(old) // 2])
 
     def _remove(self) -> None:
         """Somebody removes a member, which then joins again as a learner; without rule 27, several at once."""
