@@ -202,6 +202,13 @@ class TestMetadata:
                 ),
                 st.sampled_from("ab").map(lambda n: {"at": 1, "dropOffsets": [f"{n}@x"]}),
                 st.tuples(st.integers(1, 3), st.integers(0, 9)).map(lambda t: {"at": 1, "delay": {str(t[0]): t[1]}}),
+                st.tuples(st.integers(1, 2), st.integers(0, 9), st.sets(st.integers(0, 9))).map(
+                    lambda t: {
+                        "at": 1,
+                        "timer": {str(t[0]): t[1]},
+                        "timerDone": {str(t[0]): sorted(o for o in t[2] if o >= t[1])},
+                    }
+                ),
             ),
             max_size=30,
         ),
@@ -213,12 +220,12 @@ class TestMetadata:
             once.apply(change)
         for change in changes + changes[min(again, len(changes)) :]:
             twice.apply(change)
-        for name in ("topics", "groups", "offsets", "delay", "timer", "hidden"):
+        for name in ("topics", "groups", "offsets", "delay", "timer", "timer_done", "hidden"):
             assert getattr(once, name) == getattr(twice, name)
         copied = Tables()
         for change in once.all_changes(2):
             copied.apply(change)
-        for name in ("topics", "groups", "delay", "timer"):
+        for name in ("topics", "groups", "delay", "timer", "timer_done"):
             assert getattr(copied, name) == getattr(once, name)
         assert copied.offsets == {key: value for key, value in once.offsets.items() if value}
 

@@ -12,6 +12,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gantry_broker.store.types import Put
 
     from .core import Broker
+    from .metadata import Change
 
 log = logging.getLogger(__name__)
 
@@ -169,9 +171,9 @@ class Delays:
                 return
 
 
-def _append(broker: Broker, puts: list[Put], progress: dict[str, dict[str, int]]) -> None:
+def _append(broker: Broker, puts: list[Put], progress: Change) -> None:
     """Messages and how far their queue now is, as one batch: all of it or nothing."""
-    change = {"at": broker.unix_ms(), **progress}
+    change: Change = {"at": broker.unix_ms(), **progress}
     broker.append([*puts, broker.change_put(change)])
     broker.applied(change)
     broker.appended(None)
@@ -186,8 +188,6 @@ class Buckets:
         """Heap of (due, bucket, queue offset) of the messages that were read."""
         self._read: dict[int, int] = {}
         """Bucket to the queue offset up to which it was read into memory."""
-        self._delivered: dict[int, set[int]] = {}
-        """Bucket to offsets at or above its progress that are done."""
         self._unknown: dict[int, None] = {}
         """Buckets with messages not read yet, of which it is not known when the first one's minute begins."""
         self._first: dict[int, int] = {}
@@ -196,7 +196,6 @@ class Buckets:
     def clear(self) -> None:
         self._ready.clear()
         self._read.clear()
-        self._delivered.clear()
         self._unknown.clear()
         self._first.clear()
 
@@ -224,6 +223,10 @@ class Buckets:
         stored = self._broker.meta.working.timer.get(bucket, 0)
         return max(stored, self._broker.store.min_offset(TIMER_TOPIC, bucket))
 
+    def _done(self, bucket: int) -> AbstractSet[int]:
+        """What was delivered of a bucket at or above its progress: a new master must know it as well."""
+        return self._broker.meta.working.timer_done.get(bucket, frozenset())
+
     def next_due(self, now: int) -> Iterator[int]:
         if self._unknown:
             yield now
@@ -249,14 +252,16 @@ class Buckets:
             if got.damaged >= 0:
                 heapq.heappush(self._ready, (now + RETRY_MS, bucket, offset))
         for bucket, items in puts.items():
-            done = self._delivered.setdefault(bucket, set())
-            done.update(offset for offset, _ in items)
+            before, done = self._done(bucket), {offset for offset, _ in items}
             progress = self._progress(bucket)
-            while progress in done:
-                done.discard(progress)
+            while progress in done or progress in before:
                 progress += 1
+            change: Change = {"timer": {str(bucket): progress}}
+            above = sorted(offset for offset in done if offset >= progress)
+            if above:
+                change["timerDone"] = {str(bucket): above}
             try:
-                _append(self._broker, [put for _, put in items], {"timer": {str(bucket): progress}})
+                _append(self._broker, [put for _, put in items], change)
             except (StoreError, NotWritable):
                 self.clear()
                 self.look_again()
@@ -266,12 +271,13 @@ class Buckets:
         """The entries of a bucket from where reading stopped: (due, offset) only, not the messages."""
         store = self._broker.store
         del self._first[bucket]
-        offset = max(self._read.get(bucket, 0), self._progress(bucket))
+        offset, done = max(self._read.get(bucket, 0), self._progress(bucket)), self._done(bucket)
         while True:
             got = store.get(TIMER_TOPIC, bucket, offset, BATCH, BATCH_BYTES)
             for record in decode_records(got.data):
-                heapq.heappush(self._ready, (_due(record), bucket, record.queue_offset))
                 offset = record.queue_offset + 1
+                if record.queue_offset not in done:
+                    heapq.heappush(self._ready, (_due(record), bucket, record.queue_offset))
             if not got.data:
                 if got.damaged >= 0:
                     self._first[bucket] = now + RETRY_MS

@@ -36,15 +36,16 @@ def offset_key(topic: str, group: str) -> str:
 @dataclass(slots=True)
 class Tables:
     """One view of all metadata. `offsets`: "topic@group" to queue to offset; `delay`: level to queue offset;
-    `timer`: bucket to queue offset; `settings`: name to (value, what the resource said then), see `livesettings`;
-    `hidden`: topic to the offset of the log below which its deletion hides records; `ends`: topic to queue to where it
-    goes on, should nothing else be left to say it."""
+    `timer`: bucket to queue offset; `timer_done`: bucket to what was delivered above that; `settings`: name to (value,
+    what the resource said then), see `livesettings`; `hidden`: topic to the offset of the log below which its deletion
+    hides records; `ends`: topic to queue to where it goes on, should nothing else be left to say it."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     groups: dict[str, SubscriptionGroup] = field(default_factory=dict)
     offsets: dict[str, Offsets] = field(default_factory=dict)
     delay: Offsets = field(default_factory=dict)
     timer: Offsets = field(default_factory=dict)
+    timer_done: dict[int, set[int]] = field(default_factory=dict)
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     hidden: dict[str, int] = field(default_factory=dict)
     ends: dict[str, Offsets] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Tables:
             {key: dict(value) for key, value in self.offsets.items()},
             dict(self.delay),
             dict(self.timer),
+            {bucket: set(done) for bucket, done in self.timer_done.items()},
             dict(self.settings),
             dict(self.hidden),
             {topic: dict(queues) for topic, queues in self.ends.items()},
@@ -102,6 +104,10 @@ class Tables:
             known = self.offsets.setdefault(key, {})
             for queue, offset in queues.items():
                 known[int(queue)] = offset
+        for bucket, delivered in change.get("timerDone", {}).items():
+            self.timer_done.setdefault(int(bucket), set()).update(delivered)
+        for bucket, offset in change.get("timer", {}).items():
+            self._forget_done(int(bucket), offset)
         for table, name in ((self.delay, "delay"), (self.timer, "timer")):
             for queue, offset in change.get(name, {}).items():
                 if offset < 0:
@@ -109,6 +115,18 @@ class Tables:
                 else:
                     table[int(queue)] = offset
         return shaped or grouped or set_anew
+
+    def _forget_done(self, bucket: int, progress: int) -> None:
+        """Everything below `progress` was delivered, and need not be named any more."""
+        done = self.timer_done.get(bucket)
+        if done is None:
+            return
+        if 0 <= progress - self.timer.get(bucket, 0) <= len(done):
+            done.difference_update(range(self.timer.get(bucket, 0), progress))
+        else:
+            done = self.timer_done[bucket] = {offset for offset in done if 0 <= progress <= offset}
+        if not done:
+            del self.timer_done[bucket]
 
     def all_changes(self, now_ms: int) -> Iterator[Change]:
         """Changes that, applied to empty tables, give these.
@@ -124,6 +142,9 @@ class Tables:
             yield {"at": now_ms, "offsets": {k: _text_keys(self.offsets[k]) for k in keys}}
         if self.delay or self.timer:
             yield {"at": now_ms, "delay": _text_keys(self.delay), "timer": _text_keys(self.timer)}
+        for bucket, done in self.timer_done.items():
+            for offsets in _chunks(sorted(done)):
+                yield {"at": now_ms, "timerDone": {str(bucket): offsets}}
         if self.settings:
             yield {"at": now_ms, "settings": {name: list(pair) for name, pair in self.settings.items()}}
 

@@ -59,6 +59,7 @@ def render(meta: Metadata, history: History) -> dict[str, bytes]:
                 "applied": meta.applied,
                 "epoch": epoch_before(history, meta.applied),
                 "timer": {str(k): v for k, v in tables.timer.items()},
+                "timerDone": {str(k): sorted(v) for k, v in tables.timer_done.items()},
                 "settings": {name: list(pair) for name, pair in tables.settings.items()},
                 "hidden": tables.hidden,
                 "ends": tables.ends,
@@ -103,6 +104,7 @@ def load(directory: Path) -> Snapshot | None:
         fields = Fields(value, OWN)
         own[:] = fields.number("applied", 0), fields.number("epoch", -1)
         tables.timer = _numbers(fields, "timer")
+        tables.timer_done = {int(k): {int(o) for o in v} for k, v in fields.map("timerDone").items()}
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
         tables.hidden = {str(name): int(below) for name, below in fields.map("hidden").items()}
         tables.ends = _by_queue(fields, "ends")

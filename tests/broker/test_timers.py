@@ -1,0 +1,77 @@
+"""Messages with a time of delivery of their own, of which a minute's lie in one queue in any order."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from gantry_broker.broker import snapshots
+from gantry_broker.broker.core import Broker
+from gantry_broker.broker.metadata import Tables
+from gantry_broker.protocol.message import decode_records
+
+if TYPE_CHECKING:
+    from conftest import Bench
+
+MINUTE = 1_800_000_000_000 // 60_000 * 60_000
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ms = MINUTE - 5_000
+        monkeypatch.setattr(Broker, "unix_ms", staticmethod(lambda: self.ms))
+
+    async def pass_to(self, bench: Bench, second: int) -> None:
+        self.ms = MINUTE + second * 1_000
+        for _ in range(3):
+            await asyncio.sleep(0)  # Who waits for what was confirmed is told in the next pass of the loop.
+        bench.broker.delays._run()
+
+
+async def _delivered(bench: Bench) -> list[bytes]:
+    answer = await bench.ask(11, bench.pull_ext())
+    return [r.body for r in decode_records(answer.body)]
+
+
+async def _send(bench: Bench, *seconds: int) -> None:
+    for second in seconds:
+        due = f"TIMER_DELIVER_MS\x01{MINUTE + second * 1_000}"
+        assert (await bench.send(b"%d" % second, properties=due)).code == 0
+
+
+async def test_a_new_master_delivers_nothing_twice_of_a_minute_that_has_begun(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    await _send(bench, 50, 10, 30, 20)
+    await clock.pass_to(bench, 25)
+    assert await _delivered(bench) == [b"10", b"20"]
+    await bench.lead()
+    await clock.pass_to(bench, 26)
+    assert await _delivered(bench) == [b"10", b"20"]
+    await clock.pass_to(bench, 55)
+    assert await _delivered(bench) == [b"10", b"20", b"30", b"50"]
+    tables = bench.broker.meta.working
+    assert list(tables.timer.values()) == [4]
+    assert not tables.timer_done
+
+
+async def test_what_was_delivered_out_of_order_is_kept_in_snapshots_and_in_the_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = Clock(monkeypatch)
+    await _send(bench, 50, 10, 30, 20)
+    await clock.pass_to(bench, 35)
+    confirmed = bench.broker.meta.confirmed
+    [done] = confirmed.timer_done.values()
+    assert done == {1, 2, 3}
+    copied = Tables()
+    for change in confirmed.all_changes(1):
+        copied.apply(change)
+    assert copied.timer_done == confirmed.timer_done
+    snapshots.write(tmp_path, snapshots.render(bench.broker.meta, bench.store.history))
+    found = snapshots.load(tmp_path)
+    assert found is not None
+    assert found.tables.timer_done == confirmed.timer_done
