@@ -1,4 +1,4 @@
-"""Messages with a time of delivery of their own, of which a minute's lie in one queue in any order."""
+"""Delayed messages: by the levels of RocketMQ, and with a time of delivery of their own."""
 
 from __future__ import annotations
 
@@ -75,3 +75,29 @@ async def test_what_was_delivered_out_of_order_is_kept_in_snapshots_and_in_the_l
     found = snapshots.load(tmp_path)
     assert found is not None
     assert found.tables.timer_done == confirmed.timer_done
+
+
+async def test_a_clock_that_goes_back_holds_up_no_level(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a new master whose clock is behind: retries wait in these queues, all behind the first one."""
+    clock = Clock(monkeypatch)
+
+    async def send(body: bytes) -> None:
+        assert (await bench.send(body, properties="DELAY\x013")).code == 0
+
+    await clock.pass_to(bench, 3_600)
+    await send(b"an hour ahead")
+    await clock.pass_to(bench, 0)
+    await send(b"behind it")
+    await clock.pass_to(bench, 5)
+    assert await _delivered(bench) == [b"an hour ahead"]
+    await clock.pass_to(bench, 11)
+    assert await _delivered(bench) == [b"an hour ahead", b"behind it"]
+
+
+async def test_clocks_that_differ_a_little_change_no_level(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    await clock.pass_to(bench, 2)
+    assert (await bench.send(b"a", properties="DELAY\x013")).code == 0
+    for second, delivered in ((0, []), (11, []), (13, [b"a"])):
+        await clock.pass_to(bench, second)
+        assert await _delivered(bench) == delivered

@@ -36,6 +36,9 @@ BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20
 RETRY_MS: Final = 1_000
 """After the store refused a batch (a full disk)."""
+AHEAD_MS: Final = 10_000
+"""A message that was stored so much later than it is now waits no longer, as with 4.9.7: all of its level would wait
+behind it until this clock is there."""
 PASS_BATCHES: Final = 4
 """Batches per level and pass; then other work has its turn."""
 LOOKS: Final = 64
@@ -159,7 +162,7 @@ class Delays:
             puts: list[Put] = []
             for record in decode_records(got.data):
                 due = record.store_ms + level_ms
-                if due > now:
+                if due > now and record.store_ms <= now + AHEAD_MS:
                     self._levels[queue_id] = due
                     break
                 puts.append(delivered(record))
