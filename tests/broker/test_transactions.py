@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -136,3 +137,32 @@ async def test_a_damaged_half_and_those_behind_it_are_known_once_it_is_mended(be
     store.log.overwrite(at, was)
     made._read()
     assert made.undecided == 2
+
+
+@pytest.mark.parametrize("how", ["zeros", "unreadable"])
+async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_about_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nor does it keep others from being asked about."""
+    made, now = bench.broker.transactions, bench.broker.unix_ms()
+    await made.loaded.wait()
+    at = bench.broker.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
+    bench.broker.appended(None)
+    made._read()
+    real, told = bench.store.log.read, []
+
+    def read(offset: int, count: int) -> bytes:
+        if offset == at:
+            if how == "unreadable":
+                raise OSError(errno.EIO, "Input/output error")
+            return bytes(count)
+        return real(offset, count)
+
+    monkeypatch.setattr(bench.store.log, "read", read)
+    monkeypatch.setattr(bench.store, "on_damage", told.append)
+    for item in made._waiting.values():
+        item.ask_at_ms = now
+    made._check()
+    assert told == [at]
+    assert made.undecided == 2
+    assert [item.ask_at_ms > now for item in made._waiting.values()] == [True, True]

@@ -24,7 +24,7 @@ from gantry_broker.protocol.codes import (
 )
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import Record, decode_records, encode_record, pack_host, parse_properties
-from gantry_broker.store.errors import StoreError
+from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
 from .delay import real_target
 from .faults import NotWritable
@@ -251,8 +251,12 @@ class Transactions:
         item = self._waiting[offset]
         try:
             half = broker.store.record(item.phys)
-        except StoreError:
+        except OffsetGone:
             self._waiting.pop(offset, None)  # Retention has removed it: nobody can commit it any more.
+            return
+        except (BadRecords, OSError):
+            broker.store.on_damage(item.phys)
+            item.ask_at_ms = now + broker.settings.transactionCheckInterval
             return
         props = parse_properties(half.properties)
         text = props.get(Prop.TRANSACTION_CHECK_TIMES, "0")
