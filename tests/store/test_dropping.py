@@ -371,8 +371,8 @@ def damage(store: MessageStore, number: int) -> bytes:
     return was
 
 
-def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member) -> None:
-    number = 3
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member, number: int) -> None:
     member.put(0, 250)
     filed(member.store, NOW)
     at = member.store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]

@@ -273,8 +273,8 @@ class ConsumeQueue:
         """
         if not self._first <= number < self.max:
             return
-        phys, size, _ = self.entry(number)
-        if size != BLANK_SIZE or phys == 0:
+        phys, size, below = self.entry(number)
+        if size != BLANK_SIZE or (phys == 0 and below):  # An earlier version left such blanks of what was deleted.
             return
         self._min_for = -1
         if number >= self.written:
