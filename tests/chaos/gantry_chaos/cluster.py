@@ -150,13 +150,15 @@ class Cluster:
 
     def start_supervisor(self) -> None:
         here = Path(__file__).parent.parent
+        # What this process was told to import is what is to be broken.
+        paths = [str(here), str(here.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         with open(self.folder.supervisor_log, "ab") as out:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gantry_chaos.supervisor", str(self.folder.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join((str(here), str(here.parent)))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 start_new_session=True,
             )
 
