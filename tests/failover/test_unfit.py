@@ -16,7 +16,7 @@ from gantry_operator.failover import (
     Report,
     decide,
 )
-from gantry_operator.failover.model import Promote, ShrinkSet, Switchover, Tell
+from gantry_operator.failover.model import Promote, ShrinkSet, Switchover, Tell, Wait
 
 A, B, C = (MemberId(n, "x") for n in range(3))
 CELL = Cell(3, 7, A, frozenset({A, B, C}))
@@ -47,6 +47,12 @@ def test_to_one_that_is_fit() -> None:
     [asked] = decide(observed(member(0, FULL), member(1, FULL), member(2)))
     assert isinstance(asked, AskHandover)
     assert asked.target == C
+
+
+def test_who_asks_for_one_that_should_not_lead_is_told_why() -> None:
+    """It is in sync."""
+    asked = replace(observed(member(0), member(1, FULL), member(2)), switchover=Switchover(to=1, force=True))
+    assert decide(asked) == [Wait("switchover-target", f"m1 should not lead: {FULL}")]
 
 
 def test_not_when_everybody_is_as_badly_off() -> None:

@@ -30,6 +30,14 @@ def test_slaves_go_first_and_the_master_hands_over_to_a_new_one() -> None:
     assert (next_step(handed_over).kind, next_step(handed_over).member) == ("replace", "demo-a-0")
 
 
+def test_the_master_hands_over_to_one_that_can_lead() -> None:
+    """One that is in sync may have no room, or no NameServer that answers it: it would be asked for for ever."""
+    last = [member(0, outdated=True), member(1, fit=False), member(2)]
+    assert (next_step(last).kind, next_step(last).to) == ("handover", "demo-a-2")
+    nobody = [last[0], last[1], member(2, fit=False)]
+    assert next_step(nobody).to == "demo-a-1", "what ails everybody keeps nobody from leading"
+
+
 def test_waits_for_a_member_that_catches_up() -> None:
     step = next_step([member(0, outdated=True), member(1, outdated=True), member(2, in_sync=False)])
     assert step.kind == "wait"

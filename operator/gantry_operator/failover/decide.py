@@ -169,6 +169,9 @@ def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Swit
     if not able:
         target = None if wanted.to is None else obs.view(wanted.to)
         who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
+        said = None if target is None or target.report is None else obs.heard_as(target.report.id)
+        if said is not None and said.id in cell.in_sync and said.unfit:
+            return Wait("switchover-target", f"{who} should not lead: {said.unfit}")
         return Wait("switchover-target", f"{who} is not in sync with {view.name} yet")
     wish = wanted if wanted is obs.switchover else None
     return AskHandover(view.number, able[0].id, cell, wanted.reason, wish)

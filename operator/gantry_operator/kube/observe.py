@@ -44,6 +44,7 @@ def member_states(
                 master=cell is not None and cell.master is not None and cell.master.member == member.number,
                 broken=pod is not None and not going and not serves and broken_for_good(pod, now),
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
+                fit=report is None or not report.unfit,
             )
         )
     return out

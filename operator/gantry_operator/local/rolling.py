@@ -82,6 +82,7 @@ class Rolling:
                     in_sync=report is not None and loop.in_sync(report),
                     master=cell is not None and report is not None and report.id == cell.master,
                     leaving=endpoint.name in s.leaving,
+                    fit=report is None or not report.unfit,
                 )
             )
         return states

@@ -28,6 +28,8 @@ class MemberState:
     """The plan has it no more: it goes as soon as it may."""
     broken: bool = False
     """It does not work and will not by itself: it may be replaced at any time."""
+    fit: bool = True
+    """Nothing speaks against it as master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +93,5 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
 
 
 def _handover(master: MemberState, heirs: Sequence[MemberState], why: str) -> Step:
-    heir = min(heirs, key=lambda m: m.number)
+    heir = min(heirs, key=lambda m: (not m.fit, m.number))
     return Step("handover", f"{master.name} {why}, so it hands over first", master.name, heir.name)
