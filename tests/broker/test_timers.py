@@ -10,6 +10,7 @@ import pytest
 from gantry_broker.broker import snapshots
 from gantry_broker.broker.core import Broker
 from gantry_broker.broker.metadata import Tables
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
 
 if TYPE_CHECKING:
@@ -101,3 +102,14 @@ async def test_clocks_that_differ_a_little_change_no_level(bench: Bench, monkeyp
     for second, delivered in ((0, []), (11, []), (13, [b"a"])):
         await clock.pass_to(bench, second)
         assert await _delivered(bench) == delivered
+
+
+async def test_what_would_expire_before_it_is_due_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was promised, and never delivered."""
+    clock = Clock(monkeypatch)
+    clock.ms = MINUTE
+    assert (await bench.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=24")).code == 0
+    for hours, code in ((24, 0), (25, ResponseCode.MESSAGE_ILLEGAL)):
+        answer = await bench.send(b"x", properties=f"TIMER_DELIVER_MS\x01{MINUTE + hours * 3_600_000}")
+        assert answer.code == code
+    assert "fileReservedTime" in (answer.remark or "")

@@ -143,8 +143,11 @@ def delayed(put: Put, props: dict[str, str], levels: Sequence[int], now_ms: int)
     return with_real_target(put, props, SCHEDULE_TOPIC, level - 1)
 
 
-def timer_time(props: Mapping[str, str], now_ms: int) -> int | None:
-    """When a 5.x timer message is due, Unix ms; None: it is none. Raises MessageIllegal."""
+def timer_time(props: Mapping[str, str], now_ms: int, reserved_hours: int) -> int | None:
+    """When a 5.x timer message is due, Unix ms; None: it is none. Raises MessageIllegal.
+
+    `reserved_hours`: for so long the log keeps it.
+    """
     for name, factor, base in (
         (Prop.TIMER_DELIVER_MS, 1, 0),
         (Prop.TIMER_DELAY_SEC, 1_000, now_ms),
@@ -158,6 +161,11 @@ def timer_time(props: Mapping[str, str], now_ms: int) -> int | None:
         due = base + int(text) * factor
         if due - now_ms > TIMER_MAX_MS:
             raise MessageIllegal(f"the property {name} is {text}: due in over {TIMER_MAX_MS // 86_400_000} days")
+        if due - now_ms > reserved_hours * 3_600_000:
+            raise MessageIllegal(
+                f"the property {name} is {text}: due in over {reserved_hours} hours, which is fileReservedTime: "
+                "it would have expired by then"
+            )
         return due
     return None
 

@@ -205,7 +205,7 @@ class Sender:
         check_sizes(frame, header, self._broker.settings.maxMessageSize)
         props = parse_properties(header.properties or "")
         waits = props.get(Prop.WAIT_STORE_MSG_OK, "true").lower() == "true"
-        due = timer_time(props, now_ms)
+        due = timer_time(props, now_ms, broker.settings.fileReservedTime)
         level = delay_level(props, len(broker.delay_levels))
         items = decode_batch(frame.body) if frame.code == _BATCH else None
         topic, known = self._topic(header)

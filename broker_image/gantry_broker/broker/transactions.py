@@ -211,7 +211,7 @@ class Transactions:
         sys_flag = half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
         put = copy_of(half, topic, queue_id, props=props, sys_flag=sys_flag, prepared_offset=half.phys_offset)
         now = broker.unix_ms()
-        due = timer_time(props, now)
+        due = timer_time(props, now, broker.settings.fileReservedTime)
         return delayed(put, props, broker.delay_levels, now) if due is None else timed(put, props, due, now)
 
     def note_decided(self, half: Record) -> None:
