@@ -12,6 +12,7 @@ from gantry_broker.broker.core import Broker
 from gantry_broker.broker.metadata import Tables
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
+from running import until
 
 if TYPE_CHECKING:
     from conftest import Bench
@@ -57,6 +58,26 @@ async def test_a_new_master_delivers_nothing_twice_of_a_minute_that_has_begun(
     tables = bench.broker.meta.working
     assert list(tables.timer.values()) == [4]
     assert not tables.timer_done
+
+
+async def test_what_was_due_while_nobody_led_is_delivered_however_long_that_was(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute's queue is used again for one three days later: it must not be taken for that one's."""
+    clock = Clock(monkeypatch)
+    await _send(bench, *range(0, 6_000, 60))
+    for minute in range(100):
+        await _send(bench, 60 * minute + 1)
+    await clock.pass_to(bench, 12 * 3_600)
+    await _send(bench, 70 * 3_600)
+    await bench.lead()
+    delays = bench.broker.delays
+    await until(lambda: bench.store.max_offset("T", 0) == 200)
+    await clock.pass_to(bench, 69 * 3_600)
+    assert bench.store.max_offset("T", 0) == 200
+    await clock.pass_to(bench, 70 * 3_600)
+    delays._run()
+    assert bench.store.max_offset("T", 0) == 201
 
 
 async def test_what_was_delivered_out_of_order_is_kept_in_snapshots_and_in_the_log(

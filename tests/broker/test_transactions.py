@@ -166,3 +166,12 @@ async def test_a_half_that_is_damaged_when_its_producer_is_to_be_asked_is_asked_
     assert told == [at]
     assert made.undecided == 2
     assert [item.ask_at_ms > now for item in made._waiting.values()] == [True, True]
+
+
+async def test_a_half_that_was_stored_by_a_clock_far_ahead_is_asked_about_soon(bench: Bench) -> None:
+    made, now = bench.broker.transactions, bench.broker.unix_ms()
+    await made.loaded.wait()
+    bench.store.put([_put(bench, TRANS_HALF_TOPIC, b"", "")], now + 86_400_000)
+    bench.broker.appended(None)
+    made._read()
+    assert [item.ask_at_ms < now + 3_600_000 for item in made._waiting.values()] == [True]

@@ -81,3 +81,18 @@ def test_the_disk_is_asked_few_times(
     assert failed <= most
     bad_sector.clear()
     store.close(clean=False)
+
+
+def test_a_query_by_key_finds_the_others(tmp_path: Path, bad_sector: dict[str, Any]) -> None:
+    store = MessageStore.open(StoreConfig(tmp_path, SETTINGS))
+    for _ in range(3):
+        store.put([Put("T", 0, 0, 0, 1, HOST, b"y" * 20_000, b"KEYS\x01k\x02", keys=("k",))], 1_000)
+    store.confirm(store.end)
+    places = [record.phys_offset for record in store.walk(0)]
+    told: list[int] = []
+    store.on_damage = told.append
+    bad_sector.update(path=store.log.path(0), at=7 * 4096)
+    assert [record.phys_offset for record in store.query("T", "k", 10, 0, 10_000)] == [places[2], places[0]]
+    assert told == [places[1]]
+    bad_sector.clear()
+    store.close()

@@ -143,8 +143,9 @@ class Transactions:
                 if record.queue_offset in self._decided:
                     self._decided.discard(record.queue_offset)
                 else:
+                    stored = min(record.store_ms, self._broker.unix_ms())  # Its clock may have been ahead.
                     self._waiting[record.queue_offset] = Undecided(
-                        record.phys_offset, record.store_ms, record.store_ms + self._immunity_ms(record)
+                        record.phys_offset, stored, stored + self._immunity_ms(record)
                     )
             more, damaged = more or bool(got.data), damaged or got.damaged >= 0
         if more:

@@ -235,6 +235,11 @@ def query(
             candidate = record(store, phys)
         except (OffsetGone, BadRecords):
             continue
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            store.on_damage(phys)
+            continue
         if candidate.topic != topic or not begin_ms <= candidate.store_ms <= end_ms:
             continue
         if candidate.uniq_key == key or (not unique and key in candidate.keys):
