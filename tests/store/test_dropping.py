@@ -433,6 +433,41 @@ def test_an_interrupted_start_that_files_all_anew_leaves_all_of_it_to_the_next(
     assert member.shown() == list(range(247))
 
 
+@pytest.mark.parametrize("number", [3, 246])
+def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
+    member: Member, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Nobody would mend it, since it is sound."""
+    member.put(0, 250)
+    filed(member.store, NOW)
+    at, size, _ = member.store.queues.find("Orders", 0).entry(number)  # type: ignore[union-attr]
+    member.store.close()
+    shutil.rmtree(member.path / "consumequeue")
+    real = CommitLog.read
+
+    def read(log: CommitLog, offset: int, count: int) -> bytes:
+        if offset < at + size and at < offset + count:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(log, offset, count)
+
+    told: list[int] = []
+    with monkeypatch.context() as broken:
+        broken.setattr(CommitLog, "read", read)
+        member.start()
+        member.store.on_damage = told.append
+        member.store.upkeep(NOW + 2_000)
+    assert number not in member.shown()
+    assert set(told) == {at}
+    for n in range(len(member.store.unfiled) + 1):
+        member.store.upkeep(NOW + 4_000 + 2_000 * n)
+    assert member.shown() == list(range(247))
+    assert member.one("Orders") == 247
+    member.store.upkeep(NOW + 10_000)
+    member.again()
+    member.confirm()
+    assert member.shown() == list(range(248))
+
+
 def test_a_mended_record_is_filed_also_where_its_blank_is_written(member: Member) -> None:
     member.put(0, 250)
     filed(member.store, NOW)

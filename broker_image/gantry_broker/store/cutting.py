@@ -50,6 +50,7 @@ def _cut(store: MessageStore, to: int) -> None:
     if to < was_confirmed or store.half_reset:
         store.cuts += 1
         store.tail.clear()
+        store.unfiled = {at: min(stop, to) for at, stop in store.unfiled.items() if at < to}
         store.queues.cut(to)
         store.known_directories.clear()  # Files may come back by the names of those that go.
         if store.index is not None:
@@ -87,6 +88,7 @@ def reset(
     store.flushed = store.confirmed = to
     store.known_directories.clear()
     store.renumber = False
+    store.unfiled.clear()
     for (name, queue_id), number in queue_starts.items():
         store.queues.unsynced.update(store.queues.queue(store.queues.topic(name), queue_id).rebase(number))
     sync_names(sorted(store.queues.unsynced))

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
 from gantry_broker.store.consumequeue import ConsumeQueue
-from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
 from gantry_broker.store.keyindex import BATCH
 from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
-from gantry_broker.store.soundness import before_damage, next_border
+from gantry_broker.store.soundness import before_damage, next_border, sound_bytes
 from gantry_broker.store.tail import Batch, parse
 from gantry_broker.store.types import Confirmed
 
@@ -31,6 +31,8 @@ _WRITE_OUT_AFTER: Final = 200_000
 """Entries that wait in memory at most before they are written out, whatever the timer does."""
 _CATCH_UP: Final = 1 << 20
 """Bytes of the log that are read in one go to be filed again."""
+_LATE_AT_ONCE: Final = 8
+"""Places of which a call of `file_late` reads what lies there."""
 COMPLAIN_AGAIN_S: Final = 60.0
 
 
@@ -60,8 +62,8 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
 
 
 def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = True) -> Iterator[Batch]:
-    """What [start, stop) of our own log brings, but for damaged records: `on_damage` is told of them, and something is
-    missing between two batches. Raises OSError."""
+    """What [start, stop) of our own log brings, but for what cannot be read (`unfiled`): something is missing then
+    between two batches. Raises OSError."""
     at, want, doubted = start, _CATCH_UP, start
     while at < stop:
         if at >= doubted:
@@ -75,19 +77,45 @@ def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = Tr
                 want, doubted = 1, at + _CATCH_UP  # What is sound before it comes one by one.
                 continue
             _log.error("the record at %d cannot be filed: %s", at, error)
-            store.on_damage(at)
-            at, want = next_border(store.log, at, stop), _CATCH_UP
+            store.unfiled[at] = border = next_border(store.log, at, stop)
+            at, want = border, _CATCH_UP
             continue
         yield batch
         at = batch.end
 
 
+def file_late(store: MessageStore) -> None:
+    """What could not be read when a start had to file it: some that can be read now; `on_damage` is told of others."""
+    for at in list(store.unfiled)[:_LATE_AT_ONCE]:
+        stop = store.unfiled.pop(at)
+        try:
+            data = sound_bytes(store, at, min(stop - at, _CATCH_UP))
+            fill_in(store, at, data)
+            at += len(data)
+        except OffsetGone:
+            continue
+        except (BadRecords, OSError) as error:
+            if not isinstance(error, OSError) or error.errno == errno.EIO:
+                store.on_damage(at)
+        if at < stop:
+            store.unfiled[at] = stop  # Next time others come first.
+
+
 def fill_in(store: MessageStore, at: int, data: bytes) -> None:
-    """File mended records for which a record after them has left blanks. Raises OSError."""
+    """File records that were damaged when it was their turn, where those after them have left blanks or none has come.
+
+    Raises OSError.
+    """
     touched: set[str] = set()
     try:
         for queue, number, entry in parse_own(store, at, data).entries:
-            queue.fill_in(number, entry, touched)
+            if number < queue.max:
+                queue.fill_in(number, entry, touched)
+            else:
+                known = queue.next
+                queue.add(number, entry)
+                queue.next = max(known, queue.max)
+                store.queues.dirty.setdefault(queue)
         sync_names(sorted(touched))
     except OSError:
         store.queues.unsynced |= touched

@@ -84,6 +84,8 @@ class MessageStore:
         self.known_directories: set[str] = set()
         self.cuts = 0
         """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
+        self.unfiled: dict[int, int] = {}
+        """Where stretches of the log begin, and end, that a start could not read when it had to file them."""
         self.renumber = False
         """A queue's entries were replaced: what its next record gets follows from those and the tail."""
         self.points_unsaved = False

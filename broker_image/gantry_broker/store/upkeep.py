@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.append import keep_history
 from gantry_broker.store.files import fsync_dir, sync_file
-from gantry_broker.store.filing import catch_up, complain, write_out
+from gantry_broker.store.filing import catch_up, complain, file_late, write_out
 from gantry_broker.store.points import Points, boot_id, save_checkpoint
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
             for _ in range(3):
                 if not catch_up(store):
                     break
+    if second and store.unfiled:
+        file_late(store)
     if second and not store.points_file.busy:
         store.points_saved_ms = now_ms
         save_points(store, durable=False, aside=True)
