@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_MS: Final = 3_000
 """How long an administrator's change waits until it is confirmed."""
+NOTIFY_S: Final = 0.02
+"""Who joins or leaves a consumer group within this time is told to the others together."""
 ROOM_LOOK_S: Final = 1.0
 ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
@@ -122,6 +124,7 @@ class Broker:
         self._role_epoch = -1
         self._opaque = 0
         self._grown: list[tuple[str, int]] = []
+        self._changed_groups: dict[str, None] = {}
         self._loop = asyncio.get_running_loop()
         self.live_settings = LiveSettings(self)
         self.transactions = Transactions(self)
@@ -416,13 +419,23 @@ class Broker:
         self.appended(None)
 
     def notify_group(self, group: str) -> None:
-        """Tells all members of a consumer group that it changed (request 40, one-way)."""
-        config = self.meta.working.groups.get(group)
-        members = self.clients.consumers.get(group)
-        if members is None or (config is not None and not config.notify_ids_changed):
-            return
-        for client in list(members.clients.values()):
-            if not client.conn.closed:  # At a change of role all of them end at once: each would be told of each.
+        """Tells all members of a consumer group that it changed (request 40, one-way).
+
+        Once for all that changes within `NOTIFY_S`: at a failover all members come or go together, and telling each of
+        them of each other would take seconds where they are thousands.
+        """
+        if not self._changed_groups:
+            self._loop.call_later(NOTIFY_S, self._notify_groups)
+        self._changed_groups[group] = None
+
+    def _notify_groups(self) -> None:
+        changed, self._changed_groups = self._changed_groups, {}
+        for group in changed:
+            config = self.meta.working.groups.get(group)
+            members = self.clients.consumers.get(group)
+            if members is None or (config is not None and not config.notify_ids_changed):
+                continue
+            for client in list(members.clients.values()):
                 client.conn.send(
                     Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.next_opaque(), 2, {"consumerGroup": group})
                 )
