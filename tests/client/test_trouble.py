@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from gantry_broker.client import Admin, Consumer, FromWhere, OrderedConsumer, Producer, PullConsumer
+from gantry_broker.client import (
+    Admin,
+    Consumer,
+    FromWhere,
+    Message,
+    OrderedConsumer,
+    Producer,
+    PullConsumer,
+    Requester,
+    Session,
+    TransactionProducer,
+    TransactionState,
+    reply,
+)
 from gantry_broker.client.consumer import Running
 from gantry_broker.client.errors import SendFailed
 from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets
+from gantry_broker.client.transactions import Check
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
@@ -116,7 +129,7 @@ async def test_a_queue_whose_offset_is_reset_has_one_reader(
     goes_on.set()
     await reset
     readers = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_pull_forever"]
-    assert len(readers) == (5 if meanwhile == "rebalance" else 0)
+    assert len(readers) == (len(consumer.assigned) if meanwhile == "rebalance" else 0)
     await consumer.close()
 
 
@@ -237,9 +250,7 @@ async def test_a_broker_that_reads_no_more_holds_nobody_up(empty_cluster: Cluste
         await server.close()
 
 
-async def test_a_topic_that_is_subscribed_to_again_at_once_is_read_on(
-    cluster: Cluster, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_topic_that_is_subscribed_to_again_at_once_is_read_on(cluster: Cluster, inbox: Inbox) -> None:
     """Also if its messages came between: the usual way to change what is wanted of a busy topic."""
     async with (
         Producer(cluster.name_server) as producer,
@@ -247,25 +258,54 @@ async def test_a_topic_that_is_subscribed_to_again_at_once_is_read_on(
     ):
         await consumer.subscribe("T", inbox)
         await until(lambda: len([queue for queue in consumer.assigned if queue.topic == "T"]) == 4, "queues")
-        goes_on = asyncio.Event()
-        beat = consumer.session.beat_now
-
-        async def slow(addresses: Sequence[str] | None = None) -> list[str]:
-            await goes_on.wait()
-            return await beat(addresses)
-
-        monkeypatch.setattr(consumer.session, "beat_now", slow)
-        leaves = asyncio.create_task(consumer.unsubscribe("T"))
-        await until(lambda: not [data for data in consumer.subscriptions() if data.topic == "T"], "not wanted")
-        offsets = {queue: process.next_offset for queue, process in consumer.progress().items() if queue.topic == "T"}
-        for queue in offsets:
+        consumer._tasks[0].cancel()  # no rebalance in between
+        queues = await producer.queues("T")
+        await consumer.unsubscribe("T")
+        for queue in queues:
             await producer.send("T", b"between", queue=queue)
-        progress = consumer.progress
-        await until(lambda: all(progress()[queue].next_offset > at for queue, at in offsets.items()), "pulled")
-        again = asyncio.create_task(consumer.subscribe("T", inbox))
-        goes_on.set()
-        await asyncio.gather(leaves, again)
-        before = len(inbox.messages)
-        for queue in offsets:
+        await until(lambda: all(consumer.progress()[queue].next_offset == 1 for queue in queues), "pulled")
+        await consumer.subscribe("T", inbox)
+        assert await consumer._take_share("T", queues)
+        for queue in queues:
             await producer.send("T", b"after", queue=queue)
-        await until(lambda: sum(m.body == b"after" for m in inbox.messages[before:]) == 4, "messages")
+        await until(lambda: sum(m.body == b"after" for m in inbox.messages) == 4, "messages")
+
+
+async def test_clients_that_share_a_session_are_asked_for_themselves(empty_cluster: Cluster, inbox: Inbox) -> None:
+    await empty_cluster.add("a", transactionCheckInterval=100, transactionTimeOut=100)
+    async with Admin(empty_cluster.name_server) as admin:
+        await admin.create_topic("T", queues=1)
+    asked: list[tuple[str, bytes]] = []
+
+    def answers(name: str, state: TransactionState) -> Check:
+        async def check(message: ReceivedMessage) -> TransactionState:
+            asked.append((name, message.body))
+            return state
+
+        return check
+
+    async def work(message: Message, transaction_id: str) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+    session = Session(empty_cluster.name_server)
+    async with (
+        TransactionProducer(session, "first", answers("first", TransactionState.ROLLBACK)) as first,
+        TransactionProducer(session, "second", answers("second", TransactionState.COMMIT)) as second,
+        Requester(session, "third") as third,
+        Requester(session, "fourth") as fourth,
+        Consumer(session, "G", from_where=FromWhere.FIRST) as consumer,
+    ):
+        await first.send_in_transaction(Message("T", b"one"), work)
+        await second.send_in_transaction(Message("T", b"two"), work)
+        await until(lambda: len(asked) >= 2, "both are asked")
+        assert {*asked} == {("first", b"one"), ("second", b"two")}
+        await consumer.subscribe("T", inbox)
+        await inbox.wait(1)
+        assert inbox.bodies == [b"two"]
+
+        async def replies(message: ReceivedMessage) -> None:
+            await reply(third, message, message.body.upper())
+
+        await consumer.subscribe("Asked", replies)
+        for requester in (third, fourth):
+            assert (await requester.request(Message("Asked", b"what"), 10)).body == b"WHAT"

@@ -41,7 +41,7 @@ class Requester(Producer):
 
     def __init__(self, name_servers: str | Sequence[str] | Session, group: str, **options: Any) -> None:
         super().__init__(name_servers, group, **options)
-        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._waiting = self.session.replies
 
     async def start(self) -> None:
         self.session.remoting.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._pushed)

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from gantry_broker.client.answers import Answering, ConsumerAnswers
 from gantry_broker.client.errors import BrokerError, NoRoute
@@ -24,6 +24,10 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import RouteHeader, UnregisterClientHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError, RemotingError
+
+if TYPE_CHECKING:
+    from gantry_broker.client.requests import Reply
+    from gantry_broker.client.transactions import Check
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,10 @@ class Session:
         self.client_id = client_id or f"{local_address()}@{os.getpid()}#{time.time_ns() ^ id(self)}"
         self.remoting = RemotingClient(on_disconnect=self._disconnected)
         self.producer_groups: set[str] = set()
+        self.checks: dict[str, Check] = {}
+        """Producer group to what tells the state of its transactions."""
+        self.replies: dict[str, asyncio.Future[Reply]] = {}
+        """Correlation id of a request to who waits for its reply."""
         self.consumers: dict[str, Callable[[], ConsumerData]] = {}
         self.on_group_change: list[Callable[[str], None]] = []
         """Told the name of a consumer group whose members have changed."""

@@ -47,9 +47,14 @@ class TransactionProducer(Producer):
         self._check = check
 
     async def start(self) -> None:
+        self.session.checks[self.group] = self._check
         self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
         await super().start()
         await self.session.beat_now()
+
+    async def close(self) -> None:
+        await super().close()
+        self.session.checks.pop(self.group, None)
 
     async def send_in_transaction(
         self, message: Message, work: LocalWork, *, timeout: float | None = None
@@ -98,12 +103,15 @@ class TransactionProducer(Producer):
         except (BadField, RecordError) as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         message.topic = message.properties.get(Prop.REAL_TOPIC, message.topic)
+        group = message.properties.get(Prop.PRODUCER_GROUP, self.group)
+        check = self.session.checks.get(group)  # perhaps another producer's of this session
+        if check is None:
+            return None
         try:
-            state = await self._check(message)
+            state = await check(message)
         except Exception:
             log.exception("check of transaction %s failed", header.transactionId)
             state = TransactionState.UNKNOWN
-        group = message.properties.get(Prop.PRODUCER_GROUP, self.group)
         end = EndTransactionHeader(
             group,
             header.tranStateTableOffset,
