@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from gantry_broker.broker import delay
 from gantry_broker.broker.topics import TIMER_TOPIC
-from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus, RequestCode, ResponseCode
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import ConsumerData, Heartbeat
+from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, GetStatus, RequestCode, ResponseCode
+from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.types import Got
 from running import until
@@ -114,4 +117,23 @@ async def test_a_transactional_message_is_delayed_from_its_commit_on(
     assert [queue for queue in queues[waits_in] if bench.store.max_offset(waits_in, queue)]
     assert bench.store.max_offset("T", 0) == 0
     await _arrived(bench)
+    await bench.close()
+
+
+async def test_a_group_whose_retry_topic_cannot_be_is_refused(make_bench: MakeBench) -> None:
+    """Its first failed message could not be delivered, and all others with the same delay waited behind it."""
+    bench = make_bench(settings={"messageDelayLevel": "1s"})
+    await bench.lead()
+    await bench.send(b"x")
+    await until(lambda: bench.store.confirmed > bench.store.start)
+    got = bench.store.get("T", 0, 0, 1, 1 << 20)
+    (record,) = decode_records(got.data)
+    for length, code in ((249, ResponseCode.SYSTEM_ERROR), (248, ResponseCode.SUCCESS)):
+        beat = Heartbeat("c", [], [ConsumerData("G" * length, "CONSUME_PASSIVELY", "CLUSTERING", "X", [])])
+        answer = await bench.ask(RequestCode.HEART_BEAT, {}, fastjson.dumps(beat.to_json()))
+        assert answer.code == code
+        ext = {"offset": record.phys_offset, "group": "G" * length, "delayLevel": 1, "originMsgId": "m"}
+        answer = await bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+        assert answer.code == code
+    await until(lambda: bench.store.max_offset(RETRY_PREFIX + "G" * 248, 0) == 1)
     await bench.close()

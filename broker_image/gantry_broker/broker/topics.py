@@ -28,7 +28,7 @@ TIMER_TOPIC = "rmq_sys_wheel_timer"
 """Where a message with an arbitrary delivery time (5.x) waits."""
 
 NOT_SENDABLE = NOT_ALLOWED_SEND_TOPICS | {CONTROL_TOPIC, TIMER_TOPIC}
-GROUP_MAX = 255
+GROUP_MAX = 255 - len(RETRY_PREFIX)
 """4.9.7 has no limit of its own, 5.x has 120; names of %RETRY% topics end at 255."""
 
 _NAME = re.compile(r"^[%|a-zA-Z0-9_-]+$")

@@ -54,8 +54,8 @@ def check_topic(topic: str) -> None:
 
 def check_group(group: str) -> None:
     """Raises InvalidMessage for a name that RocketMQ's rules forbid."""
-    if not group or len(group) > 255 or not _NAME.fullmatch(group):
-        raise InvalidMessage(f"group {group[:150]!r}: 1 to 255 letters, digits, '_', '-', '%' and '|' are allowed")
+    if not group or len(group) > 248 or not _NAME.fullmatch(group):
+        raise InvalidMessage(f"group {group[:150]!r}: 1 to 248 letters, digits, '_', '-', '%' and '|' are allowed")
 
 
 @dataclass(slots=True)
