@@ -21,6 +21,7 @@ from gantry_broker.client import (
     TransactionState,
     reply,
 )
+from gantry_broker.client import consumer as consumer_module
 from gantry_broker.client.consumer import Running
 from gantry_broker.client.errors import SendFailed
 from gantry_broker.client.flow import FlowLimits
@@ -309,3 +310,30 @@ async def test_clients_that_share_a_session_are_asked_for_themselves(empty_clust
         await consumer.subscribe("Asked", replies)
         for requester in (third, fourth):
             assert (await requester.request(Message("Asked", b"what"), 10)).body == b"WHAT"
+
+
+@pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
+async def test_a_failed_message_that_cannot_be_sent_back_is_handled_again_here(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: type[Consumer]
+) -> None:
+    """A separator within a property's value, which other producers do not look for, cannot be written once more."""
+    monkeypatch.setattr(consumer_module, "LOCAL_RETRY_SECONDS", 0.05)
+    seen: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if len(seen) <= 2:
+            raise RuntimeError("twice")
+
+    async with (
+        Producer(cluster.name_server) as producer,
+        kind(cluster.name_server, "G", from_where=FromWhere.FIRST, concurrency=1, max_retries=0) as consumer,
+    ):
+        queue = (await producer.queues("T"))[0]
+        frame, _ = producer._frame(Message("T", b"odd"))
+        frame.ext["i"] += "\x02odd\x01a\x01b"
+        producer._aim(frame, queue)
+        await producer.session.demand(cluster.brokers["a"].address, frame, "send")
+        await consumer.subscribe("T", handle)
+        await until(lambda: seen == [b"odd"] * 3, "it is handled again")
+        await until(lambda: consumer.in_flight == 0, "it counts as consumed")

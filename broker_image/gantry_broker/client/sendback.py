@@ -63,24 +63,24 @@ class SendBack:
         properties[Prop.MAX_RECONSUME_TIMES] = str(max_retries)
         properties[Prop.DELAY_TIME_LEVEL] = str(_FIRST_LEVEL + message.record.reconsume_times)
         properties.pop(Prop.TRANSACTION_PREPARED, None)
-        header = SendHeader(
-            "CLIENT_INNER_PRODUCER",
-            RETRY_PREFIX + self._group,
-            AUTO_CREATE_TOPIC,
-            1,
-            0,
-            message.record.sys_flag & ~0x3C,  # how the body is compressed stays; transaction and host bits do not
-            Long(time.time_ns() // 1_000_000),
-            message.record.flag,
-            pack_properties(properties).decode(),
-            times,
-            False,
-            max_retries,
-            False,
-            message.broker,
-        )
-        frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=message.record.body)
         try:
+            header = SendHeader(
+                "CLIENT_INNER_PRODUCER",
+                RETRY_PREFIX + self._group,
+                AUTO_CREATE_TOPIC,
+                1,
+                0,
+                message.record.sys_flag & ~0x3C,  # how the body is compressed stays; transaction and host bits do not
+                Long(time.time_ns() // 1_000_000),
+                message.record.flag,
+                pack_properties(properties).decode(),
+                times,
+                False,
+                max_retries,
+                False,
+                message.broker,
+            )
+            frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=message.record.body)
             address = await self._session.master(message.broker)
             await self._session.demand(address, frame, f"sending {message.id} to the retry topic")
         except (RemotingError, BrokerError, ClientError) as error:
