@@ -33,7 +33,7 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
+from gantry_broker.store.errors import BadRecords, StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.records import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
@@ -41,6 +41,7 @@ from gantry_broker.store.types import Confirmed, Got, Put, Stored
 from .clients import ClientTable
 from .delay import Delays
 from .faults import NotStored, NotWritable
+from .fitness import Fitness
 from .livesettings import LiveSettings
 from .locks import QueueLocks
 from .longpoll import HeldPulls
@@ -61,17 +62,6 @@ CHANGE_TIMEOUT_MS: Final = 3_000
 """How long an administrator's change waits until it is confirmed."""
 NOTIFY_S: Final = 0.02
 """Who joins or leaves a consumer group within this time is told to the others together."""
-ROOM_LOOK_S: Final = 1.0
-ROOM_BYTES: Final = 8 << 20
-"""So much must be free on a disk that was full before it counts as having room."""
-HAND_OVER_S: Final = 5.0
-"""So long a master whose disk has failed waits for another one to lead."""
-LET_GO_S: Final = 2.0
-"""Then it forwards for so long before its process ends."""
-ALONE_S: Final = 10.0
-"""A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
-slave that none had answered for so long counts as answered only so long after one does again: where NameServers were
-gone for all of them nobody is better, and nothing moves."""
 
 
 class Broker:
@@ -93,8 +83,6 @@ class Broker:
         self.stats = Stats(self.started_ms)
         self.meta = Metadata(base_tables(config, self.settings, len(self.delay_levels)))
         self.replay = Replay(self.meta, store)
-        self.disk_full = False
-        self._next_look: asyncio.TimerHandle | None = None
         self.put_count = 0
         self.get_count = 0
         self.connections: Callable[[], int] = lambda: 0
@@ -110,12 +98,6 @@ class Broker:
         """Waits until the NameServers know this broker's topics as they are now; None: it has no NameServers."""
         self.on_status: list[Callable[[], None]] = []
         self.stopping = False
-        self.must_end = asyncio.Event()
-        """The disk failed. Only a process that opens the store anew can go on with what it holds."""
-        self._alone_since: float | None = None
-        """Since when no NameServer answers, by the loop's clock."""
-        self._alone_until = 0.0
-        """One answers again, but until then that does not make a slave better than its master."""
         self.letting_go = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
         self.has_guests = False
@@ -136,16 +118,16 @@ class Broker:
             epoch_body=self._epoch_body,
             on_confirmed=self._on_confirmed,
             on_role_change=self.role_changed,
-            on_change=self._status_changed,
+            on_change=self.status_changed,
             on_cut=self._on_cut,
             report=self._report,
-            on_store_error=self.store_failed,
+            on_store_error=lambda error: self.fitness.store_failed(error),
         )
         self.mender = Mender(store, self.replication.peers, self._on_mended)
         self.replication.on_damaged_answer = self.mender.given_damaged
         self.replication.on_unreadable = self.mender.suspect
         store.on_damage = self.mender.suspect
-        store.on_failed = self._end_without_disk
+        self.fitness = Fitness(self)
         client.register(GantryCode.READ_LOG, answering(self.mender))
 
     # ---- clocks and names
@@ -194,7 +176,7 @@ class Broker:
         if not self.may_append:
             raise NotWritable(self.refusal())
         stored = self.store.put(puts, self.unix_ms())
-        self._clear_full()
+        self.fitness.store_took()
         return stored
 
     def appended(self, answer: Callable[[SendStatus], None] | None, now_ms: int = 0) -> None:
@@ -216,82 +198,9 @@ class Broker:
             return f"service not available now: {self.config.name} is a slave, send to the master"
         return f"service not available now: {self.config.name} waits for its role ({self.replication.core.reason})"
 
-    def store_failed(self, error: StoreError) -> None:
-        if isinstance(error, StoreFull) and not self.disk_full:
-            self.disk_full = True
-            log.error("the disk is full: sends are refused until there is room: %s", error)
-            self._look_later()
-            self._status_changed()
-        elif not isinstance(error, StoreFull):
-            log.error("the store refused a batch: %s", error)
-
-    def _end_without_disk(self) -> None:
-        self._loop.call_soon(self._disk_failed)
-
-    def _disk_failed(self) -> None:
-        """Ends the process, after it has handed the role over if it can: what Async acknowledged is nowhere else."""
-        self._status_changed()
-        self.replication.disk_failed()
-        others = self.replication.core.cell.in_sync - {self.replication.me}
-        if not (self._leading and others) or self.config.flush == "Sync" or self.config.mode == "Raft":
-            self.must_end.set()  # With flush: Sync nobody can be brought to an end that is not on disk.
-            return
-        self._loop.call_later(HAND_OVER_S, self.must_end.set)
-        self.on_role.append(lambda master: None if master else self._end_soon())
-
-    def _end_soon(self) -> None:
-        self._loop.call_later(LET_GO_S, self.must_end.set)
-
-    @property
-    def unfit(self) -> str:
-        """Why another member should lead, if there is one that is fit."""
-        if self.stopping:
-            return "it stops"
-        if self.disk_full:
-            return "its disk is full"
-        if self.store.failed is not None:
-            return f"its disk failed: {self.store.failed}"
-        return "no NameServer answers it" if self._is_alone() else ""
-
-    def _is_alone(self) -> bool:
-        now, since = self._loop.time(), self._alone_since
-        if not self.leading:
-            return since is not None or now < self._alone_until
-        patience = self.settings.registerNameServerPeriod / 1000 + ALONE_S
-        return since is not None and now - since >= patience
-
-    def name_servers_answer(self, any_of_them: bool) -> None:
-        """Said after each attempt to register: without routes no client that starts finds the master."""
-        now, since = self._loop.time(), self._alone_since
-        if any_of_them and since is not None and now - since >= ALONE_S:
-            self._alone_until = now + ALONE_S
-        self._alone_since = None if any_of_them else since or now
-        if (since is None) != any_of_them:
-            self._status_changed()
-
-    def _look_later(self) -> None:
-        """One look at a time, however often the disk is full and has room again meanwhile."""
-        if self._next_look is None:
-            self._next_look = self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
-
-    def _look_for_room(self) -> None:
-        """Who does not lead is not told by a send that there is room again."""
-        self._next_look = None
-        if self.disk_full and not self.leading and self.store.disk().free >= ROOM_BYTES:
-            self._clear_full()
-        if self.disk_full:
-            self._look_later()
-
-    def _clear_full(self) -> None:
-        if self.disk_full:
-            self.disk_full = False
-            log.info("there is room on the disk again: sends are accepted")
-            self._status_changed()
-
     def count_puts(self, puts: list[Put], stored: list[Stored]) -> None:
         """Statistics of a batch of sends, once per topic."""
-        if self.disk_full:
-            self._clear_full()
+        self.fitness.store_took()
         self.put_count += len(puts)
         add = self.stats.add
         first = puts[0].topic
@@ -393,7 +302,7 @@ class Broker:
             try:
                 self.change({"groups": [made.to_json()]})
             except StoreError as error:
-                self.store_failed(error)
+                self.fitness.store_failed(error)
         return made
 
     def ensure_retry_topic(self, group: SubscriptionGroup) -> None:
@@ -401,7 +310,7 @@ class Broker:
             try:
                 self.ensure_topic(retry_topic(group.name), max(group.retry_queues, 1), Perm.READ | Perm.WRITE)
             except StoreError as error:
-                self.store_failed(error)
+                self.fitness.store_failed(error)
 
     def flush_offsets(self) -> None:
         """Writes the consumer offsets that changed into the log."""
@@ -414,7 +323,7 @@ class Broker:
             self.append([self.change_put(c) for c in changes])
         except StoreError as error:
             self.meta.put_back(changes)
-            self.store_failed(error)
+            self.fitness.store_failed(error)
             return
         self.appended(None)
 
@@ -507,7 +416,7 @@ class Broker:
         self._tables_changed()
         for notify in self.on_role:
             notify(master)
-        self._status_changed()
+        self.status_changed()
 
     def _unconfirmed_control(self) -> list[bytes]:
         """Raises what `store.unconfirmed_control` does. Unless only descriptors were short, the process ends then:
@@ -519,7 +428,8 @@ class Broker:
                 self.store.mark_failed(error)
             raise
 
-    def _status_changed(self) -> None:
+    def status_changed(self) -> None:
+        """Something that the status tells is other than before."""
         for told in self.on_status:
             told()
 

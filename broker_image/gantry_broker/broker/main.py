@@ -165,7 +165,7 @@ async def run(config: BrokerConfig) -> None:
     await process.start()
     gc.collect()
     gc.freeze()
-    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.must_end)]
+    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.fitness.must_end)]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:

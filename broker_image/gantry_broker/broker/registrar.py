@@ -102,7 +102,7 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
-            broker.name_servers_answer(not self._failing >= set(self._tasks))
+            broker.fitness.name_servers_answer(not self._failing >= set(self._tasks))
             for done in waiting:
                 if not done.done():
                     done.set_result(None)

@@ -93,7 +93,7 @@ class Upkeep:
             broker.append([broker.change_put(c) for c in broker.tables_as_changes()])
         except (NotWritable, StoreError) as error:
             if isinstance(error, StoreError):
-                broker.store_failed(error)
+                broker.fitness.store_failed(error)
             return
         self._segment = segment
         broker.appended(None)

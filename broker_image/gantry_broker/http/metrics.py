@@ -41,6 +41,7 @@ def render_metrics(broker: Broker) -> str:
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
+    full = broker.fitness.disk_full
     used = resource.getrusage(resource.RUSAGE_SELF)
     me = {"cluster": broker.config.cluster, "group": broker.config.group, "member": str(broker.config.member)}
     stats = broker.stats
@@ -59,7 +60,12 @@ def render_metrics(broker: Broker) -> str:
     families: list[tuple[str, str, str, Iterable[Row]]] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
         ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
-        ("gantry_writable", "gauge", "1 while sends are taken.", one(int(status["writable"] and not broker.disk_full))),
+        (
+            "gantry_writable",
+            "gauge",
+            "1 while sends are taken.",
+            one(int(status["writable"] and not full)),
+        ),
         ("gantry_in_sync_members", "gauge", "Size of the recorded in-sync set.", one(len(status["in_sync"]))),
         ("gantry_log_start_offset_bytes", "gauge", "First offset of the commit log.", one(status["start"])),
         ("gantry_log_end_offset_bytes", "gauge", "End of the commit log.", one(status["end"])),
@@ -89,7 +95,12 @@ def render_metrics(broker: Broker) -> str:
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
-        ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(broker.disk_full))),
+        (
+            "gantry_disk_full",
+            "gauge",
+            "1 while sends are refused for want of room.",
+            one(int(full)),
+        ),
         ("gantry_log_damaged_places", "gauge", "Damaged places of the log, to be mended.", one(broker.mender.damaged)),
         ("gantry_log_mended_total", "counter", "Places mended from another member.", one(broker.mender.mended)),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
