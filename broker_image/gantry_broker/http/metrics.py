@@ -60,12 +60,7 @@ def render_metrics(broker: Broker) -> str:
     families: list[tuple[str, str, str, Iterable[Row]]] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
         ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
-        (
-            "gantry_writable",
-            "gauge",
-            "1 while sends are taken.",
-            one(int(status["writable"] and not full)),
-        ),
+        ("gantry_writable", "gauge", "1 while sends are taken.", one(int(status["writable"] and not full))),
         ("gantry_in_sync_members", "gauge", "Size of the recorded in-sync set.", one(len(status["in_sync"]))),
         ("gantry_log_start_offset_bytes", "gauge", "First offset of the commit log.", one(status["start"])),
         ("gantry_log_end_offset_bytes", "gauge", "End of the commit log.", one(status["end"])),
@@ -95,12 +90,7 @@ def render_metrics(broker: Broker) -> str:
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
-        (
-            "gantry_disk_full",
-            "gauge",
-            "1 while sends are refused for want of room.",
-            one(int(full)),
-        ),
+        ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(full))),
         ("gantry_log_damaged_places", "gauge", "Damaged places of the log, to be mended.", one(broker.mender.damaged)),
         ("gantry_log_mended_total", "counter", "Places mended from another member.", one(broker.mender.mended)),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),

@@ -93,8 +93,12 @@ class ConsumeQueue:
             low, count = self._span(base, None)
             if count > low:
                 self.written = base // ENTRY_SIZE + count
-                spans = ((base, *self._span(base, None)) for base in bases)
-                self._first = next(base // ENTRY_SIZE + low for base, low, count in spans if count > low)
+                self._first = base // ENTRY_SIZE + low
+                for earlier in bases[: bases.index(base)]:
+                    low, count = self._span(earlier, None)
+                    if count > low:
+                        self._first = earlier // ENTRY_SIZE + low
+                        break
                 break
         else:
             if bases:  # Emptied by a cut, after retention had removed earlier files.
