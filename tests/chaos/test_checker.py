@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_chaos.checker import check
+from gantry_chaos.deletions import Deletions
 from gantry_chaos.history import History, Log, Place, Sent
 
 Story = tuple[History, dict[str, Log]]
@@ -133,3 +134,20 @@ def test_a_wrong_history(kind: str) -> None:
     history, logs = right()
     spoil(history, logs)
     assert any(p.startswith(finding) for p in check(history, logs, "a")), check(history, logs, "a")
+
+
+def test_what_was_deleted_stays_away_and_what_came_after_it_is_there() -> None:
+    history = History()
+    made = Deletions(history)
+    made.rounds = [[Sent(b"r%d %d" % (number, n), 0.0, status="SEND_OK") for n in range(2)] for number in range(4)]
+    made.gone, made.attempted = 2, 3
+    for sends in made.rounds:
+        history.tries.update(sent.body for sent in sends)
+    last, doubtful = {b"r3 0", b"r3 1"}, {b"r2 0", b"r2 1"}
+    assert list(made.check({"a": last, "b": last | doubtful})) == []
+    [deleted] = made.check({"a": last, "b": last | {b"r1 1"}})
+    assert deleted.startswith("NOT DELETED: b shows b'r1 1'")
+    [lacking] = made.check({"a": {b"r3 1"} | doubtful, "b": last})
+    assert lacking.startswith("DELETED TOO MUCH: b'r3 0'")
+    history.tries[b"r1 1"] = 2
+    assert list(made.check({"a": last | {b"r1 1"}})) == [], "the second try may have come after the deletion"

@@ -57,6 +57,7 @@ class Cluster:
     ) -> None:
         """`small_disks`: every member has a disk of its own that can be filled, for which one must be root."""
         self.folder = ClusterFolder(base)
+        self.replication = replication
         spec: dict[str, Any] = {
             "mode": mode,
             "flush": flush,

@@ -158,8 +158,10 @@ async def run(
     try:
         async with cluster:
             try:
-                leader, logs, lineage = await within(_play(plan, cluster, history, played, tell), plan.limit_s)
-                problems = check(history, logs, leader, lineage)
+                leader, logs, lineage, undeleted = await within(
+                    _play(plan, cluster, history, played, tell), plan.limit_s
+                )
+                problems = check(history, logs, leader, lineage) + undeleted
                 if lineage is None:
                     lost = len(missing(history, logs[leader]))
                 else:
@@ -184,8 +186,9 @@ async def run(
 
 async def _play(
     plan: Plan, cluster: Cluster, history: History, played: list[str], tell: Callable[[str], None]
-) -> tuple[str, dict[str, Log], Lineage | None]:
-    """Who leads at the end, what every member shows then, and with Async by which leaderships it came there."""
+) -> tuple[str, dict[str, Log], Lineage | None, list[str]]:
+    """Who leads at the end, what every member shows then, with Async by which leaderships it came there, and what is
+    wrong with deletions."""
     scene = Scene(cluster, tell)
     async with Workload(cluster, history, plan.seed) as work:
         try:
@@ -209,7 +212,9 @@ async def _play(
         leader, logs = await _read_logs(cluster, work)
         with suppress(NotInTime):  # The checker says which messages were not seen.
             await work.caught_up(logs[leader], SEES_ALL_S)
-        return leader, logs, await cluster.lineage(leader) if plan.is_async else None
+        shown = {} if plan.is_async else {name: await work.read_deleted(name) for name in cluster.members}
+        undeleted = list(work.deletions.check(shown))
+        return leader, logs, await cluster.lineage(leader) if plan.is_async else None, undeleted
 
 
 async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:

@@ -20,6 +20,7 @@ from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
 
 from .cluster import GROUP, Cluster, NotInTime
+from .deletions import DELETED_TOPIC, Deletions
 from .history import History, Led, Log, Place, Round, Sent
 
 TOPIC = "Chaos"
@@ -52,6 +53,7 @@ class Workload:
         self._sending = False
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
+        self.deletions = Deletions(history)
         for group in GROUPS:
             history.consumed[group] = Counter()
 
@@ -60,6 +62,10 @@ class Workload:
         await self._producer.start()
         self._sending = True
         self._senders = [asyncio.create_task(self._send()) for _ in range(SENDERS)]
+        if self._cluster.replication == "Sync":  # Async may take a deletion back.
+            servers = self._cluster.name_server_addresses
+            work = self.deletions.work(servers, self._producer, lambda: self._sending)
+            self._senders.append(asyncio.create_task(work))
         self._tasks = [
             asyncio.create_task(self._consume(GROUPS[0], None)),
             asyncio.create_task(self._consume(GROUPS[1], STAYS_S)),
@@ -192,14 +198,17 @@ class Workload:
                 self.history.leaders.setdefault(epoch, set()).add(name)
             await asyncio.sleep(0.1)
 
-    async def _end(self, name: str, queue: int) -> int | None:
-        frame = Frame(RequestCode.GET_MAX_OFFSET, ext={"topic": TOPIC, "queueId": str(queue)})
+    async def _end(self, name: str, queue: int, topic: str = TOPIC) -> int | None:
+        return await self._offset(name, RequestCode.GET_MAX_OFFSET, queue, topic)
+
+    async def _offset(self, name: str, code: RequestCode, queue: int, topic: str) -> int | None:
+        frame = Frame(code, ext={"topic": topic, "queueId": str(queue)})
         answer = await self._ask(name, frame)
         return None if answer is None or answer.code != ResponseCode.SUCCESS else int(answer.ext["offset"])
 
-    async def _pull(self, name: str, queue: int, at: int) -> list[tuple[Place, bytes]] | None:
+    async def _pull(self, name: str, queue: int, at: int, topic: str = TOPIC) -> list[tuple[Place, bytes]] | None:
         header = PullHeader(
-            "looker-on", TOPIC, queue, Long(at), 32, PullFlag.SUBSCRIPTION, Long(0), Long(0), Long(0), "*", "TAG",
+            "looker-on", topic, queue, Long(at), 32, PullFlag.SUBSCRIPTION, Long(0), Long(0), Long(0), "*", "TAG",
             bname=f"c-{GROUP}",
         )  # fmt: skip
         answer = await self._ask(name, Frame(RequestCode.PULL_MESSAGE, ext=header.ext()))
@@ -233,6 +242,22 @@ class Workload:
                 log.bodies.update(got)
                 at = got[-1][0].offset + 1
         return log
+
+    async def read_deleted(self, name: str) -> set[bytes]:
+        """What a member shows of the topic that is deleted again and again. Raises NotInTime as `read` does."""
+        found: set[bytes] = set()
+        for queue in range(QUEUES):
+            asked = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+            at, end = [await _patiently(partial(self._offset, name, c, queue, DELETED_TOPIC)) for c in asked]
+            if at is None or end is None:
+                raise NotInTime(f"{name} does not tell the ends of queue {queue} of {DELETED_TOPIC}")
+            while at < end:
+                got = await _patiently(partial(self._pull, name, queue, at, DELETED_TOPIC))
+                if not got:
+                    raise NotInTime(f"{name} shows nothing at {at} of queue {queue} of {DELETED_TOPIC}, up to {end}")
+                found.update(body for _, body in got)
+                at = got[-1][0].offset + 1
+        return found
 
 
 async def _patiently(ask: Callable[[], Awaitable[T | None]]) -> T | None:
