@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
 from gantry_broker.store.files import atomic_write
@@ -54,16 +56,18 @@ def render(meta: Metadata, history: History) -> dict[str, bytes]:
         ),
         OFFSETS: fastjson.dumps({"offsetTable": tables.offsets}),
         DELAY: fastjson.dumps({"offsetTable": tables.delay}),
-        OWN: fastjson.dumps(
+        # Plain JSON, which is written and read many times as fast as RocketMQ's: `ends` names every queue.
+        OWN: orjson.dumps(
             {
                 "applied": meta.applied,
                 "epoch": epoch_before(history, meta.applied),
-                "timer": {str(k): v for k, v in tables.timer.items()},
-                "timerDone": {str(k): sorted(v) for k, v in tables.timer_done.items()},
-                "settings": {name: list(pair) for name, pair in tables.settings.items()},
+                "timer": tables.timer,
+                "timerDone": {bucket: sorted(done) for bucket, done in tables.timer_done.items()},
+                "settings": tables.settings,
                 "hidden": tables.hidden,
                 "ends": tables.ends,
-            }
+            },
+            option=orjson.OPT_NON_STR_KEYS,
         ),
     }
 
