@@ -179,6 +179,24 @@ def test_no_start_shows_what_was_deleted_or_forgets_where_a_queue_goes_on(
         member.store.close(clean=False)
 
 
+def test_tables_of_a_version_that_hid_deletions_in_the_queues_are_built_anew(member: Member) -> None:
+    """Or what it deleted would be shown once the queues are filed anew."""
+    member.put(0, 15)
+    member.delete()
+    member.change(ends={"Old": {"0": 57}})
+    member.put(15, 15)
+    filed(member.store, NOW)
+    member.save()
+    own = member.path / "config" / snapshots.OWN
+    own.write_text(json.dumps({k: v for k, v in json.loads(own.read_text()).items() if k not in ("hidden", "ends")}))
+    member.store.close(clean=True)
+    shutil.rmtree(member.path / "consumequeue")
+    member.start()
+    member.confirm()
+    assert member.shown() == list(range(14, 29))
+    assert member.store.next_offset("Old", 0) == 57
+
+
 def test_tables_may_be_ahead_of_what_a_start_knows_as_confirmed(member: Member) -> None:
     """What came before an end that they tell is filed first; a deletion counts at once."""
     numbers = [member.one("Filed") for _ in range(3)]

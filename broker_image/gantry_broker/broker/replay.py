@@ -41,7 +41,7 @@ class Replay:
         applied = meta.applied
         # Of another epoch: the log was cut below the tables and has grown again since.
         other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.history, applied))
-        if applied > store.end or 0 < applied < store.start or other:
+        if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are built anew from it",
                 store.start, store.end, applied,

@@ -28,6 +28,8 @@ GROUPS: Final = "subscriptionGroup.json"
 OFFSETS: Final = "consumerOffset.json"
 DELAY: Final = "delayOffset.json"
 OWN: Final = "gantryTables.json"
+NOT_ALL: Final = -2
+"""In place of the epoch, when the tables are to be built anew from the log."""
 
 
 class Snapshot(NamedTuple):
@@ -106,7 +108,8 @@ def load(directory: Path) -> Snapshot | None:
 
     def read_own(value: Any) -> None:
         fields = Fields(value, OWN)
-        own[:] = fields.number("applied", 0), fields.number("epoch", -1)
+        # Before `hidden` deletions were told in the queues alone: these tables are not all that the log says.
+        own[:] = fields.number("applied", 0), fields.number("epoch", -1) if "hidden" in value else NOT_ALL
         tables.timer = _numbers(fields, "timer")
         tables.timer_done = {int(k): {int(o) for o in v} for k, v in fields.map("timerDone").items()}
         tables.settings = {str(name): (str(pair[0]), str(pair[1])) for name, pair in fields.map("settings").items()}
