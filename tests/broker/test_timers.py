@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from gantry_broker.broker import snapshots
@@ -97,6 +99,29 @@ async def test_what_was_delivered_out_of_order_is_kept_in_snapshots_and_in_the_l
     found = snapshots.load(tmp_path)
     assert found is not None
     assert found.tables.timer_done == confirmed.timer_done
+
+
+@pytest.mark.parametrize("looked_at", [None, -2, 5])
+async def test_a_want_of_descriptors_keeps_no_timer_message_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, looked_at: int | None
+) -> None:
+    """When their minute is looked at, when it is read, or when those that are due are."""
+    clock = Clock(monkeypatch)
+    await _send(bench, 50, 10, 30, 20)
+    if looked_at is not None:
+        await clock.pass_to(bench, looked_at)
+
+    def none_left(*args: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        for name in ("get", "topics_queues"):
+            short.setattr(bench.store, name, none_left)
+            await clock.pass_to(bench, 15)
+    await clock.pass_to(bench, 25)
+    assert await _delivered(bench) == [b"10", b"20"]
+    await clock.pass_to(bench, 55)
+    assert await _delivered(bench) == [b"10", b"20", b"30", b"50"]
 
 
 async def test_a_clock_that_goes_back_holds_up_no_level(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,8 @@ class Buckets:
         """Buckets with messages not read yet, of which it is not known when the first one's minute begins."""
         self._first: dict[int, int] = {}
         """Bucket to the time at which its minute begins, for the others with messages not read yet."""
+        self._failed = False
+        """The last delivery did not come to its end: some of what it took up is in none of these."""
 
     def clear(self) -> None:
         self._ready.clear()
@@ -239,6 +241,14 @@ class Buckets:
             yield max(min(self._first.values()), now)
 
     def deliver(self, now: int) -> None:
+        if self._failed:
+            self.clear()
+            self.look_again()
+        self._failed = True
+        self._deliver(now)
+        self._failed = False
+
+    def _deliver(self, now: int) -> None:
         for bucket in list(self._unknown)[:LOOKS]:
             self._look_at(bucket)
             del self._unknown[bucket]
@@ -263,12 +273,7 @@ class Buckets:
             above = sorted(offset for offset in done if offset >= progress)
             if above:
                 change["timerDone"] = {str(bucket): above}
-            try:
-                _append(self._broker, [put for _, put in items], change)
-            except (StoreError, NotWritable):
-                self.clear()
-                self.look_again()
-                raise
+            _append(self._broker, [put for _, put in items], change)
 
     def _read_bucket(self, bucket: int, now: int) -> None:
         """The entries of a bucket from where reading stopped: (due, offset) only, not the messages."""
