@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from gantry_broker.broker import transactions
@@ -175,3 +177,22 @@ async def test_a_half_that_was_stored_by_a_clock_far_ahead_is_asked_about_soon(b
     bench.broker.appended(None)
     made._read()
     assert [item.ask_at_ms < now + 3_600_000 for item in made._waiting.values()] == [True]
+
+
+async def test_a_want_of_descriptors_when_a_master_takes_over_leaves_transactions_to_be_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing new has to come for it."""
+    monkeypatch.setattr(transactions, "DAMAGED_S", 0.01)
+    tried = 0
+
+    def none_left(*args: object) -> NoReturn:
+        nonlocal tried
+        tried += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(bench.store, "get", none_left)
+        await bench.lead()
+        await until(lambda: tried > 0)
+    await asyncio.wait_for(bench.broker.transactions.loaded.wait(), 5)

@@ -49,7 +49,7 @@ HOLDS_UP: Final = 10_000
 """A half message that waits for so many others is written anew though nobody can be asked: a new master reads all that
 come after the oldest one."""
 DAMAGED_S: Final = 1.0
-"""After a damaged record, which may be mended by then."""
+"""After a damaged record, which may be mended by then, or a want of descriptors."""
 
 
 class Undecided:
@@ -122,7 +122,14 @@ class Transactions:
 
     def _read(self) -> None:
         """A piece of both queues; in pieces, so that a long backlog delays nobody."""
-        self._reading = None
+        loop = asyncio.get_running_loop()
+        self._reading = loop.call_later(DAMAGED_S, self._read)  # Should it not come to its end.
+        pause = self._read_piece()
+        self._reading.cancel()
+        self._reading = None if pause is None else loop.call_later(pause, self._read)
+
+    def _read_piece(self) -> float | None:
+        """Answers after how many seconds there is more to read; None: once something is added. Raises OSError."""
         store = self._broker.store
         self._op_at = max(self._op_at, store.min_offset(TRANS_OP_HALF_TOPIC, 0))
         got = store.get(TRANS_OP_HALF_TOPIC, 0, self._op_at, READ_BATCH, READ_BYTES)
@@ -148,15 +155,13 @@ class Transactions:
                         record.phys_offset, stored, stored + self._immunity_ms(record)
                     )
             more, damaged = more or bool(got.data), damaged or got.damaged >= 0
-        if more:
-            self._reading = asyncio.get_running_loop().call_later(0.001, self._read)
-        elif self._broker.settled:
-            self.loaded.set()
-            if damaged:
-                self._reading = asyncio.get_running_loop().call_later(DAMAGED_S, self._read)
-        elif not self.loaded.is_set():
-            self._reading = asyncio.get_running_loop().call_later(0.01, self._read)
         self._note_progress()
+        if more:
+            return 0.001
+        if not self._broker.settled:
+            return None if self.loaded.is_set() else 0.01
+        self.loaded.set()
+        return DAMAGED_S if damaged else None
 
     def _decide(self, offset: int) -> None:
         self._highest = max(self._highest, offset)
