@@ -328,13 +328,33 @@ def test_a_queue_whose_records_are_all_gone_counts_on_from_where_the_leader_does
     assert member.one("Other") == 3
 
 
-def test_ends_are_not_told_over_records_with_other_numbers(member: Member) -> None:
-    """A master had numbered them before it knew."""
-    assert member.one("Old") == 0
-    member.store.ensure_next("Old", 0, 57)
-    assert member.one("Old") == 1
+@pytest.mark.parametrize("end", [1, 2, 57])
+def test_ends_are_not_told_over_records_with_other_numbers(member: Member, end: int) -> None:
+    """A master had numbered them before it knew, or they are not confirmed yet."""
+    assert [member.one("Old") for _ in range(2)] == [0, 1]
+    member.store.ensure_next("Old", 0, end)
+    assert member.one("Old") == 2
     member.confirm()
-    assert member.shown("Old") == [0, 1]
+    assert member.shown("Old") == [0, 1, 2]
+    assert member.store.max_offset("Old", 0) == 3
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_master_gives_no_number_twice_before_it_knows_what_is_confirmed(member: Member, saved: bool) -> None:
+    """It was killed, and nothing but the tables, or the log's end, tells where a queue goes on."""
+    member.put(0, 5)
+    member.change(ends={"Old": {"0": 57}})
+    if saved:
+        member.confirm()
+        member.save()
+    assert member.store.points.confirmed == 0
+    member.again()
+    member.meta.lead(member.store.unconfirmed_control())
+    assert member.one("Old") == 57
+    for _ in range(2):
+        member.confirm()
+        assert member.shown("Old") == [57]
+        member.again()
 
 
 def test_a_queue_that_was_emptied_in_a_later_file_goes_on_where_it_is_told(member: Member) -> None:

@@ -235,8 +235,6 @@ class Metadata:
     def confirm(self, phys: int, body: bytes) -> bool:
         """A control record at `phys` was confirmed; True: topics, groups or settings changed in the confirmed view."""
         if phys < self.applied:
-            if phys == self.applied - 1:
-                self._tell_ends(self.confirmed.ends)
             return False
         self.applied = phys + 1
         change = decode_change(body)
@@ -248,14 +246,10 @@ class Metadata:
         self._tell_ends({topic: self.confirmed.ends[topic] for topic in change.get("ends", ())})
         return shaped
 
-    def tell(self, confirmed: int) -> None:
-        """All that is known of queues, to a store that was opened just now and is sure of its log up to `confirmed`.
-
-        Where that is less than the tables know, ends wait: records before them are filed first.
-        """
+    def tell(self) -> None:
+        """All that is known of queues, to a store that was opened just now."""
         self._tell_hidden(self.confirmed.hidden)
-        if confirmed >= self.applied:
-            self._tell_ends(self.confirmed.ends)
+        self._tell_ends(self.confirmed.ends)
 
     def _tell_hidden(self, topics: Iterable[str]) -> None:
         for topic in topics:
@@ -280,6 +274,8 @@ class Metadata:
             change = decode_change(body)
             if change is not None:
                 self.working.apply(change)
+        # Records that are given numbers from now on come after those that `tail` counts.
+        self._tell_ends(self.working.ends)
 
     def follow(self) -> None:
         """Is no longer master: what was not confirmed is undone."""

@@ -48,7 +48,7 @@ class Replay:
             )  # fmt: skip
             self.rebuild()
         else:
-            meta.tell(store.confirmed)
+            meta.tell()
             self.replay()
 
     def was_cut(self, to: int) -> bool:

@@ -230,7 +230,8 @@ def shorten_tail(store: MessageStore, to: int) -> None:
     complete = complete and (kept[0].start if kept else to) <= store.confirmed
     complete = complete and (kept[-1].end if kept else store.confirmed) == to
     tail.clear()
-    for queue in touched if complete else store.queues:
+    shortened = list(touched if complete else store.queues)
+    for queue in shortened:
         if queue.next >= 0:
             queue.next = queue.max
     if complete:
@@ -239,6 +240,8 @@ def shorten_tail(store: MessageStore, to: int) -> None:
     else:
         for offset, data in store.log.chunks(store.confirmed, to):
             remember(store, parse_own(store, offset, data))
+    for queue in shortened:
+        store.queues.begin_told(queue)
 
 
 def write_out(store: MessageStore, limit: int | None, until: float | None = None) -> bool:

@@ -111,12 +111,13 @@ class QueueTable:
 
     def _load(self, queue: ConsumeQueue) -> None:
         queue.load()
-        self._begin(queue)
+        self.begin_told(queue)
 
-    def _begin(self, queue: ConsumeQueue) -> None:
+    def begin_told(self, queue: ConsumeQueue) -> None:
+        """A queue of which nothing is left to say where it goes on does so where it was told."""
         number = self.ends.get(queue.key, 0)
-        if number > queue.max and queue.is_empty and not queue.max < queue.next <= number:
-            queue.begin(number)  # Else records that are not confirmed yet have other numbers.
+        if number > queue.max == queue.next and queue.is_empty:
+            queue.begin(number)  # Else records that are not confirmed yet have numbers, which say it.
 
     def begin(self, topic: str, queue_id: int, number: int) -> None:
         """The queue goes on with this number or a higher one, if nothing is left to say which. Raises ValueError."""
@@ -124,17 +125,15 @@ class QueueTable:
         queue = known.queues.get(queue_id) or self._make(known, queue_id)
         self.ends[topic, queue_id] = max(number, self.ends.get((topic, queue_id), 0))
         if queue.next >= 0:
-            self._begin(queue)
+            self.begin_told(queue)
 
     def forget_told(self) -> None:
         """As before any control record told of queues. Raises OSError."""
         self.hidden.clear()
         self.ends.clear()
         for queue in self:
-            if queue.next >= 0 and queue.is_empty:
-                unconfirmed = queue.next if queue.next > queue.max else 0
+            if queue.is_empty and queue.next == queue.max:
                 queue.load()
-                queue.next = max(queue.next, unconfirmed)
 
     def shown_from(self, topic: str, log_start: int) -> int:
         """Below this offset of a log that begins at `log_start` no record of the topic is shown."""
@@ -194,7 +193,7 @@ class QueueTable:
         for queue in self:
             if queue.cut(limit):
                 self.unsynced.update(queue.files())
-            self._begin(queue)
+            self.begin_told(queue)
         self.dirty = {queue: None for queue in self.dirty if queue.pending}
 
     def clear(self) -> None:

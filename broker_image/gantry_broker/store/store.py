@@ -242,7 +242,8 @@ class MessageStore:
         return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}
 
     # What control records tell of queues. It is in memory only, as long as the store is open: whoever keeps the tables
-    # that are made of those records tells all of it after each start, and anew after what takes some of them back.
+    # that are made of those records tells all of it after each start, and anew after what takes some of them back. A
+    # master tells what is not confirmed as well, before it puts anything.
 
     def drop_topic(self, topic: str, below: int) -> None:
         """Show no record of the topic below this offset of the log any more; queue offsets go on where they were."""
