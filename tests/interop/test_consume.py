@@ -6,8 +6,19 @@ import time
 
 import pytest
 from rig.driver import Driver
+from rig.processes import until
 from rig.target import Target
+from rig.wire import Wire
 from test_send import make
+
+QUEUES = 4
+"""Of a topic that `make` makes."""
+
+
+def stored(target: Target, topic: str) -> int:
+    """Messages that consumers of the topic would find."""
+    with Wire(target.broker_address, prefix=target.prefix) as wire:
+        return sum(end for _, end in (wire.offsets(topic, queue) for queue in range(QUEUES)))
 
 
 @pytest.mark.parametrize("mode", ["push", "orderly", "pull", "litepull"])
@@ -16,6 +27,8 @@ def test_ways(driver: Driver, target: Target, fresh: str, mode: str) -> None:
     make(driver, target, topic)
     sent = driver.run("produce", topic=topic, run=topic, count=300, shards=4, threads=4)
     assert sent.summary["statuses"] == {"SEND_OK": 300}, sent.errors[:3]
+    # One pass reads up to the ends that it is told; Apache's broker fills its queues after it has answered.
+    until("all queues have their messages", lambda: stored(target, topic) == 300, 20)
     got = driver.run("consume", topic=topic, group=f"g_{topic}", run=topic, count=300, mode=mode).summary
     assert (got["unique"], got["repeated"]) == (300, 0)
     assert got["digest"] == sent.summary["digest"]
