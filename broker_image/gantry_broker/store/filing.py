@@ -61,7 +61,7 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
     return batch
 
 
-def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = True) -> Iterator[Batch]:
+def sound_batches(store: MessageStore, start: int, stop: int) -> Iterator[Batch]:
     """What [start, stop) of our own log brings, but for what cannot be read (`unfiled`): something is missing then
     between two batches. Raises OSError."""
     at, want, doubted = start, _CATCH_UP, start
@@ -69,7 +69,7 @@ def sound_batches(store: MessageStore, start: int, stop: int, *, keys: bool = Tr
         if at >= doubted:
             want = _CATCH_UP
         try:
-            batch = parse_own(store, at, store.log.whole_records(at, want, stop), keys=keys)
+            batch = parse_own(store, at, store.log.whole_records(at, want, stop))
         except (BadRecords, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EIO:
                 raise
