@@ -528,7 +528,7 @@ class Pair:
                 store.upkeep(self.now_ms)
             assert not store.index.behind, "the index comes to the end of what is confirmed"
         first = max(leader.start, follower.start)
-        gone = dropped(leader, leader.confirmed)
+        gone = dropped(leader, leader.end)  # The tables of who was killed may know more than is confirmed now.
         records = [
             r for r in leader.walk(first, leader.confirmed) if r.topic in "AB" and r.phys_offset > gone.get(r.topic, 0)
         ]
