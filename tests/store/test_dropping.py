@@ -284,8 +284,9 @@ def test_an_earlier_deletion_stands_when_a_later_one_is_undone(member: Member) -
     assert member.shown() == list(range(9, 23))
 
 
+@pytest.mark.parametrize("why", ["a cut", "a mended control record"])
 def test_tables_that_cannot_be_built_anew_are_left_to_the_next_start(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: Member, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Half of them would be taken for all."""
     member.put(0, 10)
@@ -299,7 +300,7 @@ def test_tables_that_cannot_be_built_anew_are_left_to_the_next_start(
     with monkeypatch.context() as broken:
         broken.setattr(ConsumeQueue, "read", unreadable)
         with pytest.raises(OSError, match="Input/output error"):
-            member.replay.was_cut(parted)
+            member.replay.was_cut(parted) if why == "a cut" else member.replay.rebuild()
     assert member.store.failed is not None
     member.again()
     assert member.shown() == list(range(9, 23))

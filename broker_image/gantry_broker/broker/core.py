@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHANGE_TIMEOUT_MS: Final = 3_000
-"""How long an administrator's change waits until it is confirmed."""
 NOTIFY_S: Final = 0.02
 """Who joins or leaves a consumer group within this time is told to the others together."""
 

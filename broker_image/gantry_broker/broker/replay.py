@@ -46,31 +46,34 @@ class Replay:
                 "the log is of %d to %d, the tables of %d: they are built anew from it",
                 store.start, store.end, applied,
             )  # fmt: skip
-            self.rebuild()
+            self._build()
         else:
             meta.tell()
             self.replay()
 
     def was_cut(self, to: int) -> bool:
-        """The log was cut to `to`, or begins there anew. True: the tables are other ones now.
-
-        Raises OSError, after which the store has failed: only a start builds the tables anew then.
-        """
+        """The log was cut to `to`, or begins there anew. True: the tables changed. Raises what `rebuild` does."""
         if to == self._store.start:
             log.info("the log begins anew at %d: so do the tables", to)
         elif self._meta.applied > to:
             log.warning("the log was cut to %d, below the tables: they are built anew", to)
         else:
             return False
-        try:
-            self.rebuild()
-        except OSError as error:
-            self._store.mark_failed(error)
-            raise
+        self.rebuild()
         return True
 
     def rebuild(self) -> None:
-        """The tables anew, from the control records that the log holds and that are confirmed. Raises OSError."""
+        """The tables anew, from the control records that the log holds and that are confirmed.
+
+        Raises OSError, after which the store has failed: half of them would be taken for all, so only a start goes on.
+        """
+        try:
+            self._build()
+        except OSError as error:
+            self._store.mark_failed(error)
+            raise
+
+    def _build(self) -> None:
         self._meta.clear()
         self._store.forget_told()
         self.lacking = False
