@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,8 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.protocol.message import decode_record
 from gantry_spark.decode import Where, batch_of

@@ -19,7 +19,8 @@ from gantry_operator.failover.surroundings import Change, Event, Facts, MemberEn
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
 from gantry_operator.registry import Entry, RegistryUnavailable
-from running import running
+
+from tests.support.running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover.http import httpx
 from gantry_operator.failover.loop import GroupLoop
@@ -25,7 +24,9 @@ from gantry_operator.kube.observe import REVISION_LABEL
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.surroundings import PodSurroundings
 from gantry_operator.registry import Entry, RegistryUnavailable
-from running import running, until
+
+from tests.kube.fake_api import FakeApi
+from tests.support.running import running, until
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(2)]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.kube import client, election, mirror, names
@@ -22,6 +21,8 @@ from gantry_operator.kube.objects import Findings, ObjectKeeper
 from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.plan import plan
 from gantry_operator.registry import RegistryUnavailable
+
+from tests.kube.fake_api import FakeApi
 
 A = MemberId(0, "a")
 B = MemberId(1, "b")

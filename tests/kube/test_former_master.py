@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.http import httpx
@@ -27,7 +26,9 @@ from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.masters import Masters
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.registry import Entry
-from running import running, until
+
+from tests.kube.fake_api import FakeApi
+from tests.support.running import running, until
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
@@ -33,6 +32,8 @@ from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.kube.reports import JOBS, PODS
 from gantry_operator.kube.state import Seen, status_of
 from gantry_operator.registry import Entry
+
+from tests.kube.fake_api import FakeApi
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.kube import operator
 from gantry_operator.kube.client import KubeApi
 from gantry_operator.kube.cluster import ClusterKeeper
 from gantry_operator.kube.operator import Operator
 from gantry_operator.kube.render import OperatorSettings
-from running import running
+
+from tests.kube.fake_api import FakeApi
+from tests.support.running import running
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("NetworkPolicy", True), ("Pod", False)])

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.analytics.manifests import ANALYZE_ANNOTATION, JOB_LABEL
 from gantry_operator.api import BrokerCluster
 from gantry_operator.kube import names, reports
@@ -19,6 +18,8 @@ from gantry_operator.kube.operator import MIRRORED
 from gantry_operator.kube.render import OperatorSettings
 from gantry_operator.kube.report import merge_patch
 from gantry_operator.plan import plan
+
+from tests.kube.fake_api import FakeApi
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
 NAME = "demo-analytics"

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.failover.surroundings import MemberEndpoint
 from gantry_operator.kube import names, rolling, surroundings
 from gantry_operator.kube.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
@@ -16,6 +15,8 @@ from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.rolling import Roller
 from gantry_operator.kube.surroundings import PodSurroundings
 from gantry_operator.plan import Step
+
+from tests.kube.fake_api import FakeApi
 
 OLD, NEW = "demo-a-0", "demo-a-1"
 

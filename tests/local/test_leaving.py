@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.local.folder import ClusterFolder
@@ -23,7 +19,8 @@ from gantry_operator.local.status import local_status
 from gantry_operator.local.supervisor import Supervisor, save_manifest
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.registry import FileRegistry
-from local_cluster import Cluster, kill, take_down
+
+from tests.local.cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -21,7 +21,8 @@ from gantry_operator.local.children import (
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.process import load_record
 from gantry_operator.local.render import ProcessPlan
-from running import until
+
+from tests.support.running import until
 
 
 def test_the_pauses_grow_to_a_limit() -> None:

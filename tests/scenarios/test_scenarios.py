@@ -1,21 +1,18 @@
 """Stories with the expected trace beneath each step; those named `rule_NN_...` end badly without that rule.
 
 The language is that of tests/simulation/scenario.py, and of raft_scenario.py for groups in mode Raft. After a change
-that is meant to change a trace: `python tests/simulation/scenario.py tests/scenarios/*.txt`, then read the diff.
+that is meant to change a trace: `python -m tests.simulation.scenario tests/scenarios/*.txt`, then read the diff.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
 from gantry_broker.replication.rules import Rule, without
-from scenario import run
+
+from tests.simulation.scenario import run
 
 HERE = Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))

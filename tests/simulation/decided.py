@@ -28,9 +28,10 @@ from gantry_operator.failover import (
     decide,
 )
 from gantry_operator.failover.model import LinkState, Reach
-from operators import Plan
-from world import Message, World, describe_cell
-from world import Report as Seen
+
+from tests.simulation.operators import Plan
+from tests.simulation.world import Message, World, describe_cell
+from tests.simulation.world import Report as Seen
 
 DETECTION_MS = 2_000
 

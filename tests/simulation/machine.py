@@ -11,15 +11,16 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from checker import Violation
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Assignment
-from model_log import SEGMENT
-from operators import ModelOperator, Operator
-from world import Member, World, describe
+
+from tests.simulation.checker import Violation
+from tests.simulation.model_log import SEGMENT
+from tests.simulation.operators import ModelOperator, Operator
+from tests.simulation.world import Member, World, describe
 
 SETTLE_ROUNDS = 60
 

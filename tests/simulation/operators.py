@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import Rule, Rules
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from world import Message, Report, World, describe_cell
+
+from tests.simulation.world import Message, Report, World, describe_cell
 
 
 @dataclass(frozen=True, slots=True)

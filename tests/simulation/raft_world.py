@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checker import Violation
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.members import Members, ids
 from gantry_broker.replication.messages import Fetch, FetchAnswer
@@ -17,9 +16,11 @@ from gantry_broker.replication.replica import Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import MemberId
-from machine import DEFAULT, Profile, _accumulate
-from model_log import MEMBER_TABLE, SEGMENT
-from world import Member, Message, World, describe
+
+from tests.simulation.checker import Violation
+from tests.simulation.machine import DEFAULT, Profile, _accumulate
+from tests.simulation.model_log import MEMBER_TABLE, SEGMENT
+from tests.simulation.world import Member, Message, World, describe
 
 SETTLE_ROUNDS = 250
 

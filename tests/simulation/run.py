@@ -1,9 +1,9 @@
 """Runs random schedules.
 
-python tests/simulation/run.py --count 20000        that many, on all cores
-python tests/simulation/run.py --forever            until stopped, from a random seed on (for the night)
-python tests/simulation/run.py --seed 4711          one again, with its trace
-python tests/simulation/run.py --seed 4711 --without 8    the same with a planted bug
+python -m tests.simulation.run --count 20000        that many, on all cores
+python -m tests.simulation.run --forever            until stopped, from a random seed on (for the night)
+python -m tests.simulation.run --seed 4711          one again, with its trace
+python -m tests.simulation.run --seed 4711 --without 8    the same with a planted bug
 
 For every violation the command is printed that plays its schedule again. Ctrl-C ends a run with its summary. The exit
 code is 1 when something was found.
@@ -20,15 +20,16 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from checker import Violation
 from gantry_broker.replication.rules import Rule, without
-from machine import draw, run_seed
-from profiles import PROFILES, RAFT_PROFILES
-from raft_world import draw_raft, run_raft_seed
+
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.simulation.run", *sys.argv[1:])
+
+from tests.simulation.checker import Violation
+from tests.simulation.machine import draw, run_seed
+from tests.simulation.profiles import PROFILES, RAFT_PROFILES
+from tests.simulation.raft_world import draw_raft, run_raft_seed
 
 CHUNK = 100
 
@@ -106,7 +107,7 @@ def main() -> int:
             done += CHUNK
             for seed, name, text in found:
                 failed += 1
-                print(f"{text}\n  python tests/simulation/run.py --profile {name} --seed {seed}{planted}", flush=True)
+                print(f"{text}\n  python -m tests.simulation.run --profile {name} --seed {seed}{planted}", flush=True)
             if done % 5_000 == 0:
                 say()
     except KeyboardInterrupt:

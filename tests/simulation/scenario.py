@@ -3,24 +3,27 @@
 A file is blocks separated by blank lines. A block is comment lines (`#`), commands, a line `----`, and the trace that
 the commands gave. The steps are those of `world.py`; nothing is random. `COMMANDS` below is the language.
 
-`python tests/simulation/scenario.py FILE...` writes the traces anew: read the diff before you commit it.
+`python -m tests.simulation.scenario FILE...` writes the traces anew: read the diff before you commit it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from checker import Violation
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from operators import ModelOperator
-from world import Member, Message, World, describe, describe_cell
+
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.simulation.scenario", *sys.argv[1:])
+
+from tests.simulation.checker import Violation
+from tests.simulation.operators import ModelOperator
+from tests.simulation.world import Member, Message, World, describe, describe_cell
 
 
 @dataclass
@@ -401,7 +404,7 @@ class Player:
 
 def _player(blocks: list[Block], rules: Rules) -> Player:
     if any(command.startswith("raft ") for block in blocks for command in block.commands):
-        from raft_scenario import RaftPlayer  # It builds on this module.
+        from tests.simulation.raft_scenario import RaftPlayer  # It builds on this module.
 
         return RaftPlayer(rules)
     return Player(rules)

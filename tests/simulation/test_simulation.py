@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import model_log
 from gantry_broker.replication.rules import Rule, without
-from machine import Profile, draw, run_seed
-from model_log import ModelLog
-from profiles import PROFILES
+
+from tests.simulation import model_log
+from tests.simulation.machine import Profile, draw, run_seed
+from tests.simulation.model_log import ModelLog
+from tests.simulation.profiles import PROFILES
 
 SCHEDULES = int(os.environ.get("GANTRY_SCHEDULES", "20000"))
 """How many schedules all of these tests draw together, planted bugs aside."""
@@ -50,7 +46,7 @@ def test_random_schedules(name: str, part: int) -> None:
     count = SCHEDULES // len(PROFILES) // PARTS
     for seed in range(part * 1_000_000, part * 1_000_000 + count):
         violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
-        assert violation is None, f"python tests/simulation/run.py --profile {name} --seed {seed}: {violation}"
+        assert violation is None, f"python -m tests.simulation.run --profile {name} --seed {seed}: {violation}"
 
 
 @pytest.mark.parametrize("rule", PLANTED, ids=lambda r: f"rule_{r.value:02}_{r.name.lower()}")

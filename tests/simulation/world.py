@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checker import Checker, Violation
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
@@ -19,7 +18,9 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
+
+from tests.simulation.checker import Checker, Violation
+from tests.simulation.model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
 
 SEND_TIMEOUT_MS = 3_000
 

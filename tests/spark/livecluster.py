@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from free_ports import free_port
 from gantry_broker.client import Message, Producer
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import AssignmentModel, MemberStatus
 from gantry_broker.replication.types import Assignment, Cell
 from gantry_broker.settings import BrokerSettings
+
+from tests.support.free_ports import free_port
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:

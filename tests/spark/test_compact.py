@@ -16,8 +16,9 @@ from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
 from gantry_spark.surroundings import Surroundings
-from plainlog import LogWriter, Message, read_plain
-from plainreport import _survivors as survivors
+
+from tests.spark.plainlog import LogWriter, Message, read_plain
+from tests.spark.plainreport import _survivors as survivors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,9 @@ from gantry_spark.figures import MARK_BITS, SUMS, FiguresReader
 from gantry_spark.source import Options
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plainlog import Message, read_plain
-from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+
+from tests.spark.plainlog import Message, read_plain
+from tests.spark.randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
 
 HOUR = 3_600_000
 

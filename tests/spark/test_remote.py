@@ -35,8 +35,9 @@ from gantry_spark.report import Job, run
 from gantry_spark.report import _first_times as first_times
 from gantry_spark.schema import spark_schema
 from gantry_spark.source import CommitLogReader, CommitLogStream, Options
-from livecluster import LiveCluster
-from plainlog import LogWriter, Message, read_plain
+
+from tests.spark.livecluster import LiveCluster
+from tests.spark.plainlog import LogWriter, Message, read_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,9 +27,10 @@ from gantry_spark.report import _mended as mended
 from gantry_spark.state import Known, unread
 from gantry_spark.summary import LOOKED_AT, counted_segments
 from gantry_spark.surroundings import surroundings
-from plainlog import LogWriter, Message, read_plain
-from plainreport import comparable, figures, growth
 from pyspark.sql import functions as f
+
+from tests.spark.plainlog import LogWriter, Message, read_plain
+from tests.spark.plainreport import comparable, figures, growth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,8 +29,9 @@ from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
 from gantry_spark.surroundings import surroundings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plainlog import LogWriter, Message, read_plain
-from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+
+from tests.spark.plainlog import LogWriter, Message, read_plain
+from tests.spark.randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
 ALL = tuple(COLUMNS)

@@ -22,7 +22,6 @@ from gantry_spark.scan import scan
 from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
 from gantry_spark.session import ARROW
 from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPart, Options
-from plainlog import LogWriter, Message, read_plain
 from pyspark.sql.datasource import (
     EqualTo,
     GreaterThan,
@@ -35,6 +34,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
+
+from tests.spark.plainlog import LogWriter, Message, read_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from contextlib import suppress
 from gantry_broker.client import Admin, ClientError, Producer
 from gantry_broker.remoting.errors import RemotingError
 
-from .history import History, Sent
+from tests.chaos.history import History, Sent
 
 DELETED_TOPIC = "Deleted"
 SENDS = 5

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from free_ports import free_ports
 from gantry_broker.http.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
 from gantry_operator.failover.http import httpx, make_client
@@ -26,9 +25,10 @@ from gantry_operator.local.process import ProcessRecord, end, load_record
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
 
-from .lineage import Lineage, changes_in, epochs_in
-from .links import Links
-from .supervisor import links_file
+from tests.chaos.lineage import Lineage, changes_in, epochs_in
+from tests.chaos.links import Links
+from tests.chaos.supervisor import links_file
+from tests.support.free_ports import free_ports
 
 GROUP = "a"
 CLIENTS = "clients"
@@ -150,12 +150,12 @@ class Cluster:
         self._mounted.append(path)
 
     def start_supervisor(self) -> None:
-        here = Path(__file__).parent.parent
+        root = Path(__file__).resolve().parents[2]
         # What this process was told to import is what is to be broken.
-        paths = [str(here), str(here.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         with open(self.folder.supervisor_log, "ab") as out:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gantry_chaos.supervisor", str(self.folder.root)],
+                [sys.executable, "-P", "-m", "tests.chaos.supervisor", str(self.folder.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -289,7 +289,7 @@ class Cluster:
         return self.signal(name, signal.SIGKILL)
 
     def plant(self, name: str, **faults: float | Sequence[int]) -> None:
-        """See gantry_chaos.broker; without arguments all is well again."""
+        """See tests/chaos/broker.py; without arguments all is well again."""
         path = self.folder.root / "faults" / f"{name}.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(faults))

@@ -30,7 +30,7 @@ def can_enter() -> bool:
 
 def enter() -> None:
     """Runs this program anew in a network of its own; does not return."""
-    words = _inside([sys.executable, *sys.argv])
+    words = _inside([sys.executable, *sys.orig_argv[1:]])
     os.execvpe(words[0], words, os.environ | {_OWN: "1"})
 
 
@@ -43,7 +43,9 @@ class Losses:
     def lose(self, share: float) -> None:
         """Raises ValueError in the network of the machine, whose firewall is left alone."""
         if not is_own():
-            raise ValueError("packets are lost only in a network of one's own: start it with root by run.py")
+            raise ValueError(
+                "packets are lost only in a network of one's own: start it with root by `python -m tests.chaos.run`"
+            )
         self.end()
         subprocess.run(_rule("-A", share), check=True, capture_output=True)
         self._share = share

@@ -1,6 +1,6 @@
 """The supervisor of `gantry up`, whose processes know each other by the ports of `links` and can be made to fail.
 
-`python -m gantry_chaos.supervisor DIR`: as gantry_operator.local.supervisor, of which everything is used as it is.
+`python -m tests.chaos.supervisor DIR`: as gantry_operator.local.supervisor, of which everything is used as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FaultyChildren(Children):
     """Brokers run with faults planted."""
 
     def plan(self, plans: Iterable[ProcessPlan], *, keep_alive: bool = True) -> None:
-        modules = {"gantry_broker.broker": "gantry_chaos.broker"}
+        modules = {"gantry_broker.broker": "tests.chaos.broker"}
         super().plan([replace(p, module=modules.get(p.module, p.module)) for p in plans], keep_alive=keep_alive)
 
 

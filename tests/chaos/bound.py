@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from .cluster import NotInTime
+from tests.chaos.cluster import NotInTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

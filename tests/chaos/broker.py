@@ -1,4 +1,4 @@
-"""A broker as it is, with a clock and a disk that can go wrong: `python -m gantry_chaos.broker --config FILE`.
+"""A broker as it is, with a clock and a disk that can go wrong: `python -m tests.chaos.broker --config FILE`.
 
 The file `faults/NAME.json` of the cluster's folder says how, and is looked at all the time:
 
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from failing import ERRORS, fail
+from tests.support.failing_calls import ERRORS, fail
 
 LOOK_S = 0.05
 

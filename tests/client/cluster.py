@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from free_ports import free_port
 from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.client import ReceivedMessage
 from gantry_broker.config import BrokerConfig
@@ -15,6 +14,8 @@ from gantry_broker.namesrv.routes import RouteTable
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.replication.types import Assignment, Cell
 from gantry_broker.settings import BrokerSettings
+
+from tests.support.free_ports import free_port
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:

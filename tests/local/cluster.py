@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from free_ports import free_ports
 from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api import BrokerCluster
@@ -28,6 +27,8 @@ from gantry_operator.local.process import start_mark
 from gantry_operator.local.status import local_status
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
+
+from tests.support.free_ports import free_ports
 
 UP_S = 60
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from .history import History, Log, Sent
-from .lineage import Lineage
-from .tail import Leaderships, confirmed_undone, judge, stayed
+from tests.chaos.history import History, Log, Sent
+from tests.chaos.lineage import Lineage
+from tests.chaos.tail import Leaderships, confirmed_undone, judge, stayed
 
 SHOWN = 5
 """Findings of one kind that are written out."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from . import whois
+from tests.chaos import whois
 
 HOST = "127.0.0.1"
 LOOK_S = 0.03

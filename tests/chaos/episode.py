@@ -19,10 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .bound import LEAVES_S, SETTLES_S, at_the_latest, within
-from .checker import check, missing
-from .cluster import READY_S, Cluster, NotInTime
-from .faults import (
+from tests.chaos.bound import LEAVES_S, SETTLES_S, at_the_latest, within
+from tests.chaos.checker import check, missing
+from tests.chaos.cluster import READY_S, Cluster, NotInTime
+from tests.chaos.faults import (
     ALONE,
     EVERY_FAULT,
     FAULTS,
@@ -34,11 +34,11 @@ from .faults import (
     Step,
     draw,
 )
-from .history import History, Log, Sent
-from .lineage import Lineage
-from .packets import is_own
-from .tail import judge
-from .workload import Workload
+from tests.chaos.history import History, Log, Sent
+from tests.chaos.lineage import Lineage
+from tests.chaos.packets import is_own
+from tests.chaos.tail import judge
+from tests.chaos.workload import Workload
 
 STEPS = 8
 SEES_ALL_S = 40.0

@@ -16,8 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .history import History, Log, Sent
-from .lineage import FAILOVER, HAND_OVER, Lineage
+from tests.chaos.history import History, Log, Sent
+from tests.chaos.lineage import FAILOVER, HAND_OVER, Lineage
 
 
 @dataclass

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from gantry_operator.local import control
 
-from .cluster import CLIENTS, GROUP, SUPERVISOR, Cluster
-from .links import ANYBODY, Weather
-from .packets import Losses
+from tests.chaos.cluster import CLIENTS, GROUP, SUPERVISOR, Cluster
+from tests.chaos.links import ANYBODY, Weather
+from tests.chaos.packets import Losses
 
 FAILURES = ((errno.EIO,), (errno.ENOSPC,), (errno.EMFILE,), (errno.EIO, errno.ENOSPC, errno.EMFILE))
 WHOLE_S = 60.0

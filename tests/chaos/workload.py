@@ -19,9 +19,9 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
 
-from .cluster import GROUP, Cluster, NotInTime
-from .deletions import DELETED_TOPIC, Deletions
-from .history import History, Led, Log, Place, Round, Sent
+from tests.chaos.cluster import GROUP, Cluster, NotInTime
+from tests.chaos.deletions import DELETED_TOPIC, Deletions
+from tests.chaos.history import History, Led, Log, Place, Round, Sent
 
 TOPIC = "Chaos"
 QUEUES = 4
