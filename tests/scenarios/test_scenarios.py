@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
-from gantry_broker.replication.rules import Rule, without
 
+from tests.simulation.mutants import RULES, planted
 from tests.simulation.scenario import run
 
 HERE = Path(__file__).parent
@@ -40,8 +40,9 @@ def test_story(story: Path) -> None:
 def test_without_its_rule_the_story_ends_badly(story: Path) -> None:
     number = re.match(r"rule_(\d+)_", story.stem)
     assert number is not None
-    _, violation = run(story, without(Rule(int(number[1]))))
-    assert violation is not None, f"nothing was found without {Rule(int(number[1])).name}"
+    with planted(int(number[1])):
+        _, violation = run(story)
+    assert violation is not None, f"nothing was found with {RULES[int(number[1])]}"
 
 
 def test_every_rule_has_a_story_that_ends_badly_without_it() -> None:

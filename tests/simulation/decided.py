@@ -10,7 +10,6 @@ import random
 from typing import Any
 
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.rules import Rules
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.failover import (
     AskHandover,
@@ -39,7 +38,7 @@ DETECTION_MS = 2_000
 class DecidingOperator:
     """An operator that decides with `decide`; see `operators.Operator` for the steps."""
 
-    def __init__(self, world: World, name: str, rules: Rules) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.cell: Cell | None = None
         self.plan: Plan | None = None

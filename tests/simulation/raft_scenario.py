@@ -25,7 +25,7 @@ class RaftPlayer(Player):
 
     def do_raft(self, words: list[str]) -> None:
         """raft COUNT: a group in mode Raft whose members have all been started on new disks."""
-        self._world = RaftWorld(int(words[0]), RaftOptions(sync_flush=True), rules=self.rules, trace=self._say)
+        self._world = RaftWorld(int(words[0]), RaftOptions(sync_flush=True), trace=self._say)
         for member in self._world.members:
             member.start()
 
