@@ -71,6 +71,14 @@ def test_an_epoch_that_has_no_room_where_a_record_had_is_found(monkeypatch: pyte
     pytest.fail("no schedule finds it")
 
 
+@pytest.mark.parametrize("seed", [500652, 3030142])
+def test_a_cell_is_not_recovered_while_an_assignment_of_the_lost_one_is_under_way(seed: int) -> None:
+    """Rule 22. A report that came after the assignment was sent may be older than what that disk learns from it."""
+    kind = PROFILES["decided-lost-cell"]
+    violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
+    assert violation is None, violation
+
+
 ASYNC = Profile(sync_replication=False, weights={"kill": 2, "arm": 2, "restart": 8, "send": 16, "think": 5, "swap": 6})
 
 
