@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.message import decode_record
 from gantry_spark.decode import Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
-from gantry_spark.plan import plan
+from gantry_spark.partitioning import plan
 from gantry_spark.report import Job, run
 from gantry_spark.scan import Records, scan
 from gantry_spark.schema import DEFAULT, arrow_schema, spark_schema

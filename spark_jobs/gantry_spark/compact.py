@@ -20,20 +20,20 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 
-from gantry_spark.advice import not_compactable
 from gantry_spark.decode import Where
 from gantry_spark.directory import DirectoryLog
+from gantry_spark.environment import Surroundings, surroundings
 from gantry_spark.errors import Expired, OutputError, SourceError
 from gantry_spark.layout import HEAD, MAGIC_BLANK, Ints, buffers_of, take_slices
-from gantry_spark.model import Context, build, kind_of
-from gantry_spark.places import literal, place_of
-from gantry_spark.plan import plan
-from gantry_spark.props import parse
+from gantry_spark.output_store import literal, place_of
+from gantry_spark.partitioning import plan
+from gantry_spark.properties import parse
+from gantry_spark.recommendations import not_compactable
 from gantry_spark.report import Counting, Job, check, clock, must_be_whole
+from gantry_spark.report_model import Context, build, kind_of
 from gantry_spark.scan import Records, scan
 from gantry_spark.source import Options
 from gantry_spark.summary import newest_by_key, summarize, summarize_keys
-from gantry_spark.surroundings import Surroundings, surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

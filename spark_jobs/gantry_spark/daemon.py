@@ -20,7 +20,7 @@ import sys
 from types import ModuleType
 from typing import Final
 
-OURS: Final = ("gantry_spark.source", "gantry_spark.figures")
+OURS: Final = ("gantry_spark.source", "gantry_spark.aggregates")
 
 
 def prepare(worker: str | None) -> None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from gantry_broker.protocol.message import unpack_host
 
 from gantry_spark.layout import Bools, Bytes, Ints, take_fixed, take_slices
-from gantry_spark.props import Properties, parse
+from gantry_spark.properties import Properties, parse
 from gantry_spark.scan import Damage, Records
 
 _TIME = pa.timestamp("us", tz="UTC")

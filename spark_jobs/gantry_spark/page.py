@@ -9,8 +9,8 @@ from typing import Any, Final
 from plotly.offline import get_plotlyjs
 
 from gantry_spark import plots
-from gantry_spark.advice import COMPACT, LENGTHEN, SHORTEN
-from gantry_spark.texts import count_text, size_text, span_text
+from gantry_spark.format import count_text, size_text, span_text
+from gantry_spark.recommendations import COMPACT, LENGTHEN, SHORTEN
 
 _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
 _STYLE: Final = """

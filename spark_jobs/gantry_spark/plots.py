@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from gantry_spark.texts import size_text
+from gantry_spark.format import size_text
 
 SHOWN: Final = 15
 KEEP: Final = "#9db7d5"

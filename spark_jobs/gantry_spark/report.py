@@ -26,15 +26,16 @@ import orjson
 import pyarrow as pa
 from pyarrow import parquet
 
-from gantry_spark import state as states
+from gantry_spark import scan_state
+from gantry_spark.aggregates import SCHEMA, SUMS
 from gantry_spark.directory import UNSETTLED
+from gantry_spark.environment import surroundings
 from gantry_spark.errors import Expired, NoSuchTopic, SourceError
-from gantry_spark.figures import SCHEMA, SUMS
 from gantry_spark.layout import BLANK_HEAD, MAGIC_V1, MAGIC_V2
-from gantry_spark.model import Context, build
+from gantry_spark.output_store import LocalPlace, Place, alone_in, is_local, literal, place_of
 from gantry_spark.page import render
-from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
-from gantry_spark.plan import Log, gaps, must_hold_records
+from gantry_spark.partitioning import Log, gaps, must_hold_records
+from gantry_spark.report_model import Context, build
 from gantry_spark.scan import Range, is_good_record, store_time_at
 from gantry_spark.session import cores
 from gantry_spark.source import Options, doubts_of
@@ -46,7 +47,6 @@ from gantry_spark.summary import (
     summarize,
     summarize_keys,
 )
-from gantry_spark.surroundings import surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -245,23 +245,23 @@ class Counting:
         self.scanned = 0
         self.log_bytes = 0
         self.notes: list[str] = []
-        self._segments: Sequence[states.Known] = ()
+        self._segments: Sequence[scan_state.Known] = ()
 
     def rows(self, since_ms: int | None) -> DataFrame:
         """The rows of the records stored since then, counted now or by an earlier run."""
-        before = states.State.from_json(self.place.read(STATE))
+        before = scan_state.State.from_json(self.place.read(STATE))
         self._must_have(before)
         if not before.runs <= {name.removeprefix("run=") for name in self.place.names(ROWS)}:
-            before = states.State()  # Somebody has removed rows.
+            before = scan_state.State()  # Somebody has removed rows.
         self._clean(before.runs)
-        now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
+        now = [scan_state.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
         verify = Options(self.options).verify
         seen = _marks(self.logs, before.segments) | _mended(self.logs, before.segments, verify)
-        ahead = states.unread(before, now, seen)
-        counted: dict[tuple[str, int], states.Counted] = {}
+        ahead = scan_state.unread(before, now, seen)
+        counted: dict[tuple[str, int], scan_state.Counted] = {}
         places: dict[tuple[str, int], list[int]] = {}
         damaged: dict[tuple[str, int], int] = {}
-        marks: list[states.Known] = []
+        marks: list[scan_state.Known] = []
         if ahead.ranges:
             logger.info("reading %s bytes of %d logs", f"{ahead.bytes:,}", len(ahead.ranges))
             self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
@@ -270,23 +270,23 @@ class Counting:
                 places[place], damaged[place] = r["places"], r["damaged"] or 0
                 if r["marks"]:
                     *earlier, (end, begin, checksum) = sorted(tuple(mark) for mark in r["marks"])
-                    counted[place] = states.Counted(end, r["min_ms"], r["max_ms"], begin, checksum)
-                    marks += [states.Known(*place, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
-        state = states.after(ahead, now, self.run, counted, places)
-        state = states.marked(state, _ended(self.logs, states.ended(state, self.run), verify))
-        state = states.marked(state, _undone(self.logs, ahead, marks))
+                    counted[place] = scan_state.Counted(end, r["min_ms"], r["max_ms"], begin, checksum)
+                    marks += [scan_state.Known(*place, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
+        state = scan_state.after(ahead, now, self.run, counted, places)
+        state = scan_state.marked(state, _ended(self.logs, scan_state.ended(state, self.run), verify))
+        state = scan_state.marked(state, _undone(self.logs, ahead, marks))
         ends = {(k.log, k.segment): max(k.end, damaged.get((k.log, k.segment), 0)) for k in state.segments}
         unwritten = sum(
             log.segments[-1].limit - ends[log.name, log.segments[-1].start] for log in self.logs if log.segments
         )
         self.scanned = ahead.bytes - unwritten
         self.log_bytes = bytes_of(self.logs) - unwritten
-        if len(state.runs) > states.MERGE_AT:
+        if len(state.runs) > scan_state.MERGE_AT:
             state = self._merge(state)
         self.place.write(STATE, state.to_json())
         self._clean(state.runs)
         self._segments = state.segments
-        chosen = states.window(state, since_ms)
+        chosen = scan_state.window(state, since_ms)
         rows = self._live(chosen.live)
         if chosen.partly and since_ms is not None:
             ranges: dict[str, list[tuple[int, int]]] = {}
@@ -298,7 +298,7 @@ class Counting:
             rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partly").select(rows.columns))
         return rows
 
-    def _must_have(self, before: states.State) -> None:
+    def _must_have(self, before: scan_state.State) -> None:
         """What was counted of a log is dropped when the log is gone, but not when its brokers may just not answer."""
         doubts = doubts_of(self.logs)
         gone = {known.log for known in before.segments} - {log.name for log in self.logs}
@@ -334,7 +334,7 @@ class Counting:
     def _read(self, runs: Sequence[str]) -> DataFrame:
         return self._parquet([f"{ROWS}/run={run}" for run in runs], ROWS)
 
-    def _live(self, segments: Sequence[states.Known]) -> DataFrame:
+    def _live(self, segments: Sequence[scan_state.Known]) -> DataFrame:
         """The rows that count of these segments.
 
         A torn tail is read again by the next run, so damage beyond the end that a run came to counts only as long as
@@ -353,7 +353,7 @@ class Counting:
         rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("upto")) | f.col("latest"))
         return rows.select(*SCHEMA.fieldNames())
 
-    def _merge(self, state: states.State) -> states.State:
+    def _merge(self, state: scan_state.State) -> scan_state.State:
         """Write the rows of all runs as those of one: the sums of each segment."""
         from pyspark.sql import functions as f
 
@@ -384,7 +384,7 @@ class Counting:
         rest = rows.filter("kind in ('mark', 'damage')")
         whole = padded(counts).unionByName(padded(keys)).unionByName(padded(summed)).unionByName(rest)
         whole.write.mode("overwrite").partitionBy("kind").parquet(self.place.url(f"{ROWS}/run={name}"))
-        return states.merged(state, name)
+        return scan_state.merged(state, name)
 
     def _clean(self, wanted: set[str]) -> None:
         """Remove rows that do not count: of runs that failed, were merged, or whose segments have all expired."""
@@ -406,12 +406,14 @@ def _first_times(log: Any) -> list[int]:
     return times
 
 
-def _marks(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
+def _marks(logs: Sequence[Any], segments: Sequence[scan_state.Known]) -> dict[tuple[str, int], int | None]:
     """By log and segment what `Known.mark` is compared with; None: the bytes cannot be had."""
     return {(k.log, k.segment): None if data is None else crc32(data) for k, data in _around(logs, segments)}
 
 
-def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Known]) -> dict[tuple[str, int], None]:
+def _undone(
+    logs: Sequence[Any], ahead: scan_state.Unread, marks: Sequence[scan_state.Known]
+) -> dict[tuple[str, int], None]:
     """The segments of which the bytes before a place at which a task began are not those any more that were counted: by
     an earlier run, or by another task. `marks`: where tasks ended."""
     least = {log.name: log.segments[-1].limit - UNSETTLED for log in logs if log.segments}
@@ -421,14 +423,16 @@ def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Kn
     return {(k.log, k.segment): None for k, data in _around(logs, mine) if data is None or crc32(data) != k.mark}
 
 
-def _mended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], None]:
+def _mended(logs: Sequence[Any], segments: Sequence[scan_state.Known], verify: bool) -> dict[tuple[str, int], None]:
     """The segments with a record where there was none: a broker has got it from another member."""
     places = _places(logs)
     looked_at = (k for k in segments if k.damaged and (k.log, k.segment) in places)
     return {(k.log, k.segment): None for k in looked_at if _has_record(*places[k.log, k.segment], k.damaged, verify)}
 
 
-def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], int | None]:
+def _ended(
+    logs: Sequence[Any], segments: Sequence[scan_state.Known], verify: bool
+) -> dict[tuple[str, int], int | None]:
     """The marks of segments that were read to their end: what follows the last record there is a filler, which may be
     undone with the records after it.
 
@@ -465,7 +469,9 @@ def _places(logs: Sequence[Any]) -> dict[tuple[str, int], tuple[Any, int]]:
     return {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
 
 
-def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> Iterator[tuple[states.Known, bytearray | None]]:
+def _around(
+    logs: Sequence[Any], segments: Sequence[scan_state.Known]
+) -> Iterator[tuple[scan_state.Known, bytearray | None]]:
     """One after the other the segments that are there, with the bytes around the last counted record's end; None: they
     cannot be had."""
     places = _places(logs)
@@ -474,7 +480,7 @@ def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> Iterator[t
             yield known, _bytes_around(*places[known.log, known.segment], known)
 
 
-def _bytes_around(log: Any, index: int, known: states.Known) -> bytearray | None:
+def _bytes_around(log: Any, index: int, known: scan_state.Known) -> bytearray | None:
     data = bytearray(min(known.end, known.border + BLANK_HEAD) - known.begin)
     if known.begin + len(data) > log.segments[index].limit:
         return None

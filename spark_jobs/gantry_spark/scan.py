@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import numpy as np
 from gantry_broker.protocol.codes import SysFlag
 
-from gantry_spark.chain import chain
 from gantry_spark.layout import BLANK_HEAD, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, MAX_RECORD, MIN_RECORD, Buffer
+from gantry_spark.record_boundaries import chain
 from gantry_spark.records import Damage as Damage
 from gantry_spark.records import Records as Records
 from gantry_spark.records import check, first_break

@@ -15,7 +15,7 @@ from typing import Final
 
 from gantry_spark.errors import GantrySparkError, SourceError
 from gantry_spark.main import FAILED, leave, plain
-from gantry_spark.places import LocalPlace, Place, is_local, place_of
+from gantry_spark.output_store import LocalPlace, Place, is_local, place_of
 from gantry_spark.session import session
 
 BEGIN: Final = "-----BEGIN GANTRY REPORT-----"

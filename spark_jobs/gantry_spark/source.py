@@ -35,7 +35,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from gantry_spark import plan as planning
+from gantry_spark import partitioning
 from gantry_spark.decode import Where, batch_of, damage_batch
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.errors import Expired, SourceError
@@ -84,7 +84,7 @@ class Options:
         self.partition_bytes = _number(options, "partitionbytes", 0, 0)
         self.rate = _number(options, "ratelimit", 0, 0)
         self.token_file = options.get("tokenfile")
-        self.slack_ms = _number(options, "clockslackms", planning.CLOCK_SLACK_MS, 0)
+        self.slack_ms = _number(options, "clockslackms", partitioning.CLOCK_SLACK_MS, 0)
         self.per_trigger = _number(options, "maxbytespertrigger", 0, 0)
         try:
             self.ranges: dict[str, list[tuple[int, int]]] | None = (
@@ -102,9 +102,9 @@ class Options:
             logs = [DirectoryLog(find(path)) for path in self.paths]
         else:
             # What the network needs takes a second to import, and each of Spark's workers would pay for it.
-            from gantry_spark import remote, wire
+            from gantry_spark import remote, remoting
 
-            brokers = self.brokers or wire.members(self.cluster)
+            brokers = self.brokers or remoting.members(self.cluster)
             logs = list(remote.logs(brokers, self.token_file, self.rate))
         names = [log.name for log in logs]
         twice = {name for name in names if names.count(name) > 1}
@@ -154,7 +154,7 @@ def _number(options: dict[str, str], name: str, default: int, least: int) -> int
 class LogPart(InputPartition):
     """One partition: ranges of a log, in order, and how to open it."""
 
-    def __init__(self, log: Any, parts: tuple[planning.Part, ...]) -> None:
+    def __init__(self, log: Any, parts: tuple[partitioning.Part, ...]) -> None:
         super().__init__(parts)
         self.log = log
         self.parts = parts
@@ -181,7 +181,7 @@ def read_parts(partition: InputPartition, wanted: StructType, where: Where, opti
             yield from _read(partition.log, part, wanted, where, options)
 
 
-def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
+def _read(log: Any, part: partitioning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
     columns, schema = wanted.fieldNames(), arrow_schema(wanted)
     segment = log.segments[part.segment].start
     at = part.range.start
@@ -215,11 +215,11 @@ def partitions_of(options: Options, where: Where) -> list[InputPartition]:
         raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
     found: list[InputPartition] = []
     total = sum(s.limit - s.start for log in logs for s in log.segments)
-    target = options.partition_bytes or planning.part_bytes(total, options.parallelism)
+    target = options.partition_bytes or partitioning.part_bytes(total, options.parallelism)
     for log in logs:
         within = None if options.ranges is None else options.ranges.get(log.name, [])
-        parts = planning.plan(log, target, where, within, options.slack_ms)
-        found += [LogPart(log, pack) for pack in planning.pack(parts, target)]
+        parts = partitioning.plan(log, target, where, within, options.slack_ms)
+        found += [LogPart(log, pack) for pack in partitioning.pack(parts, target)]
     return found
 
 
@@ -261,7 +261,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         logs = [log for log in self.options.logs() if log.segments]
-        self.target = {log.name: planning.end_from(log, log.segments[0].start, 0) for log in logs}
+        self.target = {log.name: partitioning.end_from(log, log.segments[0].start, 0) for log in logs}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         result = dict(start)
@@ -273,7 +273,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at = start.get(log.name, log.segments[0].start)
             # What a log leaves of its share goes to those after it; each gets on, if only by a record.
             share = 0 if left is None else max(1, left // (len(logs) - index))
-            end = planning.end_from(log, at, share)
+            end = partitioning.end_from(log, at, share)
             if self.target is not None:
                 end = max(at, min(end, self.target[log.name]))
             result[log.name] = end
@@ -298,9 +298,9 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found.append(LostPart(log.name, *lost))
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin
-            target = self.options.partition_bytes or planning.part_bytes(size, self.options.parallelism)
-            parts = planning.plan(log, target, Where(), spans, self.options.slack_ms)
-            found += [LogPart(log, pack) for pack in planning.pack(parts, target)]
+            target = self.options.partition_bytes or partitioning.part_bytes(size, self.options.parallelism)
+            parts = partitioning.plan(log, target, Where(), spans, self.options.slack_ms)
+            found += [LogPart(log, pack) for pack in partitioning.pack(parts, target)]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

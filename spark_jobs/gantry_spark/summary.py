@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window as SqlWindow
 from pyspark.sql import functions as f
 
-from gantry_spark.figures import MARK_BITS, SUMS
+from gantry_spark.aggregates import MARK_BITS, SUMS
 from gantry_spark.forecast import HOUR_MS
 
 if TYPE_CHECKING:

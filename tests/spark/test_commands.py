@@ -13,7 +13,7 @@ import pytest
 from gantry_operator.analytics.cli import opens
 from gantry_spark.main import main, memory_of
 from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
-from plainlog import LogWriter, Message
+from reference_log import LogWriter, Message
 
 pytestmark = pytest.mark.timeout(600)
 

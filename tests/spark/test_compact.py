@@ -13,11 +13,11 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 from gantry_spark.compact import compact, may_compact
+from gantry_spark.environment import Surroundings
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
-from gantry_spark.surroundings import Surroundings
-from plainlog import LogWriter, Message, read_plain
-from plainreport import _survivors as survivors
+from reference_log import LogWriter, Message, read_plain
+from reference_report import _survivors as survivors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

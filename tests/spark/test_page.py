@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_spark.advice import recommend
 from gantry_spark.forecast import Disk, forecast
-from gantry_spark.model import Context, build
 from gantry_spark.page import render
 from gantry_spark.plots import savings
+from gantry_spark.recommendations import recommend
+from gantry_spark.report_model import Context, build
 from gantry_spark.summary import GroupOffset, Summary
 
 HOUR = 3_600_000

@@ -27,7 +27,7 @@ from gantry_operator.local.ports import Ports
 from gantry_operator.local.status import http_urls
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
-from gantry_spark import remote, wire
+from gantry_spark import remote, remoting
 from gantry_spark.compact import compact, may_compact
 from gantry_spark.errors import SourceError
 from gantry_spark.main import summary_of
@@ -35,8 +35,8 @@ from gantry_spark.report import Job, run
 from gantry_spark.report import _first_times as first_times
 from gantry_spark.schema import spark_schema
 from gantry_spark.source import CommitLogReader, CommitLogStream, Options
-from livecluster import LiveCluster
-from plainlog import LogWriter, Message, read_plain
+from live_cluster import LiveCluster
+from reference_log import LogWriter, Message, read_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -298,16 +298,16 @@ def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> Non
     """One of whose brokers none answers is missed; one of Apache RocketMQ's has nothing to read there."""
     info = {"10.0.0.1:1": {"gantryHttp": "10.0.0.1:2"}, "10.0.0.4:1": {"brokerVersion": "1"}}
     groups = {"a": BrokerData("demo", "a", {0: "10.0.0.1:1", 1: "10.0.0.2:1"})}
-    monkeypatch.setattr(wire, "_runtime_info", info.get)
+    monkeypatch.setattr(remoting, "_runtime_info", info.get)
     monkeypatch.setattr(
-        wire, "call", lambda *_: Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
+        remoting, "call", lambda *_: Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
     )
-    assert wire.members("ns:9876") == ["a=http://10.0.0.1:2"]
+    assert remoting.members("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["apache"] = BrokerData("other", "apache", {0: "10.0.0.4:1"})
-    assert wire.members("ns:9876") == ["a=http://10.0.0.1:2"]
+    assert remoting.members("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
     with pytest.raises(SourceError, match=r"nobody names an HTTP interface of group b \(10.0.0.3:1\), which"):
-        wire.members("ns:9876")
+        remoting.members("ns:9876")
 
 
 def test_a_token_file_that_cannot_be_used_is_no_broker_that_does_not_answer(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from zlib import crc32
 import pytest
 from gantry_operator.analytics.status import summary_text
 from gantry_spark.directory import DirectoryLog, Segment, find
+from gantry_spark.environment import surroundings
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.main import summary_of
 from gantry_spark.remote import RemoteLog
@@ -24,12 +25,11 @@ from gantry_spark.report import Job, run
 from gantry_spark.report import _ended as ended
 from gantry_spark.report import _marks as marks
 from gantry_spark.report import _mended as mended
-from gantry_spark.state import Known, unread
+from gantry_spark.scan_state import Known, unread
 from gantry_spark.summary import LOOKED_AT, counted_segments
-from gantry_spark.surroundings import surroundings
-from plainlog import LogWriter, Message, read_plain
-from plainreport import comparable, figures, growth
 from pyspark.sql import functions as f
+from reference_log import LogWriter, Message, read_plain
+from reference_report import comparable, figures, growth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,7 +196,7 @@ def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkS
 
 
 def test_state_of_many_runs_is_merged(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantry_spark.state.MERGE_AT", 1)
+    monkeypatch.setattr("gantry_spark.scan_state.MERGE_AT", 1)
     root, out = tmp_path / "store", tmp_path / "out"
     writer = make_log(root, 3, 200)
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW, history=1)
@@ -252,7 +252,7 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
     """What is free there may change between the answers of two."""
     free = iter((5_000_000, 4_999_000, 4_998_000))
     monkeypatch.setattr(
-        "gantry_spark.surroundings.status",
+        "gantry_spark.environment.status",
         lambda *_: SimpleNamespace(address="", disk=SimpleNamespace(total_bytes=10**9, free_bytes=next(free))),
     )
     logs = []
@@ -490,7 +490,7 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
         return ahead
 
     with monkeypatch.context() as patch:
-        patch.setattr("gantry_spark.state.unread", compared)
+        patch.setattr("gantry_spark.scan_state.unread", compared)
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 170

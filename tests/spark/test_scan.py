@@ -21,16 +21,16 @@ from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark import directory
 from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.directory import DirectoryLog, find
+from gantry_spark.environment import surroundings
 from gantry_spark.errors import SourceError
-from gantry_spark.plan import gaps, pack, plan
+from gantry_spark.partitioning import gaps, pack, plan
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
-from gantry_spark.surroundings import surroundings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plainlog import LogWriter, Message, read_plain
-from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from random_logs import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from reference_log import LogWriter, Message, read_plain
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
 ALL = tuple(COLUMNS)

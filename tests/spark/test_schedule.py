@@ -17,7 +17,7 @@ from gantry_operator.cli.errors import CliError
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
 from gantry_spark.main import arguments, job_of
-from plainlog import LogWriter, Message
+from reference_log import LogWriter, Message
 
 URLS = ["http://demo-a-0.demo-a.default.svc:10921", "http://demo-a-1.demo-a.default.svc:10921"]
 

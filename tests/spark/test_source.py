@@ -16,13 +16,12 @@ import pytest
 from gantry_spark.daemon import without_delay
 from gantry_spark.decode import Where
 from gantry_spark.errors import Expired, SourceError
-from gantry_spark.plan import Part
+from gantry_spark.partitioning import Part
 from gantry_spark.pushdown import push
 from gantry_spark.scan import scan
 from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
 from gantry_spark.session import ARROW
 from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPart, Options
-from plainlog import LogWriter, Message, read_plain
 from pyspark.sql.datasource import (
     EqualTo,
     GreaterThan,
@@ -35,6 +34,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
+from reference_log import LogWriter, Message, read_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -381,7 +381,7 @@ def read_columns(options: dict[str, str]) -> Any:
 
 def test_a_worker_that_reads_files_imports_nothing_for_the_network() -> None:
     """Every query starts workers anew: what they import is paid for by each."""
-    says = "import sys, gantry_spark.figures; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
+    says = "import sys, gantry_spark.aggregates; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == ""
 

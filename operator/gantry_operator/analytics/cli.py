@@ -346,7 +346,7 @@ def report(
 
 
 def _folder(out: str) -> Path:
-    from gantry_spark.places import is_local, local_path
+    from gantry_spark.output_store import is_local, local_path
 
     if not is_local(out):
         raise CliError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_spark.texts import count_text, size_text, span_text
+from gantry_spark.format import count_text, size_text, span_text
 
 if TYPE_CHECKING:
-    from gantry_spark.model import Context
+    from gantry_spark.report_model import Context
 
 COMPACT: Final = "compact"
 SHORTEN: Final = "shorten retention"

@@ -7,8 +7,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 from gantry_broker.protocol.message import parse_properties
-from gantry_spark import props
-from gantry_spark.props import parse
+from gantry_spark.properties import parse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +41,6 @@ def test_a_name_is_found_wherever_a_search_is_cut(records: list[bytes], piece: i
     buf = np.frombuffer(b"".join(records), dtype=np.uint8)
     lengths = np.array([len(r) for r in records], dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(props, "_PIECE", piece)
+        patch.setattr(properties, "_PIECE", piece)
         found = parse(buf, np.cumsum(lengths) - lengths, lengths).values("KEYS").to_pylist()
     assert found == [parse_properties(r).get("KEYS") for r in records]

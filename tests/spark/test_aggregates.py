@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from gantry_broker.protocol.message import Record
+from gantry_spark.aggregates import MARK_BITS, SUMS, FiguresReader
 from gantry_spark.decode import LATEST_MS, Where
-from gantry_spark.figures import MARK_BITS, SUMS, FiguresReader
 from gantry_spark.source import Options
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plainlog import Message, read_plain
-from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from random_logs import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from reference_log import Message, read_plain
 
 HOUR = 3_600_000
 

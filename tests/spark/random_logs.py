@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
-from plainlog import SEGMENT, LogWriter, Message
+from reference_log import SEGMENT, LogWriter, Message
 
 # Shrinking logs of whole records takes minutes; the failing example is printed as it was found.
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from gantry_broker.settings import BrokerSettings
 
-from gantry_spark import wire
+from gantry_spark import remoting
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
 from gantry_spark.forecast import DEVICE, Disk
@@ -56,7 +56,7 @@ def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
         if not path.exists():
             found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")
             return
-        _add(found, log.name, wire.parse_offsets(path.read_bytes(), str(path)))
+        _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
     except (OSError, SourceError) as error:
         found.notes.append(f"{log.name}: {error}")
 
@@ -68,7 +68,7 @@ def _of_cluster(found: Surroundings, log: RemoteLog, token_file: str | None) -> 
             machine = urlsplit(base_url(log.master)).hostname or ""
             found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
         if master.address:
-            _add(found, log.name, wire.consumer_offsets(master.address))
-            found.reserved_hours = wire.reserved_hours(master.address) or found.reserved_hours
+            _add(found, log.name, remoting.consumer_offsets(master.address))
+            found.reserved_hours = remoting.reserved_hours(master.address) or found.reserved_hours
     except SourceError as error:
         found.notes.append(f"{log.name}: {error}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from gantry_spark.chain import chain
 from gantry_spark.layout import MAGIC_V1, MAGIC_V2, MIN_RECORD
+from gantry_spark.record_boundaries import chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

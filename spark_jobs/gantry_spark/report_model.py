@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 
-from gantry_spark.advice import recommend
-from gantry_spark.figures import SUMS
+from gantry_spark.aggregates import SUMS
 from gantry_spark.forecast import HOUR_MS, Disk, first_hour, forecast, newest_hour
+from gantry_spark.recommendations import recommend
 from gantry_spark.summary import GroupOffset, Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)

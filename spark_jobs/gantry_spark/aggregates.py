@@ -29,7 +29,7 @@ from gantry_spark.decode import LATEST_MS, Where, batch_of
 from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
-from gantry_spark.plan import Part
+from gantry_spark.partitioning import Part
 from gantry_spark.scan import Damage, Records, scan
 from gantry_spark.schema import arrow_schema, spark_schema
 from gantry_spark.source import LogPart, Options, partitions_of
