@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.protocol.message import decode_record
-from gantry_spark.decode import Where, batch_of
+from gantry_spark.decode import RecordFilter, batch_of
 from gantry_spark.directory import DirectoryLog, find
-from gantry_spark.partitioning import plan
+from gantry_spark.partitioning import plan_ranges
 from gantry_spark.report import Job, run
 from gantry_spark.scan import Records, scan
-from gantry_spark.schema import DEFAULT, arrow_schema, spark_schema
+from gantry_spark.schema import DEFAULT_COLUMNS, arrow_schema, spark_schema
 from gantry_spark.session import session
 from spark_loggen import write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEW = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
+EIGHT_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
 START_MS = 1_700_000_000_000
 WARM_UP = 5
 MEASURED = 5
@@ -113,11 +113,11 @@ def decode(root: Path, columns: tuple[str, ...], verify: bool) -> int:
     log = DirectoryLog(find(str(root)))
     schema = arrow_schema(spark_schema(columns))
     count = 0
-    for part in plan(log, 256 * 1024 * 1024, Where()):
+    for part in plan_ranges(log, 256 * 1024 * 1024, RecordFilter()):
         with log.open(part.segment) as source:
             for found in scan(source, part.range, verify):
                 if isinstance(found, Records):
-                    count += batch_of(log.name, 0, found, columns, schema, Where()).num_rows
+                    count += batch_of(log.name, 0, found, columns, schema, RecordFilter()).num_rows
     return count
 
 
@@ -172,19 +172,19 @@ def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table
     read_bytes(root)
     with table.line("the bytes alone", size, records):
         read_bytes(root)
-    for what, columns in (("8 columns", FEW), (f"all {len(DEFAULT)} columns", DEFAULT)):
+    for what, columns in (("8 columns", EIGHT_COLUMNS), (f"all {len(DEFAULT_COLUMNS)} columns", DEFAULT_COLUMNS)):
         with table.line(f"source alone, {what}", size, records):
             assert decode(root, columns, True) == records
     with table.line("source alone, 8 columns, CRC not checked", size, records):
-        decode(root, FEW, False)
+        decode(root, EIGHT_COLUMNS, False)
     began, spent = time.perf_counter(), cpu()
     count, read = plain_python(root)
     wall, used = time.perf_counter() - began, cpu() - spent
     show("plain Python loop (first 64 MiB)", wall, used, read, count)
-    frame = spark.read.format("commitlog").option("columns", ",".join(FEW)).load(str(root))
+    frame = spark.read.format("commitlog").option("columns", ",".join(EIGHT_COLUMNS)).load(str(root))
     parquet = str(work / f"parquet-{body}")
     frame.write.mode("overwrite").parquet(parquet)
-    unchecked = spark.read.format("commitlog").option("columns", ",".join(FEW)).option("verify", "false")
+    unchecked = spark.read.format("commitlog").option("columns", ",".join(EIGHT_COLUMNS)).option("verify", "false")
     frames = {
         "Spark from the log, 8 columns": frame,
         "the same, CRC not checked": unchecked.load(str(root)),
@@ -221,7 +221,7 @@ def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -
         with table.line(f"the report, {gib:g} GiB", size, records):
             run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000))
         with table.line(f"source alone, 8 columns, {gib:g} GiB", size, records):
-            decode(root, FEW, True)
+            decode(root, EIGHT_COLUMNS, True)
         resident = family()
         own = resident[os.getpid()][2]
         jvm = sum(rss for name, _, rss in resident.values() if name == "java")

@@ -12,9 +12,9 @@ __all__ = ["register"]
 
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("commitlog")` known to a session, and let Spark hand it filters."""
-    from gantry_spark.aggregates import FiguresSource
+    from gantry_spark.aggregates import AggregatesSource
     from gantry_spark.source import CommitLogSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(CommitLogSource)
-    spark.dataSource.register(FiguresSource)
+    spark.dataSource.register(AggregatesSource)

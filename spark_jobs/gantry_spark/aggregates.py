@@ -25,24 +25,24 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
-from gantry_spark.decode import LATEST_MS, Where, batch_of
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of
 from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
-from gantry_spark.partitioning import Part
+from gantry_spark.partitioning import LogRange
 from gantry_spark.scan import Damage, Records, scan
 from gantry_spark.schema import arrow_schema, spark_schema
-from gantry_spark.source import LogPart, Options, partitions_of
+from gantry_spark.source import LogPartition, Options, partitions_of
 
-MARK_BITS: Final = 64
+BITMAP_BITS: Final = 64
 FLUSH_ROWS: Final = 200_000
 """Key rows held before they are handed on."""
-MARKED: Final = 60 * 1024
+CHECKSUM_BYTES: Final = 60 * 1024
 """Bytes before the end of a segment's last counted record that are compared, at most: with those after it no more than
 a broker is asked for at once."""
 
 SUMS: Final = (
-    "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "resent", "delayed", "prepared", "committed",
+    "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "redelivered", "delayed", "prepared", "committed",
     "rolled_back",
 )  # fmt: skip
 """Columns of `count` rows that add up."""
@@ -77,7 +77,7 @@ _READ: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", 
 
 
 @dataclass(frozen=True)
-class Mark:
+class EndChecksum:
     """The bytes [begin, end) before the end of a record: a record carries its place, time and CRC, so others there give
     another checksum."""
 
@@ -86,13 +86,15 @@ class Mark:
     checksum: int
 
 
-def mark_of(records: Records) -> Mark:
+def end_checksum(records: Records) -> EndChecksum:
     """The end of these records, while the bytes behind them are there."""
-    begin = max(records.base, records.end - MARKED)
-    return Mark(begin, records.end, crc32(records.buf[begin - records.base : records.end - records.base].tobytes()))
+    begin = max(records.base, records.end - CHECKSUM_BYTES)
+    return EndChecksum(
+        begin, records.end, crc32(records.buf[begin - records.base : records.end - records.base].tobytes())
+    )
 
 
-class Tally:
+class Aggregator:
     """The figures of the blocks of one partition so far. Memory is bounded: `due` says when to hand rows on."""
 
     def __init__(self, log: str, segment: int) -> None:
@@ -105,11 +107,11 @@ class Tally:
         self._keys: list[Any] = []
         self._key_rows = 0
         self._sizes: list[Any] = []
-        self._marks: list[Any] = []
+        self._bitmaps: list[Any] = []
 
     def add(self, batch: Any, ms: Ints) -> None:
         """Count the records of a block: a batch of the columns `_READ`, with their store times."""
-        ms = np.clip(ms, 0, LATEST_MS)
+        ms = np.clip(ms, 0, MAX_TIME_MS)
         keys = batch.column("keys")
         keyed = pc.fill_null(pc.not_equal(keys, ""), False)
         mask = keyed.to_numpy(zero_copy_only=False)
@@ -133,7 +135,7 @@ class Tally:
                 "keyed": pa.array(mask.astype(np.int64)),
                 "keyed_bytes": pa.array(np.where(mask, sizes, 0)),
                 "tombstones": pa.array(empty.astype(np.int64)),
-                "resent": pc.greater(batch.column("reconsume_times"), 0).cast(pa.int64()),
+                "redelivered": pc.greater(batch.column("reconsume_times"), 0).cast(pa.int64()),
                 "delayed": pc.is_valid(batch.column("delay_level")).cast(pa.int64()),
                 "prepared": is_("prepared"),
                 "committed": is_("committed"),
@@ -186,52 +188,52 @@ class Tally:
         merged = _merge_keys(table)
         self._keys.append(merged)
         self._key_rows += merged.num_rows
-        self._add_marks(topics, queues.to_numpy(), offsets.to_numpy())
+        self._add_bitmaps(topics, queues.to_numpy(), offsets.to_numpy())
 
-    def _add_marks(self, topics: Any, queues: Any, offsets: Any) -> None:
+    def _add_bitmaps(self, topics: Any, queues: Any, offsets: Any) -> None:
         code = topics.indices.to_numpy().astype(np.int64)
-        bucket = offsets // MARK_BITS
+        bucket = offsets // BITMAP_BITS
         order = np.lexsort((bucket, queues, code))
         code, queue, place = code[order], queues[order], bucket[order]
         change = (np.diff(code) != 0) | (np.diff(queue) != 0) | (np.diff(place) != 0)
         first = np.concatenate([[0], np.flatnonzero(change) + 1])
-        bit = np.left_shift(np.uint64(1), (offsets[order] % MARK_BITS).astype(np.uint64))
-        marks = {
+        bit = np.left_shift(np.uint64(1), (offsets[order] % BITMAP_BITS).astype(np.uint64))
+        bitmaps = {
             "topic": topics.dictionary.take(pa.array(code[first])),
             "queue_id": pa.array(queue[first], type=pa.int32()),
             "bucket": pa.array(place[first]),
             "bits": pa.array(np.bitwise_or.reduceat(bit, first).view(np.int64)),
         }
-        self._marks.append(pa.table(marks))
+        self._bitmaps.append(pa.table(bitmaps))
 
     @property
-    def due(self) -> bool:
+    def should_flush(self) -> bool:
         return self._key_rows >= FLUSH_ROWS or len(self._counts) >= 64
 
     def rows(self) -> Iterator[Any]:
         """Everything counted since the last call, as record batches of `SCHEMA`."""
         if self._counts:
-            yield from self._out("count", _sum_counts(pa.concat_tables(self._counts)))
+            yield from self._batches("count", _sum_counts(pa.concat_tables(self._counts)))
         if self._keys:
-            yield from self._out("key", _merge_keys(pa.concat_tables(self._keys)))
+            yield from self._batches("key", _merge_keys(pa.concat_tables(self._keys)))
         if self._sizes:
             sizes = pa.concat_tables(self._sizes).group_by(["topic", "bucket"], use_threads=False)
             summed = sizes.aggregate([("n", "sum"), ("bytes", "sum")])
-            yield from self._out("size", summed.rename_columns(["topic", "bucket", "n", "bytes"]))
-        if self._marks:
-            yield from self._out("mark", pa.concat_tables(self._marks))
-        self._counts, self._keys, self._sizes, self._marks, self._key_rows = [], [], [], [], 0
+            yield from self._batches("size", summed.rename_columns(["topic", "bucket", "n", "bytes"]))
+        if self._bitmaps:
+            yield from self._batches("bitmap", pa.concat_tables(self._bitmaps))
+        self._counts, self._keys, self._sizes, self._bitmaps, self._key_rows = [], [], [], [], 0
 
     def damage(self, found: Damage) -> Any:
         """A damaged place as a row."""
         table = pa.table({"phys": [found.start], "bytes": [found.end - found.start], "reason": [found.reason]})
-        return next(self._out("damage", table))
+        return next(self._batches("damage", table))
 
-    def end(self, of: Mark) -> Any:
+    def end(self, of: EndChecksum) -> Any:
         """Where the last record of a partition ends, as a row."""
-        return next(self._out("end", pa.table({"phys": [of.begin], "end": [of.end], "bits": [of.checksum]})))
+        return next(self._batches("end", pa.table({"phys": [of.begin], "end": [of.end], "bits": [of.checksum]})))
 
-    def _out(self, kind: str, table: Any) -> Iterator[Any]:
+    def _batches(self, kind: str, table: Any) -> Iterator[Any]:
         count = table.num_rows
         fixed = {"kind": kind, "log": self.log, "segment": self.segment}
         columns = []
@@ -262,10 +264,10 @@ def _sum_counts(table: Any) -> Any:
     return grouped.rename_columns(["topic", "queue_id", "hour", *SUMS, *(name for name, _ in extremes)])
 
 
-class FiguresReader(DataSourceReader):
+class AggregatesReader(DataSourceReader):
     """The partitions of `CommitLogReader`, counted."""
 
-    def __init__(self, options: Options, where: Where) -> None:
+    def __init__(self, options: Options, where: RecordFilter) -> None:
         self.options = options
         self.where = where
 
@@ -273,39 +275,39 @@ class FiguresReader(DataSourceReader):
         return partitions_of(self.options, self.where)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition, LogPart):
+        if isinstance(partition, LogPartition):
             for part in partition.parts:
                 yield from self._count(partition.log, part)
 
-    def _count(self, log: Any, part: Part) -> Iterator[Any]:
-        tally = Tally(log.name, log.segments[part.segment].start)
+    def _count(self, log: Any, part: LogRange) -> Iterator[Any]:
+        aggregator = Aggregator(log.name, log.segments[part.segment].start)
         schema = arrow_schema(spark_schema(_READ))
         at = part.range.start
-        last: Mark | None = None
+        last: EndChecksum | None = None
         try:
             with log.open(part.segment) as source:
                 for found in scan(source, part.range, self.options.verify):
                     at = max(at, found.end)
                     if isinstance(found, Damage):
-                        if self.where.everything:
-                            yield tally.damage(found)
+                        if self.where.matches_all:
+                            yield aggregator.damage(found)
                         continue
-                    last = mark_of(found)
-                    keep = self.where.rows(found)
+                    last = end_checksum(found)
+                    keep = self.where.matching_rows(found)
                     wanted = found if keep is None else found.where(keep)
-                    batch = batch_of(log.name, tally.segment, wanted, _READ, schema, Where())
+                    batch = batch_of(log.name, aggregator.segment, wanted, _READ, schema, RecordFilter())
                     if batch is not None:
-                        tally.add(batch, wanted.store_ms)
-                    if tally.due:
-                        yield from tally.rows()
+                        aggregator.add(batch, wanted.store_ms)
+                    if aggregator.should_flush:
+                        yield from aggregator.rows()
         except Expired as gone:
-            yield tally.damage(Damage(at, part.range.stop, f"expired while it was read: {gone}"))
-        yield from tally.rows()
+            yield aggregator.damage(Damage(at, part.range.stop, f"expired while it was read: {gone}"))
+        yield from aggregator.rows()
         if last is not None:
-            yield tally.end(last)
+            yield aggregator.end(last)
 
 
-class FiguresSource(DataSource):
+class AggregatesSource(DataSource):
     """See the module. One more option: `sinceMs`, the least store time that counts."""
 
     @classmethod
@@ -315,7 +317,7 @@ class FiguresSource(DataSource):
     def schema(self) -> StructType:
         return SCHEMA
 
-    def reader(self, schema: StructType) -> FiguresReader:
+    def reader(self, schema: StructType) -> AggregatesReader:
         options = {name.lower(): value for name, value in self.options.items()}
         since = options.pop("sincems", None)
-        return FiguresReader(Options(options), Where(min_ms=int(since) if since else None))
+        return AggregatesReader(Options(options), RecordFilter(min_ms=int(since) if since else None))

@@ -20,19 +20,19 @@ import sys
 from types import ModuleType
 from typing import Final
 
-OURS: Final = ("gantry_spark.source", "gantry_spark.aggregates")
+PRELOADED_MODULES: Final = ("gantry_spark.source", "gantry_spark.aggregates")
 
 
-def prepare(worker: str | None) -> None:
+def preload(worker: str | None) -> None:
     """Import a worker's module (None: the one that runs tasks) and ours."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for name in (worker or "pyspark.worker", *OURS):
+    for name in (worker or "pyspark.worker", *PRELOADED_MODULES):
         importlib.import_module(name)
     # Workers collect garbage after each task: what is here now is none, and looking through it takes 16 ms.
     gc.freeze()
 
 
-def without_delay(daemon: ModuleType) -> None:
+def disable_tcp_delays(daemon: ModuleType) -> None:
     """Let each task of `daemon` (pyspark.daemon) begin with a socket that sends and acknowledges at once.
 
     For each task anew: Linux goes back to delaying acknowledgements by itself (tcp(7), TCP_QUICKACK). Unix domain
@@ -55,6 +55,6 @@ def without_delay(daemon: ModuleType) -> None:
 if __name__ == "__main__":
     from pyspark import daemon
 
-    prepare(sys.argv[1] if len(sys.argv) > 1 else None)
-    without_delay(daemon)
+    preload(sys.argv[1] if len(sys.argv) > 1 else None)
+    disable_tcp_delays(daemon)
     daemon.manager()

@@ -16,10 +16,10 @@ from gantry_spark.errors import Expired, SourceError
 from gantry_spark.scan import Range, is_record, next_record
 
 _NAME: Final = re.compile(r"[0-9]{20}")
-_MOST: Final = 2**63 - 1
+_MAX_OFFSET: Final = 2**63 - 1
 _FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """All pages at once, where the system has that: one fault instead of many."""
-UNSETTLED: Final = 64 * 1024 * 1024
+MUTABLE_TAIL_BYTES: Final = 64 * 1024 * 1024
 """Bytes at the end of a log that its broker may still undo, which it does by cutting them off: far more than members
 have under way between them."""
 
@@ -43,7 +43,7 @@ class LogFiles:
     name: str
     root: Path
     segments: list[Segment]
-    foreign: list[str] = field(default_factory=list)
+    unrelated: list[str] = field(default_factory=list)
 
 
 def find(path: str) -> LogFiles:
@@ -67,15 +67,15 @@ def _find(root: Path) -> LogFiles:
     except OSError as error:
         raise SourceError(f"{folder} cannot be listed: {error.strerror}") from None
     sizes = {n: size for n in names if (size := _segment_size(folder / n)) is not None}
-    files = _without_foreign(folder, sizes)
-    foreign = [n for n in names if n not in files]
+    files = _without_unrelated(folder, sizes)
+    unrelated = [n for n in names if n not in files]
     if not files:
         inside = "is empty" if not names else f"holds {', '.join(names[:3])}" + (" and more" if len(names) > 3 else "")
         raise SourceError(
             f"no commit log in {root}: {folder} {inside}; expected files named by 20 digits, as commitlog/{0:020d}"
         )
     name = (root if folder != root else root.parent if root.name == "commitlog" else root).resolve().name
-    return LogFiles(name, root, _segments(folder, files), foreign)
+    return LogFiles(name, root, _segments(folder, files), unrelated)
 
 
 def _segment_size(path: Path) -> int | None:
@@ -89,10 +89,10 @@ def _segment_size(path: Path) -> int | None:
         found = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) and int(path.name) + found.st_size <= _MOST else None
+    return found.st_size if stat.S_ISREG(found.st_mode) and int(path.name) + found.st_size <= _MAX_OFFSET else None
 
 
-def _without_foreign(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
+def _without_unrelated(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
     """The files but those that are no commit log: none of their bytes are a record, and segments have another size."""
     if len(set(sizes.values())) < 2:
         return sizes
@@ -127,14 +127,14 @@ def _segments(folder: Path, files: dict[str, int]) -> list[Segment]:
     # Brokers make the next file ahead of need: zeros at the end of the log are not part of it yet.
     while segments:
         last = segments.pop()
-        written = None if segments and _untouched(last.path) else _written(last.path, last.end - last.start)
+        written = None if segments and _is_unwritten(last.path) else _data_end(last.path, last.end - last.start)
         if written is not None:
             segments.append(Segment(last.start, last.end, last.start + written, last.path))
             break
     return segments
 
 
-def _untouched(path: str) -> bool:
+def _is_unwritten(path: str) -> bool:
     """Whether a file begins with zeros, or has gone meanwhile."""
     try:
         with open(path, "rb", buffering=0) as file:
@@ -143,7 +143,7 @@ def _untouched(path: str) -> bool:
         return True
 
 
-def _written(path: str, size: int) -> int | None:
+def _data_end(path: str, size: int) -> int | None:
     """Bytes of a file up to the end of its last piece of data: the tail of the last segment is mostly a hole.
 
     None: it has gone meanwhile.
@@ -165,7 +165,7 @@ def _written(path: str, size: int) -> int | None:
 class FileBytes:
     """Bytes of one segment file by log offset."""
 
-    def __init__(self, segment: Segment, settled: int) -> None:
+    def __init__(self, segment: Segment, immutable_end: int) -> None:
         """`settled`: log offset up to which the file may be deleted as a whole, but is neither written nor cut off."""
         try:
             self._fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -174,14 +174,14 @@ class FileBytes:
         except OSError as error:
             raise SourceError(f"{segment.path} cannot be read: {error.strerror}") from error
         self._start = segment.start
-        self._settled = settled
+        self._immutable_end = immutable_end
 
-    def mapped(self, offset: int, size: int) -> memoryview | None:
+    def map_range(self, offset: int, size: int) -> memoryview | None:
         """See `scan.LogBytes`: only what is settled, since to touch what is cut off meanwhile ends the process.
 
         The bytes stay for as long as the result does, also when the file is deleted.
         """
-        if offset + size > self._settled:
+        if offset + size > self._immutable_end:
             return None
         before = (offset - self._start) % mmap.ALLOCATIONGRANULARITY
         try:
@@ -212,7 +212,7 @@ class FileBytes:
 class DirectoryLog:
     """The log of a directory, as the planner and the tasks see it."""
 
-    doubts: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
     """See `remote.RemoteLog`: a directory has none."""
 
     def __init__(self, files: LogFiles) -> None:
@@ -222,4 +222,4 @@ class DirectoryLog:
 
     def open(self, index: int) -> FileBytes:
         """Raises SourceError when the file is gone or may not be read."""
-        return FileBytes(self.segments[index], self.segments[-1].limit - UNSETTLED)
+        return FileBytes(self.segments[index], self.segments[-1].limit - MUTABLE_TAIL_BYTES)

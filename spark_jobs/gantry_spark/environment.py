@@ -14,13 +14,13 @@ from gantry_broker.settings import BrokerSettings
 from gantry_spark import remoting
 from gantry_spark.directory import DirectoryLog
 from gantry_spark.errors import SourceError
-from gantry_spark.forecast import DEVICE, Disk
-from gantry_spark.remote import RemoteLog, base_url, status
+from gantry_spark.forecast import DEVICE_PREFIX, Disk
+from gantry_spark.remote import RemoteLog, base_url, fetch_status
 from gantry_spark.summary import GroupOffset
 
 
 @dataclass
-class Surroundings:
+class Environment:
     """What was found; what could not be had is in `notes`."""
 
     offsets: list[GroupOffset] = field(default_factory=list)
@@ -29,28 +29,28 @@ class Surroundings:
     notes: list[str] = field(default_factory=list)
 
 
-def surroundings(logs: Sequence[Any], token_file: str | None) -> Surroundings:
+def read_environment(logs: Sequence[Any], token_file: str | None) -> Environment:
     """Ask the brokers, or look beside the log in its directory."""
-    found = Surroundings()
+    found = Environment()
     for log in logs:
         if isinstance(log, DirectoryLog):
-            _of_directory(found, log)
+            _from_directory(found, log)
         elif isinstance(log, RemoteLog):
-            _of_cluster(found, log, token_file)
+            _from_cluster(found, log, token_file)
     return found
 
 
-def _add(found: Surroundings, log: str, table: dict[tuple[str, str, int], int]) -> None:
+def _add(found: Environment, log: str, table: dict[tuple[str, str, int], int]) -> None:
     found.offsets += [GroupOffset(group, log, topic, queue, offset) for (group, topic, queue), offset in table.items()]
 
 
-def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
+def _from_directory(found: Environment, log: DirectoryLog) -> None:
     root: Path = log.files.root
-    if log.files.foreign:
-        listed = ", ".join(log.files.foreign[:5]) + (" and more" if len(log.files.foreign) > 5 else "")
+    if log.files.unrelated:
+        listed = ", ".join(log.files.unrelated[:5]) + (" and more" if len(log.files.unrelated) > 5 else "")
         found.notes.append(f"{log.name}: not part of the log, left out: {listed}")
     usage = shutil.disk_usage(root)
-    found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE}{root.stat().st_dev}"))
+    found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE_PREFIX}{root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
     try:
         if not path.exists():
@@ -61,9 +61,9 @@ def _of_directory(found: Surroundings, log: DirectoryLog) -> None:
         found.notes.append(f"{log.name}: {error}")
 
 
-def _of_cluster(found: Surroundings, log: RemoteLog, token_file: str | None) -> None:
+def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) -> None:
     try:
-        master = status(log.master, token_file)
+        master = fetch_status(log.master, token_file)
         if master.disk is not None:
             machine = urlsplit(base_url(log.master)).hostname or ""
             found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))

@@ -13,7 +13,7 @@ class SourceError(GantrySparkError):
     """There is no such log, it cannot be read, or an option of the source is wrong."""
 
 
-class NoLog(SourceError):
+class NotACommitLog(SourceError):
     """There are bytes, but they are no commit log."""
 
     retry = False

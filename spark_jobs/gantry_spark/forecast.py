@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 HOUR_MS: Final = 3_600_000
-LOOK_BACK_H: Final = 72
+GROWTH_HOURS: Final = 72
 """Hours of growth that the forecast is made from, at most."""
-LISTED_H: Final = 24 * 31
-DEVICE: Final = "device "
+LISTED_HOURS: Final = 24 * 31
+DEVICE_PREFIX: Final = "device "
 """Before the number of a disk of this machine, as a `Disk.place`."""
 
 
@@ -25,17 +25,17 @@ class Disk:
     log: str
     total: int
     free: int
-    place: str = ""
+    location: str = ""
 
-    def same(self, other: Disk) -> bool:
+    def is_same_disk(self, other: Disk) -> bool:
         """Whether two logs fill one disk. Brokers of one machine are asked in turn, so their answers may differ by what
         was written in between."""
         if self.total != other.total:
             return False
-        if self.place.startswith(DEVICE) and other.place.startswith(DEVICE):
-            return self.place == other.place
+        if self.location.startswith(DEVICE_PREFIX) and other.location.startswith(DEVICE_PREFIX):
+            return self.location == other.location
         near = abs(self.free - other.free) <= self.total // 1000
-        return self.free == other.free or (near and self.place != "" and self.place == other.place)
+        return self.free == other.free or (near and self.location != "" and self.location == other.location)
 
 
 def newest_hour(hours: Iterable[int], now_ms: int) -> int:
@@ -59,7 +59,7 @@ def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reser
     """
     newest = newest_hour(hours, now_ms)
     first = first_hour(hours, newest)
-    start = max(first, newest - LOOK_BACK_H)
+    start = max(first, newest - GROWTH_HOURS)
     span_h = newest - start
     if span_h >= 2:
         # The first and the last hour are only partly there.
@@ -72,23 +72,23 @@ def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reser
     result: dict[str, Any] = {
         "bytesPerHour": round(rate),
         "hours": [
-            {"hour": _iso(h), "bytes": hours.get(h, 0)} for h in range(max(first, newest - LISTED_H), newest + 1)
+            {"hour": _iso(h), "bytes": hours.get(h, 0)} for h in range(max(first, newest - LISTED_HOURS), newest + 1)
         ],
         "reservedHours": reserved_hours,
-        "steadyBytes": round(rate * reserved_hours),
+        "steadyStateBytes": round(rate * reserved_hours),
         "disks": [{"log": d.log, "totalBytes": d.total, "freeBytes": d.free} for d in disks],
         "hoursToFull": None,
         "fullAt": None,
-        "fillsBeforeRetention": False,
+        "diskFullBeforeRetention": False,
     }
     if disks and rate > 0:
         # Logs are taken to grow alike; a disk takes what comes to those that lie on it.
-        hours_to_full = min(d.free * len(disks) / sum(d.same(other) for other in disks) for d in disks) / rate
+        hours_to_full = min(d.free * len(disks) / sum(d.is_same_disk(other) for other in disks) for d in disks) / rate
         result["hoursToFull"] = round(hours_to_full, 1)
         at = now_ms + int(hours_to_full * HOUR_MS)
         result["fullAt"] = _iso_ms(at) if hours_to_full < 24 * 3650 else None
         growing_for = max(0.0, reserved_hours - used / rate)
-        result["fillsBeforeRetention"] = bool(hours_to_full < growing_for)
+        result["diskFullBeforeRetention"] = bool(hours_to_full < growing_for)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def size_text(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes: 1.4 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
@@ -12,11 +12,11 @@ def size_text(count: float) -> str:
     return f"{count:,.1f} TiB"
 
 
-def count_text(count: int, name: str) -> str:
+def format_count(count: int, name: str) -> str:
     """1 key, 1,200 keys."""
     return f"{count:,} {name}" if count == 1 else f"{count:,} {name}s"
 
 
-def span_text(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """A length of time: 3.5 h, 12.0 days."""
     return f"{hours:,.1f} h" if hours < 48 else f"{hours / 24:,.1f} days"

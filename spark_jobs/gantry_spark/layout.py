@@ -21,10 +21,10 @@ MIN_RECORD: Final = FIXED_V4 + 4
 """Bytes of the smallest record: no body, a topic of one byte, no properties."""
 MAX_RECORD: Final = 64 * 1024 * 1024
 """Bytes beyond which a size field is taken for damage (brokers refuse bodies over 16 MB)."""
-BLANK_HEAD: Final = 8
+FILLER_HEADER_BYTES: Final = 8
 """Bytes of a filler that mean something: its size and its magic."""
 
-HEAD: Final = np.dtype(
+RECORD_HEADER: Final = np.dtype(
     [
         ("size", ">i4"),
         ("magic", ">u4"),
@@ -45,12 +45,12 @@ HEAD: Final = np.dtype(
 )
 """A record's head when both hosts are IPv4. With IPv6 hosts everything after `born_host` moves by 12 bytes a host."""
 
-assert HEAD.itemsize == FIXED_V4
+assert RECORD_HEADER.itemsize == FIXED_V4
 
 __all__ = ["FIXED_V4", "MAGIC_BLANK", "MAGIC_V1", "MAGIC_V2"]
 
 
-def take_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def gather_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """One item of `dtype` from each of the byte positions `at`; positions need no alignment."""
     wanted = np.dtype(dtype)
     width = wanted.itemsize
@@ -60,7 +60,7 @@ def take_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return windows[at].view(wanted)
 
 
-def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
+def gather_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
     """`buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray; the slices are in order and do not overlap.
 
     Arrow's filter copies them: values and the gaps between them are laid out as one array over `buf`, of which every
@@ -72,14 +72,14 @@ def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
     width = int(length[0])
     if width and bool((length == width).all()):
         offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-        data = take_fixed(buf, at, f"V{width}").view(np.uint8)
+        data = gather_fixed(buf, at, f"V{width}").view(np.uint8)
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     keep = np.zeros(2 * count - 1, dtype=np.bool_)
     keep[::2] = True
-    return laid_out(buf, at, length, None).filter(pa.array(keep))
+    return slices_and_gaps(buf, at, length, None).filter(pa.array(keep))
 
 
-def laid_out(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
+def slices_and_gaps(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
     """The slices and the gaps between them in turn, as one BinaryArray over `buf`; `valid`: its validity bits."""
     edges = np.empty(2 * len(at), dtype=np.int32)
     edges[0::2] = at
@@ -87,7 +87,7 @@ def laid_out(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
     return pa.Array.from_buffers(pa.binary(), len(edges) - 1, [valid, pa.py_buffer(edges), pa.py_buffer(buf)])
 
 
-def checked_text(values: Any) -> Any:
+def decode_utf8(values: Any) -> Any:
     """A BinaryArray without an offset as strings. Raises pa.ArrowInvalid when one is not UTF-8."""
     data = values.buffers()[2]
     if data is None or int(np.frombuffer(data, dtype=np.uint8).max(initial=0)) >= 0x80:
@@ -96,16 +96,16 @@ def checked_text(values: Any) -> Any:
     return values.view(pa.string())
 
 
-def as_text(values: Any) -> Any:
+def decode_utf8_lossy(values: Any) -> Any:
     """A BinaryArray as strings; bytes that are not UTF-8 become U+FFFD (only then Python sees single values)."""
     try:
-        return checked_text(values)
+        return decode_utf8(values)
     except pa.ArrowInvalid:
         texts = [None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()]
         return pa.array(texts, type=pa.string())
 
 
-def buffers_of(values: Any) -> tuple[Ints, Bytes]:
+def offsets_and_bytes(values: Any) -> tuple[Ints, Bytes]:
     """Offsets (length + 1, from 0) and bytes of a BinaryArray without nulls and without an offset."""
     _, offsets, data = values.buffers()
     edges = np.frombuffer(offsets, dtype=np.int32)[: len(values) + 1].astype(np.int64)

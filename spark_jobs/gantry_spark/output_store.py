@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Place(Protocol):
+class OutputStore(Protocol):
     """A directory. Names are relative, with '/'. All methods raise OutputError with the path and the reason."""
 
     def url(self, name: str = "") -> str:
@@ -51,24 +51,24 @@ def local_path(root: str) -> Path:
     return Path(root.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
 
 
-def literal(url: str) -> str:
+def escape_glob(url: str) -> str:
     """An URL for Spark to read just that: it takes what it reads for a pattern."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", url)
 
 
-class LocalPlace:
+class LocalOutputStore:
     """A directory of this machine; it is made when it is not there."""
 
     def __init__(self, root: str) -> None:
         self.root = local_path(root)
-        with self._speaking(""):
+        with self._output_errors(""):
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".writable-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
 
     @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
+    def _output_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -87,7 +87,7 @@ class LocalPlace:
 
     def write(self, name: str, data: bytes) -> None:
         path = self.root / name
-        with self._speaking(name):
+        with self._output_errors(name):
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{path.name}.{os.getpid()}")
             with part.open("wb") as file:
@@ -110,9 +110,9 @@ class LocalPlace:
             path.unlink(missing_ok=True)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Holds the directory against a second run. Raises OutputError when one is at work."""
-        with self._speaking(".lock"), (self.root / ".lock").open("w") as file:
+        with self._output_errors(".lock"), (self.root / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -122,19 +122,19 @@ class LocalPlace:
             yield
 
 
-class HadoopPlace:
+class HadoopOutputStore:
     """A directory of a Hadoop file system, such as s3a:// or hdfs://."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.root = root.rstrip("/")
         self._jvm: Any = spark.sparkContext._jvm
         configuration = spark.sparkContext._jsc.hadoopConfiguration()
-        with self._speaking(""):
+        with self._output_errors(""):
             self._fs = self._path("").getFileSystem(configuration)
             self._fs.mkdirs(self._path(""))
 
     @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
+    def _output_errors(self, name: str) -> Iterator[None]:
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -150,7 +150,7 @@ class HadoopPlace:
         return f"{self.root}/{name}" if name else self.root
 
     def read(self, name: str) -> bytes | None:
-        with self._speaking(name):
+        with self._output_errors(name):
             path = self._path(name)
             if not self._fs.exists(path):
                 return None
@@ -161,7 +161,7 @@ class HadoopPlace:
                 stream.close()
 
     def write(self, name: str, data: bytes) -> None:
-        with self._speaking(name):
+        with self._output_errors(name):
             part = self._path(f"{name}.part")
             stream = self._fs.create(part, True)
             try:
@@ -172,27 +172,27 @@ class HadoopPlace:
             self._fs.rename(part, self._path(name))
 
     def names(self, name: str) -> list[str]:
-        with self._speaking(name):
+        with self._output_errors(name):
             path = self._path(name)
             if not self._fs.exists(path):
                 return []
             return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
 
     def delete(self, name: str) -> None:
-        with self._speaking(name):
+        with self._output_errors(name):
             self._fs.delete(self._path(name), True)
 
 
-def place_of(spark: SparkSession, root: str) -> Place:
+def open_output_store(spark: SparkSession, root: str) -> OutputStore:
     """The output directory `root`. Raises OutputError when it cannot be made or written to."""
-    return LocalPlace(root) if is_local(root) else HadoopPlace(spark, root)
+    return LocalOutputStore(root) if is_local(root) else HadoopOutputStore(spark, root)
 
 
 @contextmanager
-def alone_in(root: str) -> Iterator[None]:
+def lock_output(root: str) -> Iterator[None]:
     """Keeps a second run out of a local output directory; in Kubernetes the CronJob's own rule does that."""
     if is_local(root):
-        with LocalPlace(root).alone():
+        with LocalOutputStore(root).locked():
             yield
     else:
         yield

@@ -9,7 +9,7 @@ from typing import Any, Final
 from plotly.offline import get_plotlyjs
 
 from gantry_spark import plots
-from gantry_spark.format import count_text, size_text, span_text
+from gantry_spark.format import format_bytes, format_count, format_hours
 from gantry_spark.recommendations import COMPACT, LENGTHEN, SHORTEN
 
 _BADGES: Final = {COMPACT: "good", SHORTEN: "warn", LENGTHEN: "bad"}
@@ -108,15 +108,15 @@ def _tiles(report: Mapping[str, Any]) -> str:
     full = growth["hoursToFull"]
     if full is None:
         disk = ("-", "until the disk is full: not known")
-    elif growth["fillsBeforeRetention"]:
-        disk = (span_text(full), "until the disk is full")
+    elif growth["diskFullBeforeRetention"]:
+        disk = (format_hours(full), "until the disk is full")
     else:
         disk = ("no", "does the disk fill: retention comes first")
     tiles = [
-        (size_text(totals["bytes"]), f"in {totals['records']:,} records of {totals['topics']} topics"),
-        (size_text(saved), f"compaction would save, {share}"),
+        (format_bytes(totals["bytes"]), f"in {totals['records']:,} records of {totals['topics']} topics"),
+        (format_bytes(saved), f"compaction would save, {share}"),
         (f"{totals['distinctKeys']:,}", f"keys, {totals['supersededRecords']:,} superseded versions"),
-        (f"{size_text(growth['bytesPerHour'])}/h", "growth"),
+        (f"{format_bytes(growth['bytesPerHour'])}/h", "growth"),
         disk,
     ]
     made = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
@@ -145,12 +145,12 @@ def _topics(topics: Sequence[Mapping[str, Any]]) -> str:
         if t["kind"] != "user":
             continue
         kind = _BADGES.get(t["recommendation"], "")
-        saved = f"{size_text(t['savedBytes'])} ({t['savedBytes'] / t['bytes']:.0%})" if t["savedBytes"] else "-"
+        saved = f"{format_bytes(t['savedBytes'])} ({t['savedBytes'] / t['bytes']:.0%})" if t["savedBytes"] else "-"
         rows.append(
             (
                 f'<span class="name">{escape(t["topic"])}</span>',
                 f"{t['records']:,}",
-                size_text(t["bytes"]),
+                format_bytes(t["bytes"]),
                 f"{t['distinctKeys']:,}",
                 f"{t['supersededRecords']:,}",
                 saved,
@@ -165,23 +165,25 @@ def _topics(topics: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _growth_hint(growth: Mapping[str, Any]) -> str:
-    text = f"{size_text(growth['bytesPerHour'])} an hour; at that rate {growth['reservedHours']} h of retention hold "
-    text += size_text(growth["steadyBytes"])
-    if growth["fillsBeforeRetention"] and growth["fullAt"]:
+    text = (
+        f"{format_bytes(growth['bytesPerHour'])} an hour; at that rate {growth['reservedHours']} h of retention hold "
+    )
+    text += format_bytes(growth["steadyStateBytes"])
+    if growth["diskFullBeforeRetention"] and growth["fullAt"]:
         text += f", and the disk is full at {growth['fullAt']}"
     return text + "."
 
 
 def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
-    shown = [g for g in groups if g["wouldLoseRecords"] or g["alreadyLostRecords"] or g["behindRecords"]][:50]
+    shown = [g for g in groups if g["compactedUnreadRecords"] or g["expiredUnreadRecords"] or g["lagRecords"]][:50]
     rows = [
         (
             f'<span class="name">{escape(g["group"])}</span>',
             escape(g["topic"]),
-            f"{g['behindRecords']:,}",
-            f"{g['behindHours']:,.1f} h",
-            f"{g['wouldLoseRecords']:,}",
-            f"{g['alreadyLostRecords']:,}",
+            f"{g['lagRecords']:,}",
+            f"{g['lagHours']:,.1f} h",
+            f"{g['compactedUnreadRecords']:,}",
+            f"{g['expiredUnreadRecords']:,}",
         )
         for g in shown
     ]
@@ -195,9 +197,9 @@ def _retries(retries: Sequence[Mapping[str, Any]]) -> str:
         (
             f'<span class="name">{escape(r["group"])}</span>',
             f"{r['retries']:,}",
-            size_text(r["retryBytes"]),
+            format_bytes(r["retryBytes"]),
             f"{r['deadLetters']:,}",
-            size_text(r["deadLetterBytes"]),
+            format_bytes(r["deadLetterBytes"]),
         )
         for r in retries[:50]
     ]
@@ -212,7 +214,7 @@ def _system(topics: Sequence[Mapping[str, Any]]) -> str:
             f'<span class="name">{escape(t["topic"])}</span>',
             escape(t["kind"]),
             f"{t['records']:,}",
-            size_text(t["bytes"]),
+            format_bytes(t["bytes"]),
         )
         for t in topics
         if t["kind"] == "system"
@@ -224,9 +226,7 @@ def _system(topics: Sequence[Mapping[str, Any]]) -> str:
 
 def _damage(damage: Mapping[str, Any]) -> str:
     rows = [(escape(d["log"]), f"{d['offset']:,}", f"{d['bytes']:,}", escape(d["reason"])) for d in damage["list"][:30]]
-    hint = (
-        f"{count_text(damage['places'], 'place')} of the log, {size_text(damage['bytes'])}, held no records: skipped."
-    )
+    hint = f"{format_count(damage['ranges'], 'place')} of the log, {format_bytes(damage['bytes'])}, held no records: skipped."
     return _section("Damage", hint, _table(("Log", "Offset", "Bytes", "Why"), rows, (1, 2)) if rows else "")
 
 

@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
-from gantry_spark.decode import LATEST_MS, Where
-from gantry_spark.errors import Expired, NoLog
-from gantry_spark.scan import LogBytes, Range, last_border, last_written, next_record, store_time_after, store_time_at
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter
+from gantry_spark.errors import Expired, NotACommitLog
+from gantry_spark.scan import (
+    LogBytes,
+    Range,
+    last_boundary,
+    last_nonzero_end,
+    next_record,
+    store_time_after,
+    store_time_at,
+)
 
-SMALLEST_PART: Final = 16 * 1024 * 1024
-LARGEST_PART: Final = 512 * 1024 * 1024
-PARTS_PER_CORE: Final = 2
+MIN_PARTITION_BYTES: Final = 16 * 1024 * 1024
+MAX_PARTITION_BYTES: Final = 512 * 1024 * 1024
+PARTITIONS_PER_CORE: Final = 2
 """Few, since Spark needs 15 to 20 ms for a task, in which 20 MiB could be read."""
 CLOCK_SLACK_MS: Final = 5 * 60_000
 """Store times of a log may step back by this much (masters with different clocks) without a record being missed."""
@@ -48,7 +56,7 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class LogRange:
     """One partition: a range of one segment, and the store times between which its records lie (None: unknown)."""
 
     segment: int
@@ -57,24 +65,24 @@ class Part:
     last_ms: int | None
 
 
-def part_bytes(total: int, cores: int) -> int:
+def partition_bytes_for(total: int, cores: int) -> int:
     """Bytes of a partition so that every core gets a few."""
-    return max(SMALLEST_PART, min(LARGEST_PART, -(-total // max(1, cores * PARTS_PER_CORE))))
+    return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, -(-total // max(1, cores * PARTITIONS_PER_CORE))))
 
 
-def plan(
+def plan_ranges(
     log: Log,
     target: int,
-    where: Where,
+    where: RecordFilter,
     within: Sequence[tuple[int, int]] | None = None,
     slack_ms: int = CLOCK_SLACK_MS,
-) -> list[Part]:
+) -> list[LogRange]:
     """The partitions of a log that may hold wanted records, each of about `target` bytes.
 
     `within`: only records that start in these ranges, whose starts are record borders (the ends of earlier reads).
     Reads a record's head at every cut. Raises OSError or SourceError when the log cannot be read.
     """
-    parts: list[Part] = []
+    parts: list[LogRange] = []
     segments = log.segments
     for index, (segment, spans) in enumerate(zip(segments, _spans(segments, within), strict=True)):
         last = index == len(segments) - 1
@@ -86,16 +94,16 @@ def plan(
             parts += _parts_of(log, index, spans, target, last)
         except Expired:
             # It went between the listing and now. Who reads it says so, as of one that goes a little later.
-            parts += [Part(index, Range(a, b, segment.limit, segment.end, last), None, None) for a, b in spans]
-    return _wanted(log, parts, where, slack_ms)
+            parts += [LogRange(index, Range(a, b, segment.limit, segment.end, last), None, None) for a, b in spans]
+    return _matching(log, parts, where, slack_ms)
 
 
-def pack(parts: Sequence[Part], target: int) -> list[tuple[Part, ...]]:
+def pack_tasks(parts: Sequence[LogRange], target: int) -> list[tuple[LogRange, ...]]:
     """The parts of a log, in order, of which one task reads several if together they are hardly more than `target`.
 
     Else the few records of a segment that is just begun, or a small piece of many segments, would be a task each.
     """
-    packs: list[list[Part]] = []
+    packs: list[list[LogRange]] = []
     room = 0
     for part in parts:
         size = part.range.stop - part.range.start
@@ -104,19 +112,19 @@ def pack(parts: Sequence[Part], target: int) -> list[tuple[Part, ...]]:
             room = target + target // 8
         packs[-1].append(part)
         room -= size
-    return [tuple(pack) for pack in packs]
+    return [tuple(task) for task in packs]
 
 
-def _parts_of(log: Log, index: int, spans: Sequence[tuple[int, int]], target: int, last: bool) -> list[Part]:
+def _parts_of(log: Log, index: int, spans: Sequence[tuple[int, int]], target: int, last: bool) -> list[LogRange]:
     segment = log.segments[index]
-    parts: list[Part] = []
+    parts: list[LogRange] = []
     with log.open(index) as source:
         for start, stop in spans:
-            whole = Range(start, stop, segment.limit, segment.end, last)
-            borders = [start, *_cuts(source, whole, target), stop]
-            times = [store_time_at(source, border, whole) for border in borders[:-1]] + [None]
-            for k, (a, b) in enumerate(pairwise(borders)):
-                parts.append(Part(index, Range(a, b, segment.limit, segment.end, last), times[k], times[k + 1]))
+            segment_range = Range(start, stop, segment.limit, segment.end, last)
+            boundaries = [start, *_split_points(source, segment_range, target), stop]
+            times = [store_time_at(source, boundary, segment_range) for boundary in boundaries[:-1]] + [None]
+            for k, (a, b) in enumerate(pairwise(boundaries)):
+                parts.append(LogRange(index, Range(a, b, segment.limit, segment.end, last), times[k], times[k + 1]))
     return parts
 
 
@@ -136,25 +144,25 @@ def _spans(segments: Sequence[LogSegment], within: Sequence[tuple[int, int]] | N
     return spans
 
 
-def _outside(span: tuple[int, int], where: Where) -> bool:
+def _outside(span: tuple[int, int], where: RecordFilter) -> bool:
     if where.min_offset is not None and span[1] <= where.min_offset:
         return True
     return where.max_offset is not None and span[0] > where.max_offset
 
 
-def _cuts(source: LogBytes, whole: Range, target: int) -> list[int]:
+def _split_points(source: LogBytes, segment_range: Range, target: int) -> list[int]:
     """Record borders near every `target` bytes of the range."""
     cuts: list[int] = []
-    nominal = whole.start + target
-    while nominal + target // 2 < whole.stop:
-        border = next_record(source, nominal, whole, until=nominal + target)
-        if border is not None and border < whole.stop:
-            cuts.append(border)
+    nominal = segment_range.start + target
+    while nominal + target // 2 < segment_range.stop:
+        boundary = next_record(source, nominal, segment_range, until=nominal + target)
+        if boundary is not None and boundary < segment_range.stop:
+            cuts.append(boundary)
         nominal += target
     return cuts
 
 
-def _wanted(log: Log, parts: list[Part], where: Where, slack_ms: int) -> list[Part]:
+def _matching(log: Log, parts: list[LogRange], where: RecordFilter, slack_ms: int) -> list[LogRange]:
     """Parts that may hold wanted records; a part's last time is at most the first time of the one after it.
 
     A head has no checksum. A time that cannot be, as one from the future, is not believed, nor is any of two that are
@@ -163,28 +171,28 @@ def _wanted(log: Log, parts: list[Part], where: Where, slack_ms: int) -> list[Pa
     the parts before and after: too late a one begins its own part too late, too early a one ends that before too early.
     """
     kept = []
-    latest = min(LATEST_MS, int(time.time() * 1000) + slack_ms)
+    latest = min(MAX_TIME_MS, int(time.time() * 1000) + slack_ms)
     for index, part in enumerate(parts):
         following = parts[index + 1] if index + 1 < len(parts) else None
         last = part.last_ms
         if last is None and following is not None:
             last = following.first_ms
-        first, last = part.first_ms, _possible(last, latest)
-        if first is not None and (_possible(first, latest) is None or (last is not None and first - slack_ms > last)):
+        first, last = part.first_ms, _plausible(last, latest)
+        if first is not None and (_plausible(first, latest) is None or (last is not None and first - slack_ms > last)):
             first = last = None
         excluded = where.excludes(first, last, slack_ms)
         if excluded and first is not None and last is None and not _is_confirmed(log, part, first - slack_ms):
             first, excluded = None, False
         if not excluded:
-            kept.append(Part(part.segment, part.range, first, last))
+            kept.append(LogRange(part.segment, part.range, first, last))
     return kept
 
 
-def _possible(ms: int | None, latest_ms: int) -> int | None:
+def _plausible(ms: int | None, latest_ms: int) -> int | None:
     return ms if ms is not None and 0 < ms <= latest_ms else None
 
 
-def _is_confirmed(log: Log, part: Part, least_ms: int) -> bool:
+def _is_confirmed(log: Log, part: LogRange, least_ms: int) -> bool:
     """Whether the second record of a part is there, and no older than this."""
     with suppress(Expired), log.open(part.segment) as source:
         second = store_time_after(source, part.range.start, part.range)
@@ -197,7 +205,7 @@ def gaps(log: Log) -> list[tuple[int, int]]:
     return [(a.end, b.start) for a, b in pairwise(log.segments) if a.end < b.start]
 
 
-def must_hold_records(logs: Sequence[Log], source: str) -> None:
+def require_records(logs: Sequence[Log], source: str) -> None:
     """Files without a single record are no commit log, whatever their names. Raises NoLog.
 
     One read where a segment begins with a record, as all do but damaged ones; else the log is searched for the first.
@@ -206,24 +214,28 @@ def must_hold_records(logs: Sequence[Log], source: str) -> None:
     first = ""
     for log in logs:
         for index, segment in enumerate(log.segments):
-            whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
+            segment_range = Range(
+                segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1
+            )
             try:
                 with log.open(index) as opened:
-                    if store_time_at(opened, segment.start, whole) is not None:
+                    if store_time_at(opened, segment.start, segment_range) is not None:
                         return
-                    if next_record(opened, segment.start, whole) is not None:
+                    if next_record(opened, segment.start, segment_range) is not None:
                         return
-                    end = last_written(opened, segment.start, segment.limit)
+                    end = last_nonzero_end(opened, segment.start, segment.limit)
             except Expired:
                 return  # What expires was a log's.
             if end is not None:
                 written += end - segment.start
                 first = first or f"offset {segment.start} of {log.name}"
     if written:
-        raise NoLog(f"{source} holds no commit log: none of its {written:,} bytes, from {first} on, are records")
+        raise NotACommitLog(
+            f"{source} holds no commit log: none of its {written:,} bytes, from {first} on, are records"
+        )
 
 
-def end_from(log: Log, at: int, most: int) -> int:
+def stream_end_offset(log: Log, at: int, most: int) -> int:
     """A record border up to which a stream may read from `at`: at most about `most` bytes further (0: to the end).
 
     A log that is being written may end in the middle of a record: its last whole record is found by its sizes. What
@@ -235,11 +247,11 @@ def end_from(log: Log, at: int, most: int) -> int:
         if not last and (segment.limit <= at or not most):
             continue
         start = max(at, segment.start)
-        whole = Range(start, segment.limit, segment.limit, segment.end, last)
+        segment_range = Range(start, segment.limit, segment.limit, segment.end, last)
         with suppress(Expired), log.open(index) as source:
             if most and start + most < segment.limit:
-                border = next_record(source, start + most, whole)
-                if border is not None:
-                    return border
-            return last_border(source, whole) if last else segment.limit
+                boundary = next_record(source, start + most, segment_range)
+                if boundary is not None:
+                    return boundary
+            return last_boundary(source, segment_range) if last else segment.limit
     return at

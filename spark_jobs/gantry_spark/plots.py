@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from gantry_spark.format import size_text
+from gantry_spark.format import format_bytes
 
 SHOWN: Final = 15
 KEEP: Final = "#9db7d5"
@@ -73,7 +73,7 @@ def savings(topics: Sequence[Topic]) -> str:
     ):
         figure.add_bar(
             y=places, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
-            customdata=[(t["topic"], size_text(v)) for t, v in zip(shown, values, strict=True)],
+            customdata=[(t["topic"], format_bytes(v)) for t, v in zip(shown, values, strict=True)],
             hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>" + label + "</extra>",
         )  # fmt: skip
     for place, t in zip(places, shown, strict=True):
@@ -103,7 +103,7 @@ def growth(growth: Mapping[str, Any]) -> str:
     rate = growth["bytesPerHour"]
     ahead = max(24, min(growth["reservedHours"], 2 * len(hours)))
     until = [ends[-1] + timedelta(hours=h) for h in range(ahead + 1)]
-    most = max(growth["steadyBytes"], total)
+    most = max(growth["steadyStateBytes"], total)
     future = [total + rate * h for h in range(ahead + 1)]
     capped = [min(v, most) for v in future]
     # The size of all logs together at which the first disk is full.
@@ -113,12 +113,12 @@ def growth(growth: Mapping[str, Any]) -> str:
     figure.add_scatter(
         x=[times[0], *ends], y=[0, *(v / factor for v in sums)], name="log", mode="lines",
         line={"color": SAVE, "width": 2}, fill="tozeroy", fillcolor="rgba(31,111,235,0.12)",
-        customdata=[size_text(v) for v in (0, *sums)], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
+        customdata=[format_bytes(v) for v in (0, *sums)], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
         x=until, y=[v / factor for v in capped], name="forecast, with retention", mode="lines",
         line={"color": SAVE, "width": 2, "dash": "dot"},
-        customdata=[size_text(v) for v in capped], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
+        customdata=[format_bytes(v) for v in capped], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
     )  # fmt: skip
     if full is not None and full <= 1.5 * max(capped):
         figure.add_hline(
@@ -131,23 +131,23 @@ def growth(growth: Mapping[str, Any]) -> str:
 
 def windows(topics: Sequence[Topic]) -> str:
     """Share that compaction saves by window, a line for each of the topics that save most."""
-    shown = [t for t in _user(topics) if t["savedBytes"] and t["savingByWindow"]][: len(COLORS)]
+    shown = [t for t in _user(topics) if t["savedBytes"] and t["savingsByWindow"]][: len(COLORS)]
     if not shown:
         return ""
     figure = go.Figure()
     order: list[str] = []
-    for t in sorted(shown, key=lambda t: len(t["savingByWindow"])):
-        for w in t["savingByWindow"]:
+    for t in sorted(shown, key=lambda t: len(t["savingsByWindow"])):
+        for w in t["savingsByWindow"]:
             label = _window_text(w["hours"])
             if label not in order:
                 order.append(label)
     order.sort(key=_window_order)
     for color, t in zip(COLORS, shown, strict=False):
-        points = t["savingByWindow"]
+        points = t["savingsByWindow"]
         figure.add_scatter(
             x=[_window_text(w["hours"]) for w in points], y=[w["savedBytes"] / max(1, w["bytes"]) for w in points],
             name=_short(t["topic"], 24), mode="lines+markers", line={"color": color, "width": 2},
-            customdata=[size_text(w["savedBytes"]) for w in points],
+            customdata=[format_bytes(w["savedBytes"]) for w in points],
             hovertemplate="%{x}: %{y:.0%}, %{customdata}<extra>" + _short(t["topic"], 24) + "</extra>",
         )  # fmt: skip
     figure.update_xaxes(categoryorder="array", categoryarray=order, type="category")
@@ -184,7 +184,7 @@ def hot_keys(topics: Sequence[Topic]) -> str:
         figure.add_bar(
             y=[i for i, _ in rows], x=[k["records"] for _, k in rows], name=_short(name, 24), orientation="h",
             marker={"color": colors[name]}, width=0.7,
-            customdata=[(k["key"], size_text(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
+            customdata=[(k["key"], format_bytes(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
             hovertemplate="%{customdata[0]}: %{x:,} versions, %{customdata[1]}, %{customdata[2]} of the topic"
             "<extra>" + _short(name, 24) + "</extra>",
         )  # fmt: skip
@@ -246,7 +246,7 @@ def _age_order(row: Mapping[str, Any]) -> float:
 
 
 def _size_class(row: Mapping[str, Any]) -> str:
-    return f"from {size_text(row['from']).replace('.0 ', ' ')}"
+    return f"from {format_bytes(row['from']).replace('.0 ', ' ')}"
 
 
 def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: Any, title: str) -> str:
@@ -270,7 +270,7 @@ def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: 
                 sums[text(row)] = sums.get(text(row), 0) + row[value]
         figure.add_bar(
             x=list(sums), y=[v / factor for v in sums.values()], name=_short(name, 24), marker={"color": color},
-            customdata=[size_text(v) if value == "bytes" else f"{v:,}" for v in sums.values()],
+            customdata=[format_bytes(v) if value == "bytes" else f"{v:,}" for v in sums.values()],
             hovertemplate="%{x}: %{customdata}<extra>" + _short(name, 24) + "</extra>",
         )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.3, showlegend=True)

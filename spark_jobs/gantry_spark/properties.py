@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gantry_spark.layout import Bools, Bytes, Ints, as_text, buffers_of, take_fixed, take_slices
+from gantry_spark.layout import Bools, Bytes, Ints, decode_utf8_lossy, gather_fixed, gather_slices, offsets_and_bytes
 
 _NAME_END = 1
 _PIECE_END = 2
@@ -40,8 +40,8 @@ class Pairs:
         """All properties of each record as a pyarrow MapArray."""
         keep = self._last_of_each_name()
         at, length = self.name_at[keep], self.name_len[keep]
-        names = as_text(take_slices(self.data, at, length))
-        values = as_text(take_slices(self.data, self.value_at[keep], self.value_len[keep]))
+        names = decode_utf8_lossy(gather_slices(self.data, at, length))
+        values = decode_utf8_lossy(gather_slices(self.data, self.value_at[keep], self.value_len[keep]))
         edges = np.zeros(self.records + 1, dtype=np.int32)
         np.cumsum(np.bincount(self.record[keep], minlength=self.records), out=edges[1:])
         return pa.MapArray.from_arrays(pa.array(edges, type=pa.int32()), names, values)
@@ -52,7 +52,7 @@ class Pairs:
         everything = np.ones(count, dtype=np.bool_)
         if not count:
             return everything
-        codes = take_slices(self.data, self.name_at, self.name_len).dictionary_encode()
+        codes = gather_slices(self.data, self.name_at, self.name_len).dictionary_encode()
         code = codes.indices.to_numpy().astype(np.int64)
         kinds = len(codes.dictionary)
         if kinds * self.records <= 16 * count:
@@ -83,7 +83,7 @@ class Properties:
         """
         data, records = self._data, len(self._edges) - 1
         raw = name.encode()
-        at = _named(data, raw)
+        at = _name_positions(data, raw)
         owner, in_order = self._owners(at)
         stop = self._edges[1:][owner]
         begins = (at == self._edges[:-1][owner]) | (data[at - 1] == _PIECE_END)
@@ -91,15 +91,15 @@ class Properties:
         if not bool(good.all()):
             at, owner, stop, in_order = at[good], owner[good], stop[good], False
         value = at + len(raw) + 1
-        stop = _ends(data, value, stop)
+        stop = _value_ends(data, value, stop)
         if in_order:
-            return as_text(take_slices(data, value, stop - value))
+            return decode_utf8_lossy(gather_slices(data, value, stop - value))
         # The last one of a record counts.
         chosen = np.full(records, -1, dtype=np.int64)
         chosen[owner] = np.arange(len(at))
         has = chosen >= 0
         pairs = chosen[has]
-        return as_text(_spread(take_slices(data, value[pairs], stop[pairs] - value[pairs]), has))
+        return decode_utf8_lossy(_scatter(gather_slices(data, value[pairs], stop[pairs] - value[pairs]), has))
 
     def _owners(self, at: Ints) -> tuple[Ints, bool]:
         """The record of each position, and whether they are just one in each record."""
@@ -114,13 +114,13 @@ class Properties:
         return _pairs(self._data, self._edges).maps()
 
 
-def parse(buf: Bytes, at: Ints, length: Ints) -> Properties:
+def parse_properties(buf: Bytes, at: Ints, length: Ints) -> Properties:
     """The properties at `buf[at[i]:at[i] + length[i]]` of each record i."""
-    edges, data = buffers_of(take_slices(buf, at, length))
+    edges, data = offsets_and_bytes(gather_slices(buf, at, length))
     return Properties(data, edges)
 
 
-def _named(data: Bytes, name: bytes) -> Ints:
+def _name_positions(data: Bytes, name: bytes) -> Ints:
     """Positions of `name` with its end mark behind it, wherever it occurs."""
     width = len(name)
     pieces: list[Ints] = []
@@ -137,12 +137,12 @@ def _named(data: Bytes, name: bytes) -> Ints:
     return found
 
 
-def _ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
+def _value_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
     """Where each value that begins at `at` ends: at the next 0x02, at `limit` the latest."""
     result = limit.copy()
     within = at + _WINDOW <= len(data)
     rows = slice(None) if bool(within.all()) else np.flatnonzero(within)
-    hits = take_fixed(data, at[rows], f"V{_WINDOW}").view(np.uint8).reshape(-1, _WINDOW) == _PIECE_END
+    hits = gather_fixed(data, at[rows], f"V{_WINDOW}").view(np.uint8).reshape(-1, _WINDOW) == _PIECE_END
     first = hits.argmax(axis=1)
     known = hits[np.arange(len(first)), first]
     ends = np.where(known, at[rows] + first, len(data))
@@ -156,11 +156,11 @@ def _ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
     return result
 
 
-def _spread(packed: Any, has: Bools) -> Any:
+def _scatter(packed: Any, has: Bools) -> Any:
     """`packed` laid out over the records that have a value, null elsewhere."""
     if bool(has.all()):
         return packed
-    edges, data = buffers_of(packed)
+    edges, data = offsets_and_bytes(packed)
     lengths = np.zeros(len(has) + 1, dtype=np.int64)
     lengths[1:][has] = np.diff(edges)
     offsets = np.cumsum(lengths).astype(np.int32)

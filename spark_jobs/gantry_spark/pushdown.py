@@ -18,14 +18,14 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from gantry_spark.decode import Where
+from gantry_spark.decode import RecordFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def push(filters: Iterable[Filter]) -> tuple[Where, list[Filter]]:
+def push(filters: Iterable[Filter]) -> tuple[RecordFilter, list[Filter]]:
     """What the source applies, exactly, and the filters that Spark must still apply itself."""
-    where = Where()
+    where = RecordFilter()
     rest: list[Filter] = []
     for one in filters:
         narrowed = _narrow(where, one)
@@ -36,7 +36,7 @@ def push(filters: Iterable[Filter]) -> tuple[Where, list[Filter]]:
     return where, rest
 
 
-def _narrow(where: Where, one: Filter) -> Where | None:
+def _narrow(where: RecordFilter, one: Filter) -> RecordFilter | None:
     if isinstance(one, IsNotNull):
         # `topic = 'x'` comes with this one; alone it asks for records without damaged places.
         return None

@@ -18,36 +18,38 @@ import numpy as np
 
 from gantry_spark.layout import MAGIC_V1, MIN_RECORD, Buffer, Bytes, Ints
 
-FEW: Final = 1024
+SINGLE_WALK_RECORDS: Final = 1024
 """Records up to which a walk record by record is as cheap."""
-_SAMPLE: Final = 16
+_SAMPLE_RECORDS: Final = 16
 """Records that tell how many there are."""
-_LOOK: Final = 2
+_SEARCH_RECORDS: Final = 2
 """Mean records that are looked through for the place of a cursor; where there is none, it is left out."""
 _size_at = Struct(">i").unpack_from
 # V1 and V2 differ in the last byte only.
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 
 
-def chain(buf: Buffer, filled: int, stop: int, few: int = FEW) -> tuple[Ints, int]:
+def find_record_boundaries(
+    buf: Buffer, filled: int, stop: int, single_walk_records: int = SINGLE_WALK_RECORDS
+) -> tuple[Ints, int]:
     """Positions of whole records in `buf[:filled]` that start before `stop`, and the position after the last of them.
 
     By sizes alone: from 0 on, until a size is too small, or points beyond what is filled. With no more than about `few`
     records there is but one walk.
     """
     last = min(stop - 1, filled - MIN_RECORD)
-    sample, at, dead = _walk(buf, filled, 0, last, _SAMPLE)
+    sample, at, stopped = _walk(buf, filled, 0, last, _SAMPLE_RECORDS)
     first = np.array(sample, dtype=np.int64)
-    if dead:
+    if stopped:
         return first, at
     expected = (last - at) * len(sample) // at
-    if expected <= few:
+    if expected <= single_walk_records:
         rest, at, _ = _walk(buf, filled, at, last, filled)
         return np.concatenate([first, np.array(rest, dtype=np.int64)]), at
-    begins = _places(buf, at, last, isqrt(8 * expected), _LOOK * at // len(sample))
+    begins = _cursor_starts(buf, at, last, isqrt(8 * expected), _SEARCH_RECORDS * at // len(sample))
     pieces = [first]
-    found, ends = _step(np.frombuffer(buf, dtype=np.uint8)[:filled], begins, last, filled)
-    after = _join(buf, filled, last, begins, found, ends, pieces)
+    found, ends = _advance_cursors(np.frombuffer(buf, dtype=np.uint8)[:filled], begins, last, filled)
+    after = _merge_walks(buf, filled, last, begins, found, ends, pieces)
     return np.concatenate(pieces), after
 
 
@@ -67,18 +69,18 @@ def _walk(
     return starts, at, at > last
 
 
-def _places(buf: Buffer, at: int, last: int, count: int, look: int) -> Ints:
+def _cursor_starts(buf: Buffer, at: int, last: int, count: int, search_bytes: int) -> Ints:
     """Where cursors begin: `at`, and about `count` places where a magic says that a record begins, in order."""
     places = [at]
     view = memoryview(buf)
     for nominal in range(at, last, max(1, (last - at) // count)):
-        found = bytes(view[nominal + 4 : nominal + look]).find(_MAGIC_START)
+        found = bytes(view[nominal + 4 : nominal + search_bytes]).find(_MAGIC_START)
         if found >= 0 and places[-1] < nominal + found <= last:
             places.append(nominal + found)
     return np.array(places, dtype=np.int64)
 
 
-def _step(whole: Bytes, begins: Ints, last: int, filled: int) -> tuple[list[Ints], Ints]:
+def _advance_cursors(whole: Bytes, begins: Ints, last: int, filled: int) -> tuple[list[Ints], Ints]:
     """Take all cursors' steps until each is at the next one's beginning, past it, or at a size that cannot be.
 
     The positions of each step, and for each cursor where it ended: before its limit when it met such a size.
@@ -104,7 +106,9 @@ def _step(whole: Bytes, begins: Ints, last: int, filled: int) -> tuple[list[Ints
     return found, ends
 
 
-def _join(buf: Buffer, filled: int, last: int, begins: Ints, found: list[Ints], ends: Ints, pieces: list[Ints]) -> int:
+def _merge_walks(
+    buf: Buffer, filled: int, last: int, begins: Ints, found: list[Ints], ends: Ints, pieces: list[Ints]
+) -> int:
     """Put the cursors' positions together in the order of a single walk; the position after the last one."""
     # Stable, since that merges the steps, each of which is in order.
     positions = np.sort(np.concatenate(found), kind="stable")
@@ -125,9 +129,9 @@ def _join(buf: Buffer, filled: int, last: int, begins: Ints, found: list[Ints], 
         if at >= cut and at in until:
             begin = at
             continue
-        walked, at, dead = _walk(buf, filled, at, last, filled, until)
+        walked, at, stopped = _walk(buf, filled, at, last, filled, until)
         pieces.append(np.array(walked, dtype=np.int64))
-        if dead:
+        if stopped:
             return at
         begin = at
     pieces.append(positions[np.searchsorted(positions, begin) :])

@@ -13,16 +13,16 @@ from gantry_broker.protocol.codes import SysFlag
 from zlib_ng.zlib_ng import crc32
 
 from gantry_spark.layout import (
-    HEAD,
     MAGIC_V1,
     MAGIC_V2,
+    RECORD_HEADER,
     Bools,
     Bytes,
     Ints,
-    checked_text,
-    laid_out,
-    take_fixed,
-    take_slices,
+    decode_utf8,
+    gather_fixed,
+    gather_slices,
+    slices_and_gaps,
 )
 
 _SMALL_BODY: Final = 1200
@@ -69,8 +69,8 @@ class Records:
         """A field of the head by its name in `layout.HEAD`, right also for IPv6 hosts."""
         if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):
             shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
-            kind, place = HEAD.fields[name][:2] if HEAD.fields else (np.dtype(">i8"), 0)
-            return take_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
+            kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
+            return gather_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
         result: Ints = self.head[name].astype(np.int64)
         return result
 
@@ -93,7 +93,7 @@ class Records:
 
 
 @dataclass
-class Checked:
+class CheckedBlock:
     """All records of a block, good or not: `structure` and `content` say which are."""
 
     buf: Bytes
@@ -112,11 +112,11 @@ class Checked:
     born_v6: Bools
     store_v6: Bools
 
-    def records(self, broken: int | None) -> Records:
+    def records(self, malformed: int | None) -> Records:
         """The good ones before index `broken` (None: all)."""
         keep = self.structure & self.content
-        if broken is not None:
-            keep[broken:] = False
+        if malformed is not None:
+            keep[malformed:] = False
         if bool(keep.all()):
             return self._all(self.topics)
         good = self._all(pa.nulls(len(keep), pa.string()))
@@ -131,16 +131,16 @@ class Checked:
         )  # fmt: skip
 
 
-def first_break(structure: Bools) -> int | None:
+def first_malformed(structure: Bools) -> int | None:
     """Index of the first record that does not hold together; None: all do."""
     return None if bool(structure.all()) else int(np.argmin(structure))
 
 
-def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[Checked | None, list[Damage]]:
+def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock | None, list[Damage]]:
     """Check all records of a block at once; damage lists those whose content (not structure) is wrong."""
     if not len(at):
         return None, []
-    head = take_fixed(buf, at, HEAD)
+    head = gather_fixed(buf, at, RECORD_HEADER)
     magic = head["magic"]
     size = head["size"].astype(np.int64)
     sys_flag = head["sys_flag"]
@@ -150,15 +150,15 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[Checked | None
     store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
     store_ms = head["store_ms"].astype(np.int64)
     body_len = head["body_len"].astype(np.int64)
-    fixed = np.full(len(at), HEAD.itemsize, dtype=np.int64)
+    fixed = np.full(len(at), RECORD_HEADER.itemsize, dtype=np.int64)
     if bool((born_v6 | store_v6).any()):
         fixed += 12 * (born_v6.astype(np.int64) + store_v6)
         fits = at + fixed <= len(buf)
         ok &= fits
         safe = np.where(fits, at, 0)
-        late = np.where(fits, fixed, HEAD.itemsize)
-        store_ms = take_fixed(buf, safe + 56 + 12 * np.where(fits, born_v6, False), ">i8").astype(np.int64)
-        body_len = take_fixed(buf, safe + late - 4, ">i4").astype(np.int64)
+        late = np.where(fits, fixed, RECORD_HEADER.itemsize)
+        store_ms = gather_fixed(buf, safe + 56 + 12 * np.where(fits, born_v6, False), ">i8").astype(np.int64)
+        body_len = gather_fixed(buf, safe + late - 4, ">i4").astype(np.int64)
     ok &= (size >= fixed + 4) & (body_len >= 0) & (fixed + body_len + 3 <= size)
     body_at = at + fixed
     end = at + size
@@ -175,7 +175,7 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[Checked | None
     ok &= props_at + props_len == end
     content, topics, damage = _check_content(buf, base, at, head, ok, body_at, body_len, topic_at, topic_len, verify)
     return (
-        Checked(
+        CheckedBlock(
             buf, base, at, head, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
             born_v6, store_v6,
         ),
@@ -203,7 +203,7 @@ def body_crcs(buf: Bytes, at: Ints, length: Ints) -> npt.NDArray[np.uint32]:
         view = memoryview(buf.data)
         sums = [crc32(view[a:b]) for a, b in zip(at.tolist(), (at + length).tolist(), strict=True)]
     else:
-        laid = laid_out(buf, at, length, pa.py_buffer(b"\x55" * (count // 4 + 1)))
+        laid = slices_and_gaps(buf, at, length, pa.py_buffer(b"\x55" * (count // 4 + 1)))
         step = 2 * (_AT_ONCE // (mean + 1) + 1)
         for first in range(0, 2 * count, step):
             bodies = laid.slice(first, step).to_numpy(zero_copy_only=False)
@@ -233,9 +233,9 @@ def _check_content(
         for index in rows[(sums & 0x7FFFFFFF) != head["crc"][ok]].tolist():
             content[index] = False
             bad.append((index, "the body does not match its CRC"))
-    topics = take_slices(buf, topic_at[ok], topic_len[ok])
+    topics = gather_slices(buf, topic_at[ok], topic_len[ok])
     try:
-        topics = checked_text(topics)
+        topics = decode_utf8(topics)
     except pa.ArrowInvalid:
         texts: list[str | None] = []
         for index, raw in zip(np.flatnonzero(ok).tolist(), topics.to_pylist(), strict=True):

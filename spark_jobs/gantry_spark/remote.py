@@ -31,7 +31,7 @@ ATTEMPTS: Final = 6
 """Rounds over all members before a read is given up: about 16 s of pauses."""
 _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
-_GONE: Final = 410
+_EXPIRED_STATUS: Final = 410
 _NAMED: Final = re.compile(r"([^=/]+)=(.+)")
 _TOKEN: Final = re.compile(rb"[ -~]+")
 
@@ -61,15 +61,15 @@ def headers(token_file: str | None) -> dict[str, str]:
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """What TLS trusts: to read it takes longer than many an answer does."""
     return httpx.create_ssl_context()
 
 
-def ask(url: str, token_file: str | None, path: str) -> bytes:
+def http_get(url: str, token_file: str | None, path: str) -> bytes:
     """One GET. Raises SourceError: the broker does not answer, or refuses."""
     try:
-        answer = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_trusted())
+        answer = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
     except httpx.HTTPError as error:
         raise SourceError(f"broker {url} does not answer: {error or type(error).__name__}") from None
     if answer.status_code in (401, 403):
@@ -84,16 +84,16 @@ def base_url(text: str) -> str:
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
-def named(text: str) -> tuple[str | None, str]:
+def split_group(text: str) -> tuple[str | None, str]:
     """The group that an address has before it (None: it has none), and the base URL."""
     found = _NAMED.fullmatch(text)
     return (None, base_url(text)) if found is None else (found[1], base_url(found[2]))
 
 
-def status(url: str, token_file: str | None = None) -> MemberStatus:
+def fetch_status(url: str, token_file: str | None = None) -> MemberStatus:
     """What a broker says of itself. Raises SourceError."""
     try:
-        return MemberStatus.model_validate_json(ask(base_url(url), token_file, "/v1/status"))
+        return MemberStatus.model_validate_json(http_get(base_url(url), token_file, "/v1/status"))
     except ValueError as error:
         raise SourceError(f"broker {url} gives no status of a Gantry broker: {str(error).splitlines()[0]}") from None
 
@@ -102,7 +102,7 @@ class RemoteLog:
     """The log of one group."""
 
     def __init__(
-        self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, doubts: Sequence[str] = ()
+        self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, unreachable: Sequence[str] = ()
     ) -> None:
         """`infos`: base URL and listing of every member that answers; at least one.
 
@@ -117,7 +117,7 @@ class RemoteLog:
         self.master = next((url for url, info in ordered if info.role == "Master"), ordered[-1][0])
         self.token_file = token_file
         self.rate = rate
-        self.doubts = tuple(doubts)
+        self.unreachable = tuple(unreachable)
         size = best.segment_bytes
         self.segments = [
             RemoteSegment(s.start, s.start - s.start % size + size, min(s.end, best.confirmed), s.first_store_ms,
@@ -130,7 +130,7 @@ class RemoteLog:
         return HttpBytes(self.sources, self.segments[index].limit, self.token_file, self.rate)
 
 
-def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
+def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
     """The logs of all groups that these brokers belong to.
 
     Raises SourceError: nobody of a group answers, or a broker is of another group than is said.
@@ -138,9 +138,9 @@ def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteL
     headers(token_file)  # Else each broker would be said not to answer, for a file that cannot be used.
     groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
     problems: dict[str | None, list[str]] = defaultdict(list)
-    for group, url in dict.fromkeys(named(u) for u in urls):
+    for group, url in dict.fromkeys(split_group(u) for u in urls):
         try:
-            info = LogInfo.model_validate_json(ask(url, token_file, "/v1/log"))
+            info = LogInfo.model_validate_json(http_get(url, token_file, "/v1/log"))
         except SourceError as error:
             problems[group].append(str(error))
         except ValueError as error:
@@ -164,14 +164,14 @@ class HttpBytes:
         """`sources`: base URL and confirmed offset of the members, in the order in which they are asked."""
         self._sources = list(sources)
         self._limit = limit
-        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=_trusted())
+        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
         self._rate = rate
         self._started = time.monotonic()
         self._taken = 0
         self._kept_at = 0
         self._kept = b""
 
-    def mapped(self, offset: int, size: int) -> memoryview | None:
+    def map_range(self, offset: int, size: int) -> memoryview | None:
         """See `scan.LogBytes`: what is elsewhere has to be read."""
         return None
 
@@ -216,7 +216,7 @@ class HttpBytes:
                     self._sources.insert(0, source)
                     self._slow_down(len(answer.content))
                     return answer.content
-                gone += answer.status_code == _GONE
+                gone += answer.status_code == _EXPIRED_STATUS
                 problems[url] = f"{answer.status_code} {answer.text[:120]}"
             if asked and gone == asked:
                 raise Expired(f"offset {start} is below the start of the log of every member")

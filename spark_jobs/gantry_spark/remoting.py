@@ -16,7 +16,7 @@ from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode
 from gantry_spark.errors import SourceError
 
 TIMEOUT_S: Final = 5.0
-_BIGGEST: Final = 64 * 1024 * 1024
+_MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 
 
 def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> Frame:
@@ -27,7 +27,7 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as link:
             link.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
-            decoder = FrameDecoder(_BIGGEST)
+            decoder = FrameDecoder(_MAX_FRAME_BYTES)
             while True:
                 data = link.recv(256 * 1024)
                 if not data:
@@ -43,7 +43,7 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
         raise SourceError(f"{address} does not speak RocketMQ's protocol: {error}") from None
 
 
-def members(name_servers: str) -> list[str]:
+def broker_urls(name_servers: str) -> list[str]:
     """Group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers that the first answering NameServer knows.
 
     Raises SourceError, also when nobody of a group says where its HTTP interface is.
@@ -62,9 +62,9 @@ def members(name_servers: str) -> list[str]:
         silent: list[str] = []
         for group, broker in info.brokers.items():
             addresses = dict.fromkeys(broker.addresses.values())
-            urls = [f"{group}={url}" for url in map(_http_of, addresses) if url is not None]
+            urls = [f"{group}={url}" for url in map(_http_url, addresses) if url is not None]
             found += urls
-            if not urls and not any(map(_has_none, addresses)):
+            if not urls and not any(map(_lacks_http, addresses)):
                 silent.append(f"group {group} ({', '.join(addresses) or 'no address'})")
         if found and silent:
             raise SourceError(
@@ -77,14 +77,14 @@ def members(name_servers: str) -> list[str]:
     raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
 
 
-def _http_of(address: str) -> str | None:
+def _http_url(address: str) -> str | None:
     """None: it does not answer, or has none."""
     table = _runtime_info(address)
     http = None if table is None else table.get("gantryHttp")
     return f"http://{http}" if http else None
 
 
-def _has_none(address: str) -> bool:
+def _lacks_http(address: str) -> bool:
     """Whether a broker answers that has no HTTP interface: one of Apache RocketMQ, which is not read this way."""
     table = _runtime_info(address)
     return table is not None and not table.get("gantryHttp")

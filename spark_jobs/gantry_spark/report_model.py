@@ -39,13 +39,13 @@ class Context:
     new_bytes: int = 0
     segments: int = 0
     notes: Sequence[str] = ()
-    whole: bool = True
+    complete: bool = True
     """Whether all bytes of all logs are there: without them a newest version may be missed."""
     hours: Mapping[int, int] | None = None
     """Bytes by hour since 1970 of the whole log, where the report is on a part of it: a disk fills with all of it."""
 
 
-def kind_of(topic: str) -> str:
+def topic_kind(topic: str) -> str:
     """user, retry, dead letters or system: only the first kind may be compacted."""
     if topic.startswith(RETRY):
         return "retry"
@@ -72,9 +72,9 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
     hours = _per_hour(summary.hours) if context.hours is None else context.hours
     growth = forecast(hours, context.now_ms, context.disks, context.reserved_hours)
     for topic in topics:
-        hurt = [g for g in groups if g["topic"] == topic["topic"]]
-        topic["groups"] = hurt
-        topic["recommendation"], topic["reason"] = recommend(topic, hurt, growth, context)
+        affected = [g for g in groups if g["topic"] == topic["topic"]]
+        topic["groups"] = affected
+        topic["recommendation"], topic["reason"] = recommend(topic, affected, growth, context)
     return {
         "version": 1,
         "source": context.source,
@@ -94,7 +94,7 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
         "retries": _retries(topics),
         "growth": growth,
         "damage": {
-            "places": len(summary.damage),
+            "ranges": len(summary.damage),
             "bytes": sum(d["bytes"] for d in summary.damage),
             "list": [
                 {"log": d["log"], "offset": d["phys"], "bytes": d["bytes"], "reason": d["reason"]}
@@ -134,9 +134,9 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
     distinct = keys["keys"] if keys else 0
     superseded = total["keyed"] - distinct
     superseded_bytes = total["keyed_bytes"] - (keys["newest_bytes"] if keys else 0)
-    kind = kind_of(name)
-    unclear = keys["unclear"] if keys else 0
-    compactable = kind == "user" and total["keyed"] > 0 and not unclear
+    kind = topic_kind(name)
+    ambiguous = keys["ambiguous"] if keys else 0
+    compactable = kind == "user" and total["keyed"] > 0 and not ambiguous
     hours = sorted(summary.hours[name], key=lambda h: int(h["hour"]))
     kept = {h["hour"]: h for h in summary.kept_hours[name]}
     return {
@@ -153,11 +153,11 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
         "tombstones": total["tombstones"],
         "liveTombstones": keys["tombstones"] if keys else 0,
         "expiredTombstones": keys["keys"] - keys["kept"] if keys else 0,
-        "unclearKeys": unclear,
+        "ambiguousKeys": ambiguous,
         "compactable": compactable,
         "savedRecords": total["keyed"] - keys["kept"] if compactable and keys else 0,
         "savedBytes": total["keyed_bytes"] - keys["kept_bytes"] if compactable and keys else 0,
-        "savingByWindow": _windows(hours, kept, newest) if compactable else [],
+        "savingsByWindow": _windows(hours, kept, newest) if compactable else [],
         "versions": _versions(summary.versions[name]),
         "hotKeys": [
             {"key": h["key"], "records": h["n"], "bytes": h["bytes"], "share": _ratio(h["n"], total["n"])}
@@ -171,7 +171,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
         ],
         "firstStoreTime": iso(min(r["min_ms"] for r in rows)),
         "lastStoreTime": iso(max(r["max_ms"] for r in rows)),
-        "resent": total["resent"],
+        "redelivered": total["redelivered"],
         "delayed": total["delayed"],
         "transactions": {
             "prepared": total["prepared"],
@@ -185,18 +185,18 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
 def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) -> list[dict[str, Any]]:
     """Per queue: superseded are its records with a key that are not the newest of that key in the topic."""
     newest = {(k["log"], k["queue_id"]): k for k in summary.kept_queues[name]}
-    distinct = {(k["place_log"], k["place_queue"]): k["places"] for k in summary.queue_keys[name]}
+    distinct = {(k["location_log"], k["location_queue"]): k["locations"] for k in summary.queue_keys[name]}
     result = []
     for row in sorted(rows, key=lambda r: (r["log"], r["queue_id"])):
-        place = (row["log"], row["queue_id"])
-        stays = newest.get(place, {"keys": 0, "newest_bytes": 0, "kept": 0, "kept_bytes": 0})
+        key = (row["log"], row["queue_id"])
+        stays = newest.get(key, {"keys": 0, "newest_bytes": 0, "kept": 0, "kept_bytes": 0})
         result.append(
             {
                 "log": row["log"],
                 "queueId": row["queue_id"],
                 "records": row["n"],
                 "bytes": row["bytes"],
-                "distinctKeys": distinct.get(place, 0),
+                "distinctKeys": distinct.get(key, 0),
                 "supersededRecords": row["keyed"] - stays["keys"],
                 "supersededBytes": row["keyed_bytes"] - stays["newest_bytes"],
                 "savedRecords": row["keyed"] - stays["kept"] if compactable else 0,
@@ -257,29 +257,37 @@ def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
 def _groups(summary: Summary, context: Context, compactable: Collection[str]) -> list[dict[str, Any]]:
     """Consumer groups by topic: how far behind, what compaction would take from them, what retention already took."""
     ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.spans}
-    hurt = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
+    affected = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
     oldest: dict[tuple[str, str], int] = {}
     for g in summary.groups:
         if g["oldest"] is not None:
-            place = (g["group"], g["topic"])
-            oldest[place] = min(oldest.get(place, g["oldest"]), g["oldest"])
+            key = (g["group"], g["topic"])
+            oldest[key] = min(oldest.get(key, g["oldest"]), g["oldest"])
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for o in context.offsets:
         end = ends.get((o.log, o.topic, o.queue_id))
-        if end is None or kind_of(o.topic) == "system":
+        if end is None or topic_kind(o.topic) == "system":
             continue
         entry = found.setdefault(
             (o.group, o.topic),
-            {"group": o.group, "topic": o.topic, "behindRecords": 0, "wouldLoseRecords": 0, "alreadyLostRecords": 0},
+            {
+                "group": o.group,
+                "topic": o.topic,
+                "lagRecords": 0,
+                "compactedUnreadRecords": 0,
+                "expiredUnreadRecords": 0,
+            },
         )
-        entry["behindRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
-        entry["alreadyLostRecords"] += max(0, end["min_qo"] - o.offset)
+        entry["lagRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
+        entry["expiredUnreadRecords"] += max(0, end["min_qo"] - o.offset)
         if o.topic in compactable:
-            entry["wouldLoseRecords"] += hurt.get((o.group, o.log, o.topic, o.queue_id), 0)
+            entry["compactedUnreadRecords"] += affected.get((o.group, o.log, o.topic, o.queue_id), 0)
     for (group, topic), entry in found.items():
         unread = oldest.get((group, topic))
-        entry["behindHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
-    return sorted(found.values(), key=lambda g: (-g["wouldLoseRecords"], -g["behindRecords"], g["group"], g["topic"]))
+        entry["lagHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
+    return sorted(
+        found.values(), key=lambda g: (-g["compactedUnreadRecords"], -g["lagRecords"], g["group"], g["topic"])
+    )
 
 
 def _retries(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -309,5 +317,5 @@ def _per_hour(hours: Iterable[Row]) -> dict[int, int]:
     return dict(total)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 4) if whole and math.isfinite(part) else 0.0
+def _ratio(part: float, complete: float) -> float:
+    return round(part / complete, 4) if complete and math.isfinite(part) else 0.0

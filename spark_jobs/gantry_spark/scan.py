@@ -16,11 +16,20 @@ from typing import Final, Protocol
 import numpy as np
 from gantry_broker.protocol.codes import SysFlag
 
-from gantry_spark.layout import BLANK_HEAD, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, MAX_RECORD, MIN_RECORD, Buffer
-from gantry_spark.record_boundaries import chain
+from gantry_spark.layout import (
+    FILLER_HEADER_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_RECORD,
+    MIN_RECORD,
+    RECORD_HEADER,
+    Buffer,
+)
+from gantry_spark.record_boundaries import find_record_boundaries
 from gantry_spark.records import Damage as Damage
 from gantry_spark.records import Records as Records
-from gantry_spark.records import check, first_break
+from gantry_spark.records import check, first_malformed
 
 BLOCK: Final = 16 * 1024 * 1024
 """Bytes looked at together: the memory of a reader is about three times this."""
@@ -28,7 +37,7 @@ _WINDOW: Final = 1024 * 1024
 _size_at = Struct(">i").unpack_from
 _size_magic_at = Struct(">iI").unpack_from
 _phys_at = Struct(">q").unpack_from
-_PHYS_AT = HEAD.fields["phys"][1] if HEAD.fields else 28
+_PHYS_AT = RECORD_HEADER.fields["phys"][1] if RECORD_HEADER.fields else 28
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 _BLANK_BYTES: Final = MAGIC_BLANK.to_bytes(4, "big")
 
@@ -40,7 +49,7 @@ class LogBytes(Protocol):
         """Fill `into` with the bytes from log offset `offset` on; the count, less than asked for only at the end."""
         ...
 
-    def mapped(self, offset: int, size: int) -> memoryview | None:
+    def map_range(self, offset: int, size: int) -> memoryview | None:
         """Up to `size` bytes from log offset `offset` on where they lie, or None: they have to be read."""
         ...
 
@@ -60,7 +69,7 @@ class Range:
     last: bool
 
 
-class _Blocks:
+class _BlockReader:
     """The bytes from a place of the log on, block after block: where they lie if they can be mapped, else read."""
 
     def __init__(self, source: LogBytes, size: int) -> None:
@@ -76,7 +85,7 @@ class _Blocks:
         They are there until the next call. What the last call has read of them is not read again.
         """
         want = min(self.size, reach - base)
-        there = self._source.mapped(base, want)
+        there = self._source.map_range(base, want)
         if there is not None:
             return there, len(there)
         rest = max(0, self._base + self._filled - base) if base >= self._base else 0
@@ -96,7 +105,7 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
     The bytes behind a block are gone with the next one. `verify`: check the CRC of bodies. Raises OSError when the
     bytes cannot be read.
     """
-    blocks = _Blocks(source, block)
+    blocks = _BlockReader(source, block)
     base = wanted.start
     reach = wanted.stop
     while base < wanted.stop:
@@ -104,18 +113,18 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
         short = base + filled < reach and filled < blocks.size
         ended = short or base + filled >= wanted.limit
         whole = np.frombuffer(buf, dtype=np.uint8)[:filled]
-        starts, after = chain(buf, filled, wanted.stop - base)
+        starts, after = find_record_boundaries(buf, filled, wanted.stop - base)
         good, damage = check(whole, base, starts, verify)
         used = after
         if good is not None:
-            broken = first_break(good.structure)
-            if broken is not None:
-                used = int(good.at[broken])
-            records = good.records(broken)
+            malformed = first_malformed(good.structure)
+            if malformed is not None:
+                used = int(good.at[malformed])
+            records = good.records(malformed)
             yield from _in_order(records, [d for d in damage if d.start < base + used], base)
         verdict = "more"
         if base + used < wanted.stop:
-            verdict = _what_is(buf, base, used, filled, wanted, ended)
+            verdict = _classify(buf, base, used, filled, wanted, ended)
             if verdict == "more" and used < after:
                 verdict = "damage"
         if verdict == "filler":
@@ -123,7 +132,7 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
         if verdict == "damage":
             place = base + used
             found = next_record(source, place + 1, wanted)
-            yield from _lost(source, place, found, wanted)
+            yield from _damage_from(source, place, found, wanted)
             base = wanted.limit if found is None else found
             if found is None or found >= wanted.segment_end or _is_filler(source, found, wanted):
                 return
@@ -143,10 +152,10 @@ def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Rec
         yield records
 
 
-def _what_is(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
+def _classify(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
     """What stopped the chain at `at`: "more" (bytes are missing), "filler" (the segment's end) or "damage"."""
     left = filled - at
-    if left < BLANK_HEAD:
+    if left < FILLER_HEADER_BYTES:
         if not ended:
             return "more"
         return "more" if left == 0 else "damage"
@@ -164,10 +173,10 @@ def _what_is(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended:
     return "more" if plausible and not ended else "damage"
 
 
-def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
+def _damage_from(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
     """The damage between `place` and the next good record; nothing when it is space that is not written yet."""
     end = wanted.limit if found is None else found
-    written = last_written(source, place, end)
+    written = last_nonzero_end(source, place, end)
     if found is not None:
         yield Damage(place, end, "no records" if written is not None else "zeros between records")
     elif written is not None:
@@ -176,7 +185,7 @@ def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Ite
         yield Damage(place, end, "zeros before the end of the segment")
 
 
-def last_written(source: LogBytes, start: int, end: int) -> int | None:
+def last_nonzero_end(source: LogBytes, start: int, end: int) -> int | None:
     """The offset after the last byte in [start, end) that is not zero; None: all are."""
     buf = bytearray(_WINDOW)
     result = None
@@ -199,7 +208,7 @@ def next_record(source: LogBytes, start: int, wanted: Range, until: int | None =
     buf = bytearray(_WINDOW)
     while at < end:
         got = source.read_into(at, memoryview(buf)[: min(_WINDOW, wanted.limit - at)])
-        if got < BLANK_HEAD:
+        if got < FILLER_HEADER_BYTES:
             return None
         for candidate in _candidates(bytes(buf[:got])):
             offset = at + candidate - 4
@@ -209,7 +218,7 @@ def next_record(source: LogBytes, start: int, wanted: Range, until: int | None =
                 return offset
         if got < _WINDOW:
             return None
-        at += got - BLANK_HEAD
+        at += got - FILLER_HEADER_BYTES
     return None
 
 
@@ -227,8 +236,8 @@ def _candidates(data: bytes) -> Iterator[int]:
 
 
 def _is_filler(source: LogBytes, offset: int, wanted: Range) -> bool:
-    raw = bytearray(BLANK_HEAD)
-    if source.read_into(offset, memoryview(raw)) < BLANK_HEAD:
+    raw = bytearray(FILLER_HEADER_BYTES)
+    if source.read_into(offset, memoryview(raw)) < FILLER_HEADER_BYTES:
         return False
     size, magic = _size_magic_at(raw, 0)
     return bool(magic == MAGIC_BLANK and offset + size == wanted.segment_end)
@@ -262,7 +271,7 @@ def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
     head = bytearray(MIN_RECORD)
     if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return None
-    fields = np.frombuffer(head, dtype=np.uint8)[: HEAD.itemsize].view(HEAD)[0]
+    fields = np.frombuffer(head, dtype=np.uint8)[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]
     if int(fields["magic"]) not in (MAGIC_V1, MAGIC_V2) or int(fields["phys"]) != offset:
         return None
     moved = 12 if int(fields["sys_flag"]) & int(SysFlag.BORN_HOST_V6) else 0
@@ -277,7 +286,7 @@ def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None
     return store_time_at(source, offset + _size_at(raw, 0)[0], wanted)
 
 
-def last_border(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
+def last_boundary(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
     """The offset after the last good record of a range: where a log that is being written ends for now."""
     end = wanted.start
     for found in scan(source, wanted, verify=False, block=block):

@@ -20,7 +20,7 @@ MERGE_AT: Final = 12
 
 
 @dataclass(frozen=True)
-class Known:
+class CountedSegment:
     """A segment as far as it is counted: by which runs, each with the end that it came to.
 
     Times are the store times of its counted records in Unix milliseconds, -1: it has none. `border` is the end of its
@@ -35,9 +35,9 @@ class Known:
     min_ms: int
     max_ms: int
     runs: tuple[tuple[str, int], ...]
-    border: int
-    begin: int
-    mark: int | None
+    records_end: int
+    checksum_start: int
+    checksum: int | None
     damaged: tuple[int, ...] = ()
 
 
@@ -45,7 +45,7 @@ class Known:
 class State:
     """All that is counted."""
 
-    segments: tuple[Known, ...] = ()
+    segments: tuple[CountedSegment, ...] = ()
 
     @property
     def runs(self) -> set[str]:
@@ -54,7 +54,7 @@ class State:
     def to_json(self) -> bytes:
         rows = [
             {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
-             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "border": k.border, "begin": k.begin, "mark": k.mark,
+             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "recordsEnd": k.records_end, "checksumStart": k.checksum_start, "checksum": k.checksum,
              "damaged": list(k.damaged)}
             for k in self.segments
         ]  # fmt: skip
@@ -71,7 +71,7 @@ class State:
                 return cls()
             return cls(
                 tuple(
-                    Known(
+                    CountedSegment(
                         r["log"],
                         r["segment"],
                         r["end"],
@@ -79,9 +79,9 @@ class State:
                         r["minMs"],
                         r["maxMs"],
                         tuple((str(run), int(end)) for run, end in r["runs"]),
-                        r["border"],
-                        r["begin"],
-                        r["mark"],
+                        r["recordsEnd"],
+                        r["checksumStart"],
+                        r["checksum"],
                         tuple(map(int, r["damaged"])),
                     )
                     for r in value["segments"]
@@ -91,7 +91,7 @@ class State:
             return cls()
 
 
-class HasRange(Protocol):
+class SegmentBounds(Protocol):
     """A segment of a log as it is now."""
 
     @property
@@ -101,19 +101,19 @@ class HasRange(Protocol):
 
 
 @dataclass(frozen=True)
-class Now:
+class LogSnapshot:
     """A log as it is now: its segments, and the store time of each segment's first record (-1: none)."""
 
     log: str
-    segments: Sequence[HasRange]
+    segments: Sequence[SegmentBounds]
     first_ms: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Unread:
+class PendingScan:
     """What a run goes on from, and the ranges that it has to read: (start, stop) by log."""
 
-    kept: tuple[Known, ...]
+    kept: tuple[CountedSegment, ...]
     ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     @property
@@ -121,7 +121,9 @@ class Unread:
         return sum(b - a for spans in self.ranges.values() for a, b in spans)
 
 
-def unread(state: State, logs: Iterable[Now], marks: Mapping[tuple[str, int], int | None]) -> Unread:
+def pending_scan(
+    state: State, logs: Iterable[LogSnapshot], checksums: Mapping[tuple[str, int], int | None]
+) -> PendingScan:
     """Compare what is counted with the logs as they are now; `marks`: those of now, by log and start of the segment.
 
     A segment that is gone is dropped. One that is shorter than what was read of it, begins with another record, or has
@@ -129,7 +131,7 @@ def unread(state: State, logs: Iterable[Now], marks: Mapping[tuple[str, int], in
     counted: it is read again from its start.
     """
     known = {(k.log, k.segment): k for k in state.segments}
-    kept: list[Known] = []
+    kept: list[CountedSegment] = []
     ranges: dict[str, list[tuple[int, int]]] = {}
     for log in logs:
         spans: list[tuple[int, int]] = []
@@ -138,36 +140,36 @@ def unread(state: State, logs: Iterable[Now], marks: Mapping[tuple[str, int], in
             if have is not None and (
                 have.end > segment.limit
                 or have.first_ms != first_ms
-                or have.mark is None
-                or have.mark != marks.get((log.log, segment.start))
+                or have.checksum is None
+                or have.checksum != checksums.get((log.log, segment.start))
             ):
                 have = None
-            begin = segment.start if have is None else have.end
+            unread_from = segment.start if have is None else have.end
             if have is not None:
                 kept.append(have)
-            if begin < segment.limit:
-                spans.append((begin, segment.limit))
+            if unread_from < segment.limit:
+                spans.append((unread_from, segment.limit))
         ranges[log.log] = spans
-    return Unread(tuple(kept), {log: spans for log, spans in ranges.items() if spans})
+    return PendingScan(tuple(kept), {log: spans for log, spans in ranges.items() if spans})
 
 
 @dataclass(frozen=True)
-class Counted:
+class SegmentCount:
     """What a run has counted of one segment: the end of its last record, its store times, and the checksum of the bytes
     from `begin` to that end as they were when they were counted."""
 
     end: int
     min_ms: int
     max_ms: int
-    begin: int
-    mark: int
+    checksum_start: int
+    checksum: int
 
 
-def after(
-    ahead: Unread,
-    logs: Iterable[Now],
+def advance(
+    pending: PendingScan,
+    logs: Iterable[LogSnapshot],
     run: str,
-    counted: Mapping[tuple[str, int], Counted],
+    counted: Mapping[tuple[str, int], SegmentCount],
     damaged: Mapping[tuple[str, int], Sequence[int]],
 ) -> State:
     """The state after a run has counted all of `ahead`, and found no record in the places `damaged`.
@@ -175,37 +177,37 @@ def after(
     Everything of a segment that has a successor is read; the last segment goes on growing after its last record. Marks
     end there for all that was read.
     """
-    kept = {(k.log, k.segment): k for k in ahead.kept}
-    result: list[Known] = []
+    kept = {(k.log, k.segment): k for k in pending.kept}
+    result: list[CountedSegment] = []
     for log in logs:
         for index, (segment, first_ms) in enumerate(zip(log.segments, log.first_ms, strict=True)):
             old = kept.get((log.log, segment.start))
             new = counted.get((log.log, segment.start))
             last = index == len(log.segments) - 1
             end = segment.limit if not last else max(new.end if new else 0, old.end if old else segment.start)
-            known = old or Known(
+            known = old or CountedSegment(
                 log.log, segment.start, end, first_ms, -1, -1, (), segment.start, segment.start, crc32(b"")
             )
             if new is not None:
                 low = new.min_ms if known.min_ms < 0 else min(known.min_ms, new.min_ms)
-                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), border=new.end)
-                known = replace(known, begin=new.begin, mark=new.mark)
-            begin = segment.start if old is None else old.end
-            if begin < segment.limit:
+                known = replace(known, min_ms=low, max_ms=max(known.max_ms, new.max_ms), records_end=new.end)
+                known = replace(known, checksum_start=new.checksum_start, checksum=new.checksum)
+            unread_from = segment.start if old is None else old.end
+            if unread_from < segment.limit:
                 known = replace(known, runs=(*known.runs, (run, end)))
             places = (*known.damaged, *(at for at in damaged.get((log.log, segment.start), ()) if at < end))
             result.append(replace(known, end=end, damaged=places))
     return State(tuple(result))
 
 
-def ended(state: State, run: str) -> list[Known]:
+def fully_read(state: State, run: str) -> list[CountedSegment]:
     """The segments that a run has read to their end."""
-    return [k for k in state.segments if k.end > k.border and k.runs and k.runs[-1][0] == run]
+    return [k for k in state.segments if k.end > k.records_end and k.runs and k.runs[-1][0] == run]
 
 
-def marked(state: State, marks: Mapping[tuple[str, int], int | None]) -> State:
+def with_checksums(state: State, checksums: Mapping[tuple[str, int], int | None]) -> State:
     """The state with these marks, by log and start of the segment."""
-    return State(tuple(replace(k, mark=marks.get((k.log, k.segment), k.mark)) for k in state.segments))
+    return State(tuple(replace(k, checksum=checksums.get((k.log, k.segment), k.checksum)) for k in state.segments))
 
 
 def merged(state: State, run: str) -> State:
@@ -217,14 +219,14 @@ def merged(state: State, run: str) -> State:
 class Window:
     """Which counted segments lie in a window of time, and which only in part and must be read again with a filter."""
 
-    live: tuple[Known, ...]
-    partly: tuple[Known, ...]
+    complete: tuple[CountedSegment, ...]
+    partial: tuple[CountedSegment, ...]
 
 
 def window(state: State, since_ms: int | None) -> Window:
     """Split the counted segments by `since_ms`."""
     if since_ms is None:
         return Window(state.segments, ())
-    live = tuple(k for k in state.segments if k.min_ms >= since_ms)
-    partly = tuple(k for k in state.segments if 0 <= k.min_ms < since_ms <= k.max_ms)
-    return Window(live, partly)
+    complete = tuple(k for k in state.segments if k.min_ms >= since_ms)
+    partial = tuple(k for k in state.segments if 0 <= k.min_ms < since_ms <= k.max_ms)
+    return Window(complete, partial)

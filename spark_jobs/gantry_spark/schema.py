@@ -49,18 +49,18 @@ COLUMNS: Final[dict[str, tuple[DataType, Any, str]]] = {
 }
 """Name: (Spark type, Arrow type, meaning)."""
 
-DEFAULT: Final = tuple(name for name in COLUMNS if name not in ("body", "damage"))
+DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("body", "damage"))
 """Columns of a read that names none: everything but the body, and the damage that only some ask for."""
 
-MAY_BE_NULL: Final = frozenset(("keys", "unique_id", "tags", "delay_level", "transaction", "damage"))
+NULLABLE_COLUMNS: Final = frozenset(("keys", "unique_id", "tags", "delay_level", "transaction", "damage"))
 """Columns that not every record has."""
-OF_DAMAGE: Final = frozenset(("log", "segment", "physical_offset", "size", "damage"))
+DAMAGE_COLUMNS: Final = frozenset(("log", "segment", "physical_offset", "size", "damage"))
 """Columns of the rows that are damaged places; all others are null there."""
 
 
 def nullable(column: str, damage_rows: bool) -> bool:
     """Whether a column may be null. Spark looks at every value of such a column once more."""
-    return column in MAY_BE_NULL or (damage_rows and column not in OF_DAMAGE)
+    return column in NULLABLE_COLUMNS or (damage_rows and column not in DAMAGE_COLUMNS)
 
 
 def spark_schema(columns: Sequence[str], damage_rows: bool = False) -> StructType:
@@ -75,9 +75,9 @@ def check_schema(schema: StructType, damage_rows: bool) -> None:
     """Check a schema that the user may have given. Raises SourceError when a name or type is not ours."""
     spark_schema(schema.fieldNames())
     for field in schema.fields:
-        ours = COLUMNS[field.name][0]
-        if field.dataType.simpleString() != ours.simpleString():
-            raise SourceError(f"column {field.name} is {ours.simpleString()}, not {field.dataType.simpleString()}")
+        expected = COLUMNS[field.name][0]
+        if field.dataType.simpleString() != expected.simpleString():
+            raise SourceError(f"column {field.name} is {expected.simpleString()}, not {field.dataType.simpleString()}")
         if not field.nullable and nullable(field.name, damage_rows):
             raise SourceError(f"column {field.name} may be null: leave out NOT NULL")
 

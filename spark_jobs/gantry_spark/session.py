@@ -23,13 +23,13 @@ INSTALL: Final = (
     "`dnf install java-21-openjdk-headless` (Fedora, RHEL) or `brew install openjdk@21` (macOS), and set JAVA_HOME if "
     "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 insists on.)"
 )
-ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+ARROW_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Arrow checks bounds and validity at every value that Spark takes from a batch; Spark has checked validity before, and
 its row numbers are those of the batch."""
-ONCE: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+SHORT_RUN_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """For a JVM that makes one report of a small log and ends: the second compiler would cost more than it gives back. With
 the first alone a JVM reserves only 48 MiB for code, which the classes that Spark makes can fill; then tasks fail."""
-SMALL_LOG: Final = 2 << 30
+SHORT_RUN_LIMIT: Final = 2 << 30
 """Bytes of log below which that is so: measured to be equal at twice this (docs/analytics.md)."""
 _VERSION = re.compile(r'version "(\d+)')
 
@@ -47,10 +47,10 @@ def check_java(environ: Mapping[str, str] | None = None) -> str:
         where = f"JAVA_HOME is {home}, but {java} does not exist" if home else "no java on the PATH"
         raise NoJava(f"{where}. {INSTALL}")
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoJava(f"{java} does not start: {error}. {INSTALL}") from None
-    found = _VERSION.search(said.stderr + said.stdout)
+    found = _VERSION.search(output.stderr + output.stdout)
     if found is None or int(found[1]) not in JAVA_VERSIONS:
         raise NoJava(f"{java} is version {found[1] if found else 'unknown'}. {INSTALL}")
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False).stdout
@@ -72,14 +72,14 @@ def local_conf(memory: str = "1g") -> dict[str, str]:
     }
 
 
-def java_options(given: str, once: int | None) -> str:
+def java_options(given: str, single_read_bytes: int | None) -> str:
     """The options of a session's JVMs; those that are `given` come last, so that they win. `once`: as in `session`."""
-    small = once is not None and once < SMALL_LOG
-    return " ".join(option for option in (ARROW, ONCE if small else "", given) if option)
+    small = single_read_bytes is not None and single_read_bytes < SHORT_RUN_LIMIT
+    return " ".join(option for option in (ARROW_OPTIONS, SHORT_RUN_OPTIONS if small else "", given) if option)
 
 
 def session(
-    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, once: int | None = None
+    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, single_read_bytes: int | None = None
 ) -> SparkSession:
     """A session with the `commitlog` source. Without `master`: SPARK_MASTER, else local[*].
 
@@ -113,7 +113,7 @@ def session(
     }
     settings |= given
     for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
-        settings[key] = java_options(settings.get(key, ""), once)
+        settings[key] = java_options(settings.get(key, ""), single_read_bytes)
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from gantry_spark.errors import GantrySparkError, SourceError
-from gantry_spark.main import FAILED, leave, plain
-from gantry_spark.output_store import LocalPlace, Place, is_local, place_of
+from gantry_spark.main import EXIT_FAILED, error_message, write_termination_message
+from gantry_spark.output_store import LocalOutputStore, OutputStore, is_local, open_output_store
 from gantry_spark.session import session
 
 BEGIN: Final = "-----BEGIN GANTRY REPORT-----"
@@ -42,26 +42,26 @@ def main(argv: Sequence[str]) -> None:
     try:
         data = _read(args.out, args.file, dict(pair.split("=", 1) for pair in args.conf))
     except (GantrySparkError, ValueError) as error:
-        print(f"gantry: {plain(error)}", file=sys.stderr)
-        leave(args.termination_log, {"result": "Failed", "message": plain(error)})
-        raise SystemExit(FAILED) from None
+        print(f"gantry: {error_message(error)}", file=sys.stderr)
+        write_termination_message(args.termination_log, {"result": "Failed", "message": error_message(error)})
+        raise SystemExit(EXIT_FAILED) from None
     print("\n".join(to_lines(data)), flush=True)
 
 
 def _read(out: str, name: str, conf: dict[str, str]) -> bytes:
     if is_local(out):
-        return _file(LocalPlace(out), name)
+        return _file(LocalOutputStore(out), name)
     # Only what the file system needs: no executors.
     kept = {k: v for k, v in conf.items() if not k.startswith(("spark.master", "spark.kubernetes.", "spark.executor."))}
     spark = session("gantry-show", "local[1]", kept)
     try:
-        return _file(place_of(spark, out), name)
+        return _file(open_output_store(spark, out), name)
     finally:
         spark.stop()
 
 
-def _file(place: Place, name: str) -> bytes:
-    data = place.read(name)
+def _file(store: OutputStore, name: str) -> bytes:
+    data = store.read(name)
     if data is None:
-        raise SourceError(f"there is no report in {place.url()} yet")
+        raise SourceError(f"there is no report in {store.url()} yet")
     return data

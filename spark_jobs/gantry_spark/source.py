@@ -36,16 +36,16 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from gantry_spark import partitioning
-from gantry_spark.decode import Where, batch_of, damage_batch
+from gantry_spark.decode import RecordFilter, batch_of, damage_batch
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.pushdown import push
 from gantry_spark.scan import Damage, scan
-from gantry_spark.schema import DEFAULT, arrow_schema, check_schema, spark_schema
+from gantry_spark.schema import DEFAULT_COLUMNS, arrow_schema, check_schema, spark_schema
 
 logger = logging.getLogger(__name__)
 
-_KNOWN: Final = frozenset(
+_OPTION_NAMES: Final = frozenset(
     name.lower()
     for name in (
         "path", "paths", "brokers", "cluster", "columns", "body", "damaged", "verify", "parallelism", "partitionBytes",
@@ -60,8 +60,8 @@ class Options:
     def __init__(self, given: dict[str, str]) -> None:
         options = {name.lower(): value for name, value in given.items()}
         for name in options:
-            if name not in _KNOWN:
-                raise SourceError(f"option {name}: unknown; there are {', '.join(sorted(_KNOWN))}")
+            if name not in _OPTION_NAMES:
+                raise SourceError(f"option {name}: unknown; there are {', '.join(sorted(_OPTION_NAMES))}")
         self.paths: list[str] = orjson.loads(options["paths"]) if "paths" in options else []
         if "path" in options:
             self.paths.append(options["path"])
@@ -85,7 +85,7 @@ class Options:
         self.rate = _number(options, "ratelimit", 0, 0)
         self.token_file = options.get("tokenfile")
         self.slack_ms = _number(options, "clockslackms", partitioning.CLOCK_SLACK_MS, 0)
-        self.per_trigger = _number(options, "maxbytespertrigger", 0, 0)
+        self.bytes_per_trigger = _number(options, "maxbytespertrigger", 0, 0)
         try:
             self.ranges: dict[str, list[tuple[int, int]]] | None = (
                 {log: [(int(a), int(b)) for a, b in spans] for log, spans in orjson.loads(options["ranges"]).items()}
@@ -104,8 +104,8 @@ class Options:
             # What the network needs takes a second to import, and each of Spark's workers would pay for it.
             from gantry_spark import remote, remoting
 
-            brokers = self.brokers or remoting.members(self.cluster)
-            logs = list(remote.logs(brokers, self.token_file, self.rate))
+            brokers = self.brokers or remoting.broker_urls(self.cluster)
+            logs = list(remote.open_logs(brokers, self.token_file, self.rate))
         names = [log.name for log in logs]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -115,13 +115,13 @@ class Options:
         return logs
 
 
-def doubts_of(logs: Sequence[Any]) -> list[str]:
+def unreachable_warnings(logs: Sequence[Any]) -> list[str]:
     """For each address that does not answer and may be of a group that is none of these: why, and what to write."""
     groups = ", ".join(log.name for log in logs)
     return [
         f"{why}; if it is of another group than {groups}, the records of that are missing: write the group before "
         f"each address (GROUP=http://HOST:PORT), then this can be told"
-        for why in dict.fromkeys(doubt for log in logs for doubt in log.doubts)
+        for why in dict.fromkeys(warning for log in logs for warning in log.unreachable)
     ]
 
 
@@ -151,16 +151,16 @@ def _number(options: dict[str, str], name: str, default: int, least: int) -> int
     return int(value)
 
 
-class LogPart(InputPartition):
+class LogPartition(InputPartition):
     """One partition: ranges of a log, in order, and how to open it."""
 
-    def __init__(self, log: Any, parts: tuple[partitioning.Part, ...]) -> None:
+    def __init__(self, log: Any, parts: tuple[partitioning.LogRange, ...]) -> None:
         super().__init__(parts)
         self.log = log
         self.parts = parts
 
 
-class LostPart(InputPartition):
+class ExpiredPartition(InputPartition):
     """Bytes [start, end) of a log that expired before they could be read."""
 
     def __init__(self, log: str, start: int, end: int) -> None:
@@ -169,19 +169,21 @@ class LostPart(InputPartition):
         self.damage = Damage(start, end, "expired before it was read")
 
 
-def read_parts(partition: InputPartition, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
+def read_parts(partition: InputPartition, wanted: StructType, where: RecordFilter, options: Options) -> Iterator[Any]:
     """The batches of one partition."""
-    if isinstance(partition, LostPart) and options.damage_rows:
+    if isinstance(partition, ExpiredPartition) and options.damage_rows:
         lost = partition.damage
         batch = damage_batch(partition.log, lost.start, lost, wanted.fieldNames(), arrow_schema(wanted), where)
         if batch is not None:
             yield batch
-    if isinstance(partition, LogPart):
+    if isinstance(partition, LogPartition):
         for part in partition.parts:
             yield from _read(partition.log, part, wanted, where, options)
 
 
-def _read(log: Any, part: partitioning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
+def _read(
+    log: Any, part: partitioning.LogRange, wanted: StructType, where: RecordFilter, options: Options
+) -> Iterator[Any]:
     columns, schema = wanted.fieldNames(), arrow_schema(wanted)
     segment = log.segments[part.segment].start
     at = part.range.start
@@ -205,21 +207,21 @@ def _read(log: Any, part: partitioning.Part, wanted: StructType, where: Where, o
             yield batch
 
 
-def partitions_of(options: Options, where: Where) -> list[InputPartition]:
+def partitions_of(options: Options, where: RecordFilter) -> list[InputPartition]:
     """The partitions of a read. Raises SourceError."""
     logs = options.logs()
-    for doubt in doubts_of(logs):
-        logger.warning("%s", doubt)
+    for warning in unreachable_warnings(logs):
+        logger.warning("%s", warning)
     gone = {name for name, spans in (options.ranges or {}).items() if spans} - {log.name for log in logs}
     if gone:
         raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
     found: list[InputPartition] = []
     total = sum(s.limit - s.start for log in logs for s in log.segments)
-    target = options.partition_bytes or partitioning.part_bytes(total, options.parallelism)
+    target = options.partition_bytes or partitioning.partition_bytes_for(total, options.parallelism)
     for log in logs:
         within = None if options.ranges is None else options.ranges.get(log.name, [])
-        parts = partitioning.plan(log, target, where, within, options.slack_ms)
-        found += [LogPart(log, pack) for pack in partitioning.pack(parts, target)]
+        parts = partitioning.plan_ranges(log, target, where, within, options.slack_ms)
+        found += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
     return found
 
 
@@ -230,7 +232,7 @@ class CommitLogReader(DataSourceReader):
         check_schema(schema, options.damage_rows)
         self.schema = schema
         self.options = options
-        self.where = Where()
+        self.where = RecordFilter()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self.where, rest = push(filters)
@@ -257,11 +259,11 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {log.name: log.segments[0].start for log in self.options.logs() if log.segments}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxBytes(self.options.per_trigger) if self.options.per_trigger else ReadAllAvailable()
+        return ReadMaxBytes(self.options.bytes_per_trigger) if self.options.bytes_per_trigger else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         logs = [log for log in self.options.logs() if log.segments]
-        self.target = {log.name: partitioning.end_from(log, log.segments[0].start, 0) for log in logs}
+        self.target = {log.name: partitioning.stream_end_offset(log, log.segments[0].start, 0) for log in logs}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         result = dict(start)
@@ -273,7 +275,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at = start.get(log.name, log.segments[0].start)
             # What a log leaves of its share goes to those after it; each gets on, if only by a record.
             share = 0 if left is None else max(1, left // (len(logs) - index))
-            end = partitioning.end_from(log, at, share)
+            end = partitioning.stream_end_offset(log, at, share)
             if self.target is not None:
                 end = max(at, min(end, self.target[log.name]))
             result[log.name] = end
@@ -295,16 +297,16 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost = (start.get(log.name, first), min(first, end[log.name]))
             if lost[0] < lost[1]:
                 logger.warning("%s: bytes %d to %d expired before the stream had read them", log.name, *lost)
-                found.append(LostPart(log.name, *lost))
+                found.append(ExpiredPartition(log.name, *lost))
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin
-            target = self.options.partition_bytes or partitioning.part_bytes(size, self.options.parallelism)
-            parts = partitioning.plan(log, target, Where(), spans, self.options.slack_ms)
-            found += [LogPart(log, pack) for pack in partitioning.pack(parts, target)]
+            target = self.options.partition_bytes or partitioning.partition_bytes_for(size, self.options.parallelism)
+            parts = partitioning.plan_ranges(log, target, RecordFilter(), spans, self.options.slack_ms)
+            found += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_parts(partition, self.schema, Where(), self.options)
+        return read_parts(partition, self.schema, RecordFilter(), self.options)
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing is held for a stream: brokers expire segments by their own rules."""
@@ -322,7 +324,7 @@ class CommitLogSource(DataSource):
         if options.columns:
             named = tuple(dict.fromkeys(options.columns))
         else:
-            named = DEFAULT + (("damage",) if options.damage_rows else ())
+            named = DEFAULT_COLUMNS + (("damage",) if options.damage_rows else ())
         return named + (("body",) if options.body and "body" not in named else ())
 
     def schema(self) -> StructType:

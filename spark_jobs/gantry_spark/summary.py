@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window as SqlWindow
 from pyspark.sql import functions as f
 
-from gantry_spark.aggregates import MARK_BITS, SUMS
+from gantry_spark.aggregates import BITMAP_BITS, SUMS
 from gantry_spark.forecast import HOUR_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Row = dict[str, Any]
-LOOKED_AT: Final = 100
-"""Damaged places of a segment that are looked at again: a broker that mends one mends them all."""
+RECHECKED_DAMAGE: Final = 100
+"""Damaged locations of a segment that are looked at again: a broker that mends one mends them all."""
 QUEUES: Final = 64
-"""Queues whose numbers are the bits of one `places` entry."""
+"""Queues whose numbers are the bits of one `locations` entry."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Summary:
     damage: list[Row] = field(default_factory=list)
 
     @property
-    def spread(self) -> bool:
+    def keys_span_blocks(self) -> bool:
         """Whether a key can be in more than one log, or in queues of more than one block."""
         return len({q["log"] for q in self.queues}) > 1 or any(not 0 <= q["queue_id"] < QUEUES for q in self.queues)
 
@@ -70,7 +70,7 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 def counted_segments(rows: DataFrame) -> list[Row]:
     """Per log and segment of these rows: end of the last record (null: it has none), least and greatest store time,
-    where tasks ended with start and checksum of the bytes before that, and the damaged places: the first ones, and the
+    where tasks ended with start and checksum of the bytes before that, and the damaged locations: the first ones, and the
     end of the last one."""
     segments = rows.filter(f.col("kind").isin("count", "end", "damage")).groupBy("log", "segment")
     return _rows(
@@ -78,10 +78,10 @@ def counted_segments(rows: DataFrame) -> list[Row]:
             f.max("end").alias("end"),
             f.min("min_ms").alias("min_ms"),
             f.max("max_ms").alias("max_ms"),
-            f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("marks"),
-            f.coalesce(f.min_by("phys", f.when(f.col("kind") == "damage", f.col("phys")), LOOKED_AT), f.array()).alias(
-                "places"
-            ),
+            f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("checksums"),
+            f.coalesce(
+                f.min_by("phys", f.when(f.col("kind") == "damage", f.col("phys")), RECHECKED_DAMAGE), f.array()
+            ).alias("damaged_at"),
             f.max(f.when(f.col("kind") == "damage", f.col("phys") + f.col("bytes"))).alias("damaged"),
         )
     )
@@ -93,7 +93,7 @@ def queue_spans(counts: DataFrame) -> list[Row]:
     return _rows(spans.agg(f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo")))
 
 
-def of_all_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
+def with_unread_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
     """The offsets, and for each queue of a group's topics that it has not begun to read, that of its first record."""
     known = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
     queues: dict[str, list[Row]] = {}
@@ -110,12 +110,12 @@ def of_all_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[
     ]
 
 
-def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
+def newest_by_key(rows: DataFrame, keys_span_blocks: bool) -> DataFrame:
     """One row a key and topic: versions, bytes, where and how large the newest version is, and the queues it is in.
 
     `spread`: what `Summary.spread` says of these rows.
 
-    `places` has for each log and each 64 queues (`block`) the queues as bits. All aggregates but those that bring
+    `locations` has for each log and each 64 queues (`block`) the queues as bits. All aggregates but those that bring
     several logs together are over plain numbers, which Spark keeps in hash tables; of anything else it would sort.
     """
     newest = [f.max_by(name, "phys").alias(name) for name in ("size", "ms", "qo", "tombstone", "queue_id")]
@@ -129,11 +129,11 @@ def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
             f.bit_or("bit").alias("queues"),
         )
     )  # fmt: skip
-    place = f.struct("log", "block", "queues")
-    if not spread:
+    location = f.struct("log", "block", "queues")
+    if not keys_span_blocks:
         return by_log.select(
             "topic", "key", "n", "bytes", "ms", "log", "phys", "size", "qo", "tombstone", "queue_id",
-            f.array(place).alias("places"),
+            f.array(location).alias("locations"),
         )  # fmt: skip
     # Within a log the newest is the one furthest on, whatever its time: first one row a log, then one a topic.
     version = f.struct("phys", "ms", "size", "qo", "tombstone", "queue_id")
@@ -141,20 +141,20 @@ def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
         f.sum("n").alias("n"),
         f.sum("bytes").alias("bytes"),
         f.max(version).alias("v"),
-        f.collect_list(place).alias("places"),
+        f.collect_list(location).alias("locations"),
     )
     ordered = f.struct("v.ms", "log", "v.phys", "v.size", "v.qo", "v.tombstone", "v.queue_id")
     by_topic = by_log.groupBy("topic", "key").agg(
         f.sum("n").alias("n"),
         f.sum("bytes").alias("bytes"),
         f.max(ordered).alias("v"),
-        f.flatten(f.collect_list("places")).alias("places"),
+        f.flatten(f.collect_list("locations")).alias("locations"),
     )
-    return by_topic.select("topic", "key", "n", "bytes", "v.*", "places")
+    return by_topic.select("topic", "key", "n", "bytes", "v.*", "locations")
 
 
 def summarize(rows: DataFrame) -> Summary:
-    """Everything that has no key, in one pass: by queue, by hour, by size, and the damaged places."""
+    """Everything that has no key, in one pass: by queue, by hour, by size, and the damaged locations."""
     result = Summary()
     sums = ", ".join(f"sum({name}) as {name}" for name in SUMS)
     small = rows.filter(f.col("kind").isin("count", "size", "damage"))
@@ -168,13 +168,13 @@ def summarize(rows: DataFrame) -> Summary:
             group by grouping sets ((kind, log, topic, queue_id), (kind, topic, hour), (kind, topic, bucket),
                                     (kind, log, segment, phys, reason))"""
     )
-    by_queue, by_hour, by_size, by_place = 0b000011111, 0b010101111, 0b010110111, 0b001111000
+    by_queue, by_hour, by_size, by_damage = 0b000011111, 0b010101111, 0b010110111, 0b001111000
     wanted = (
         ((f.col("kind") == "count") & f.col("grouped").isin(by_queue, by_hour))
         | ((f.col("kind") == "size") & (f.col("grouped") == by_size))
-        | ((f.col("kind") == "damage") & (f.col("grouped") == by_place))
+        | ((f.col("kind") == "damage") & (f.col("grouped") == by_damage))
     )
-    lists = {by_queue: result.queues, by_hour: result.hours, by_size: result.sizes, by_place: result.damage}
+    lists = {by_queue: result.queues, by_hour: result.hours, by_size: result.sizes, by_damage: result.damage}
     for row in _rows(found.filter(wanted)):
         lists[row["grouped"]].append(row)
     result.damage.sort(key=lambda d: (d["log"], d["phys"]))
@@ -213,14 +213,14 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
         f.when(_kept(gone_before_ms), 1).otherwise(0).alias("stays"),
         f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
         # Bytes that are no UTF-8 have become this character.
-        f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("unclear"),
+        f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("ambiguous"),
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
     laid.createOrReplaceTempView("gantry_keys")
     found = keys.sparkSession.sql(
         """select topic, log, queue_id, hour, bucket,
              count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(dead) as tombstones,
-             sum(unclear) as unclear,
+             sum(ambiguous) as ambiguous,
              sum(stays) as kept, sum(stays * size) as kept_bytes,
              grouping_id(topic, log, queue_id, hour, bucket) as grouped
            from gantry_keys
@@ -236,24 +236,30 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
         lists[row["grouped"]].append(row)
     _count_keys_of_queues(result, keys)
     # Spark keeps just the first `top` of each task before the shuffle, so one topic with all the keys is no problem.
-    place = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
-    ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(place).alias("place"))
-    result.hot = _rows(ranked.filter(f.col("place") <= top))
-    result.hot.sort(key=lambda h: (h["topic"], h["place"]))
+    rank = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
+    ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(rank).alias("rank"))
+    result.hot = _rows(ranked.filter(f.col("rank") <= top))
+    result.hot.sort(key=lambda h: (h["topic"], h["rank"]))
 
 
 def _count_keys_of_queues(result: Summary, keys: DataFrame) -> None:
     """Distinct keys by queue: how often each queue's bit is set."""
-    places = keys.select("topic", f.explode("places").alias("place"))
+    locations = keys.select("topic", f.explode("locations").alias("location"))
     bits = [
-        f.sum(f.call_function("shiftrightunsigned", f.col("place.queues"), f.lit(i)).bitwiseAND(1)).alias(f"q{i}")
+        f.sum(f.call_function("shiftrightunsigned", f.col("location.queues"), f.lit(i)).bitwiseAND(1)).alias(f"q{i}")
         for i in range(QUEUES)
     ]
-    by_block = places.groupBy("topic", f.col("place.log").alias("log"), f.col("place.block").alias("block")).agg(*bits)
+    by_block = locations.groupBy(
+        "topic", f.col("location.log").alias("log"), f.col("location.block").alias("block")
+    ).agg(*bits)
     for row in _rows(by_block):
         for i in range(QUEUES):
             if row[f"q{i}"]:
-                queue = {"place_log": row["log"], "place_queue": row["block"] * QUEUES + i, "places": row[f"q{i}"]}
+                queue = {
+                    "location_log": row["log"],
+                    "location_queue": row["block"] * QUEUES + i,
+                    "locations": row[f"q{i}"],
+                }
                 result.queue_keys.append({"topic": row["topic"], **queue})
 
 
@@ -274,12 +280,12 @@ def _summarize_groups(
     )
     on = ["log", "topic", "queue_id"]
     # By buckets: offsets of a damaged head are anywhere, and sums with them may be more than a number holds.
-    at = f.call_function("shiftright", f.col("offset"), f.lit(MARK_BITS.bit_length() - 1))
-    skip = f.when(f.col("bucket") > at, 0).otherwise(f.col("offset").bitwiseAND(MARK_BITS - 1)).cast("int")
+    at = f.call_function("shiftright", f.col("offset"), f.lit(BITMAP_BITS.bit_length() - 1))
+    skip = f.when(f.col("bucket") > at, 0).otherwise(f.col("offset").bitwiseAND(BITMAP_BITS - 1)).cast("int")
     ahead_bits = f.call_function("shiftrightunsigned", f.col("bits"), skip)
     none = f.lit(None).cast("long")
-    marks = rows.filter(f.col("kind") == "mark").select(*on, "bucket", "bits").join(table, on)
-    ahead = marks.filter(f.col("bucket") >= at).select(
+    bitmaps = rows.filter(f.col("kind") == "bitmap").select(*on, "bucket", "bits").join(table, on)
+    ahead = bitmaps.filter(f.col("bucket") >= at).select(
         "group", *on, f.bit_count(ahead_bits).cast("long").alias("keyed"), none.alias("kept"), none.alias("oldest")
     )
     newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))

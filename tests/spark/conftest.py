@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session. Needs Java 17 or 21, which `make test` installs where it can."""
-    from gantry_spark.session import ONCE, NoJava, session
+    from gantry_spark.session import SHORT_RUN_OPTIONS, NoJava, session
 
     try:
         made = session(
@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             {
                 "spark.sql.shuffle.partitions": "2",
                 # These logs are small: what counts is how soon the JVM gets going.
-                "spark.driver.extraJavaOptions": f"{ONCE} -XX:+UseSerialGC",
+                "spark.driver.extraJavaOptions": f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC",
                 "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },

@@ -30,16 +30,16 @@ messages = st.builds(
     v6=st.tuples(st.booleans(), st.booleans()),
 )
 
-wounds = st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=60)), max_size=3)
+damages = st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=60)), max_size=3)
 """Where a log is damaged, and what is written there."""
 
 
-def log_with_wounds(root: Path, written: list[Message], hurt: list[tuple[int, bytes]], torn: int) -> None:
+def damaged_log(root: Path, written: list[Message], affected: list[tuple[int, bytes]], torn: int) -> None:
     """A store directory whose first segments have expired, with bytes overwritten and `torn` bytes of its tail lost."""
     begin = 3 * SEGMENT
     writer = LogWriter(root, start=begin)
     writer.extend(written)
-    for place, junk in hurt:
+    for place, junk in affected:
         at = begin + place % (writer.end - begin)
         writer.write(at, junk[: SEGMENT - at % SEGMENT])
     if torn and writer.end % SEGMENT > torn:

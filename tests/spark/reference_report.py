@@ -49,9 +49,9 @@ def growth(
     kept = sum(size for _, size in stored)
     return {
         "bytesPerHour": round(rate),
-        "steadyBytes": round(rate * reserved_hours),
+        "steadyStateBytes": round(rate * reserved_hours),
         "hoursToFull": round(min(full), 1) if full else None,
-        "fillsBeforeRetention": bool(full) and min(full) < reserved_hours - kept / rate,
+        "diskFullBeforeRetention": bool(full) and min(full) < reserved_hours - kept / rate,
     }
 
 
@@ -123,7 +123,7 @@ def _topic(
         "expiredTombstones": len(dropped),
         "savedRecords": len(gone) if compactable else 0,
         "savedBytes": sum(r.size for _, r in gone) if compactable else 0,
-        "resent": sum(1 for _, r in rows if r.reconsume_times > 0),
+        "redelivered": sum(1 for _, r in rows if r.reconsume_times > 0),
         "delayed": sum(1 for _, r in rows if re.fullmatch("[0-9]{1,9}", r.props.get("DELAY", ""))),
         "transactions": {
             "prepared": sum(1 for _, r in rows if r.sys_flag & 12 == 4),
@@ -190,10 +190,10 @@ def _groups(
     for group in {group for group, _, name, _ in offsets if name == topic}:
         for (log, queue), (low, high) in spans.items():
             offset = offsets.get((group, log, topic, queue), low)
-            behind, hurt, lost = found.get(group, (0, 0, 0))
+            behind, affected, lost = found.get(group, (0, 0, 0))
             behind += max(0, high + 1 - max(offset, low))
-            hurt += sum(1 for at, r in gone if at == log and r.queue_id == queue and r.queue_offset >= offset)
-            found[group] = (behind, hurt, lost + max(0, low - offset))
+            affected += sum(1 for at, r in gone if at == log and r.queue_id == queue and r.queue_offset >= offset)
+            found[group] = (behind, affected, lost + max(0, low - offset))
     return found
 
 
@@ -201,7 +201,7 @@ def comparable(topic: Mapping[str, Any]) -> dict[str, Any]:
     """What a topic of the report says, in the form of `figures`."""
     same = (
         "records", "bytes", "bodyBytes", "keyedRecords", "keyedBytes", "distinctKeys", "supersededRecords",
-        "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes", "resent",
+        "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes", "redelivered",
         "delayed", "transactions",
     )  # fmt: skip
     from datetime import datetime
@@ -211,9 +211,10 @@ def comparable(topic: Mapping[str, Any]) -> dict[str, Any]:
         "sizes": [{"from": s["from"], "records": s["records"]} for s in topic["sizes"]],
         "hotKeys": [{"key": h["key"], "records": h["records"], "bytes": h["bytes"]} for h in topic["hotKeys"]],
         "hours": [(round(datetime.fromisoformat(h["hour"]).timestamp()) // 3600, h["records"]) for h in topic["hours"]],
-        "windows": [{k: w[k] for k in ("hours", "bytes", "savedBytes")} for w in topic["savingByWindow"]],
+        "windows": [{k: w[k] for k in ("hours", "bytes", "savedBytes")} for w in topic["savingsByWindow"]],
         "queues": topic["queues"],
         "groups": {
-            g["group"]: (g["behindRecords"], g["wouldLoseRecords"], g["alreadyLostRecords"]) for g in topic["groups"]
+            g["group"]: (g["lagRecords"], g["compactedUnreadRecords"], g["expiredUnreadRecords"])
+            for g in topic["groups"]
         },
     }

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from gantry_broker.protocol.message import Record
-from gantry_spark.aggregates import MARK_BITS, SUMS, FiguresReader
-from gantry_spark.decode import LATEST_MS, Where
+from gantry_spark.aggregates import BITMAP_BITS, SUMS, AggregatesReader
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter
 from gantry_spark.source import Options
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_logs import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from random_logs import NO_SHRINKING, SLOW, damaged_log, damages, messages
 from reference_log import Message, read_plain
 
 HOUR = 3_600_000
@@ -28,7 +28,7 @@ def expected_sums(record: Record) -> dict[str, int]:
         "keyed": keyed,
         "keyed_bytes": record.size * keyed,
         "tombstones": keyed and not record.body,
-        "resent": record.reconsume_times > 0,
+        "redelivered": record.reconsume_times > 0,
         "delayed": bool(re.fullmatch("[0-9]{1,9}", record.props.get("DELAY", ""))),
         "prepared": record.sys_flag & 12 == 4,
         "committed": record.sys_flag & 12 == 8,
@@ -79,9 +79,9 @@ def assert_keys(rows: list[dict[str, Any]], keyed: list[Record]) -> None:
 
 def marked(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
     return {
-        (row["topic"], row["queue_id"], row["bucket"] * MARK_BITS + bit)
+        (row["topic"], row["queue_id"], row["bucket"] * BITMAP_BITS + bit)
         for row in rows
-        for bit in range(MARK_BITS)
+        for bit in range(BITMAP_BITS)
         if row["bits"] >> bit & 1
     }
 
@@ -91,7 +91,7 @@ def marked(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
 @given(
     written=st.lists(messages, min_size=1, max_size=60),
     target=st.sampled_from([0, 5_000, 20_000]),
-    hurt=wounds,
+    affected=damages,
     torn=st.integers(0, 200),
     since=st.none() | st.integers(1_700_000_000_000, 1_700_000_100_000),
 )
@@ -99,13 +99,13 @@ def test_partial_figures_add_up(
     tmp_path_factory: pytest.TempPathFactory,
     written: list[Message],
     target: int,
-    hurt: list[tuple[int, bytes]],
+    affected: list[tuple[int, bytes]],
     torn: int,
     since: int | None,
 ) -> None:
     root = tmp_path_factory.mktemp("log")
-    log_with_wounds(root, written, hurt, torn)
-    reader = FiguresReader(Options({"path": str(root), "partitionbytes": str(target)}), Where(min_ms=since))
+    damaged_log(root, written, affected, torn)
+    reader = AggregatesReader(Options({"path": str(root), "partitionbytes": str(target)}), RecordFilter(min_ms=since))
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for part in reader.partitions():
         for batch in reader.read(part):
@@ -116,11 +116,11 @@ def test_partial_figures_add_up(
         records, lost = [r for r in records if r.store_ms >= since], []
     # What a damaged head says of the time is kept within the years that can be written.
     for record in records:
-        record.store_ms = min(max(record.store_ms, 0), LATEST_MS)
+        record.store_ms = min(max(record.store_ms, 0), MAX_TIME_MS)
     assert_counts(kinds["count"], records)
     keyed = [r for r in records if r.props.get("KEYS")]
     assert_keys(kinds["key"], keyed)
-    assert marked(kinds["mark"]) == {(r.topic, r.queue_id, r.queue_offset) for r in keyed}
+    assert marked(kinds["bitmap"]) == {(r.topic, r.queue_id, r.queue_offset) for r in keyed}
     sizes: Counter[tuple[str, int, str]] = Counter()
     for row in kinds["size"]:
         sizes.update({(row["topic"], row["bucket"], name): row[name] for name in ("n", "bytes")})

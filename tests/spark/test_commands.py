@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.analytics.cli import opens
-from gantry_spark.main import main, memory_of
-from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
+from gantry_spark.main import main, parse_memory
+from gantry_spark.session import ARROW_OPTIONS, SHORT_RUN_LIMIT, SHORT_RUN_OPTIONS, NoJava, check_java, java_options
 from reference_log import LogWriter, Message
 
 pytestmark = pytest.mark.timeout(600)
@@ -26,8 +26,8 @@ def gantry(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_only_a_single_look_at_a_small_log_does_without_the_second_compiler() -> None:
-    assert java_options("-Xss2m", SMALL_LOG - 1) == f"{ARROW} {ONCE} -Xss2m"
-    assert java_options("", SMALL_LOG) == java_options("", None) == ARROW
+    assert java_options("-Xss2m", SHORT_RUN_LIMIT - 1) == f"{ARROW_OPTIONS} {SHORT_RUN_OPTIONS} -Xss2m"
+    assert java_options("", SHORT_RUN_LIMIT) == java_options("", None) == ARROW_OPTIONS
 
 
 def test_the_command_that_opens_a_report_is_that_of_the_run() -> None:
@@ -105,7 +105,7 @@ def test_the_job_names_its_wrong_arguments(
 
 
 def test_memory_is_what_java_takes() -> None:
-    assert [memory_of(text) for text in ("1g", "512M", "2GB", "600000k", " 1t ")] == [
+    assert [parse_memory(text) for text in ("1g", "512M", "2GB", "600000k", " 1t ")] == [
         "1g",
         "512m",
         "2g",
@@ -114,7 +114,7 @@ def test_memory_is_what_java_takes() -> None:
     ]
     for text in ("", "1", "1.5g", "450m", "1000k", "g", "-1g", "1g 2g"):
         with pytest.raises(ValueError, match="write a whole number"):
-            memory_of(text)
+            parse_memory(text)
 
 
 def test_report_takes_the_urls_that_analyze_takes(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
-from gantry_spark.compact import compact, may_compact
-from gantry_spark.environment import Surroundings
+from gantry_spark.compact import check_compaction, compact
+from gantry_spark.environment import Environment
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
 from reference_log import LogWriter, Message, read_plain
@@ -112,10 +112,10 @@ def test_a_log_of_which_a_part_is_missing_is_not_compacted(spark: SparkSession, 
     writer.extend(Message("Table", 0, b"x" * 1000, f"k{i % 10}", store_ms=START) for i in range(300))
     job = Job(paths=(str(tmp_path / "store"),), now_ms=NOW)
     writer.path(0).unlink()
-    assert may_compact(job, "Table", None)
+    assert check_compaction(job, "Table", None)
     writer.path(2 * writer.segment).unlink()
     says = r"store: bytes 131,072 to 196,608 are missing: .*\. Newest versions may have been there, so nothing is comp"
-    for work in (may_compact, lambda *args: compact(spark, *args)):
+    for work in (check_compaction, lambda *args: compact(spark, *args)):
         with pytest.raises(SourceError, match=says):
             work(job, "Table", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -134,18 +134,18 @@ def test_damage_and_what_expires_is_said(
         file.write(b"\xff" * 40)
     job = Job(paths=(str(store),), now_ms=NOW)
     damage = compact(spark, job, "Table", None)["damage"]
-    assert damage["places"] == 1
+    assert damage["ranges"] == 1
     assert damage["bytes"] >= 40
     promised = next(t for t in run(spark, job).report["topics"] if t["topic"] == "Table")
     done = compact(spark, job, "Table", tmp_path / "damaged")
     left = sum(r.size for r in read_plain(tmp_path / "damaged")[0])
     assert (done["savedBytes"], left) == (promised["savedBytes"], promised["bytes"] - promised["savedBytes"])
 
-    def expires(*_: object) -> Surroundings:
+    def expires(*_: object) -> Environment:
         (store / "commitlog" / f"{0:020d}").unlink()
-        return Surroundings()
+        return Environment()
 
-    monkeypatch.setattr("gantry_spark.compact.surroundings", expires)
+    monkeypatch.setattr("gantry_spark.compact.read_environment", expires)
     says = rf"output {tmp_path}/out is not whole: .*{0:020d} is gone; delete the directory and run this again"
     with pytest.raises(OutputError, match=says):
         compact(spark, job, "Table", tmp_path / "out")
@@ -162,12 +162,12 @@ def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
     def listed(*_: object) -> None:
         writer.extend(Message("Table", 0, b"y" * 500, f"k{i % 10}", store_ms=START) for i in range(20))
 
-    def counted(*_: object) -> Surroundings:
+    def counted(*_: object) -> Environment:
         writer.extend(Message("Table", 0, b"z" * 500, None, store_ms=START) for _ in range(20))
-        return Surroundings()
+        return Environment()
 
-    monkeypatch.setattr("gantry_spark.compact.must_be_whole", listed)
-    monkeypatch.setattr("gantry_spark.compact.surroundings", counted)
+    monkeypatch.setattr("gantry_spark.compact.require_complete_logs", listed)
+    monkeypatch.setattr("gantry_spark.compact.read_environment", counted)
     done = compact(spark, Job(paths=(str(root),), now_ms=NOW), "Table", out)
     after, lost = read_plain(out)
     assert not lost
@@ -186,7 +186,7 @@ def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tm
     with pytest.raises(OutputError, match="is there already"):
         compact(spark, job, "Table", tmp_path / "full")
     with pytest.raises(OutputError, match="file is no directory"):
-        may_compact(job, "Table", tmp_path / "full" / "file" / "out")
+        check_compaction(job, "Table", tmp_path / "full" / "file" / "out")
     with pytest.raises(SourceError, match="no record of topic Nothing"):
         compact(spark, job, "Nothing", tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()

@@ -27,7 +27,7 @@ def report() -> dict[str, Any]:
     for topic, keyed, size in (("Prices", True, 300), ("Clicks <b>", False, 90), ("%RETRY%billing", True, 100)):
         hours = range(NOW // HOUR - 30, NOW // HOUR)
         n = 100 * len(hours)
-        zero = dict.fromkeys(("tombstones", "resent", "delayed", "prepared", "committed", "rolled_back"), 0)
+        zero = dict.fromkeys(("tombstones", "redelivered", "delayed", "prepared", "committed", "rolled_back"), 0)
         found.queues.append(
             {"log": "a", "topic": topic, "queue_id": 0, "n": n, "bytes": n * size, "body_bytes": n * size // 2,
              "keyed": n * keyed, "keyed_bytes": n * size * keyed, **zero, "min_qo": 0, "max_qo": n - 1,
@@ -40,9 +40,9 @@ def report() -> dict[str, Any]:
         found.sizes += [{"topic": topic, "bucket": b, "n": n // 3, "bytes": n * size // 3} for b in (6, 8, 9)]
         if keyed:
             keys = {"keys": 50, "n": n, "newest_bytes": 50 * size, "tombstones": 1, "kept": 49, "kept_bytes": 49 * size}
-            found.topic_keys.append({"topic": topic, **keys, "unclear": 0})
+            found.topic_keys.append({"topic": topic, **keys, "ambiguous": 0})
             found.kept_queues.append({"topic": topic, "log": "a", "queue_id": 0, **keys})
-            found.queue_keys.append({"topic": topic, "place_log": "a", "place_queue": 0, "places": 50})
+            found.queue_keys.append({"topic": topic, "location_log": "a", "location_queue": 0, "locations": 50})
             found.kept_hours.append({"topic": topic, "hour": NOW // HOUR - 1, "kept_bytes": 49 * size})
             found.versions += [{"topic": topic, "bucket": b, "keys": 25, "n": n // 2} for b in (0, 4)]
             found.hot += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
@@ -65,7 +65,7 @@ def test_the_figures_of_the_made_up_report() -> None:
     assert prices["savedBytes"] == (3000 - 49) * 300
     assert prices["recommendation"] == "compact"
     assert "Wait for group late" in prices["reason"]
-    assert made["growth"]["fillsBeforeRetention"]
+    assert made["growth"]["diskFullBeforeRetention"]
     assert made["growth"]["hoursToFull"] == pytest.approx(1_500_000 / (100 * 490), rel=0.01)
     assert made["retries"] == [
         {"group": "billing", "retries": 3000, "retryBytes": 300_000, "deadLetters": 0, "deadLetterBytes": 0}
@@ -73,15 +73,15 @@ def test_the_figures_of_the_made_up_report() -> None:
 
 
 def test_one_is_said_as_one() -> None:
-    topic = {"kind": "user", "records": 1, "bytes": 900, "keyedRecords": 1, "unclearKeys": 0, "compactable": True,
+    topic = {"kind": "user", "records": 1, "bytes": 900, "keyedRecords": 1, "ambiguousKeys": 0, "compactable": True,
              "distinctKeys": 1, "savedBytes": 0}  # fmt: skip
     why = "Compaction would save nothing: each key has one version (1 key)."
-    growth = {"fillsBeforeRetention": True, "bytesPerHour": 9, "hoursToFull": 4.0}
+    growth = {"diskFullBeforeRetention": True, "bytesPerHour": 9, "hoursToFull": 4.0}
     assert recommend(topic, [], growth, Context("demo", NOW)) == ("leave", why)
-    group = {"group": "g", "alreadyLostRecords": 0, "behindRecords": 0, "behindHours": 0.0, "wouldLoseRecords": 0}
+    group = {"group": "g", "expiredUnreadRecords": 0, "lagRecords": 0, "lagHours": 0.0, "compactedUnreadRecords": 0}
     assert f"{why} All consumer groups (1) have" in recommend(topic, [group], growth, Context("demo", NOW))[1]
-    hurt = group | {"alreadyLostRecords": 1, "behindRecords": 1, "behindHours": 99.0}
-    assert recommend(topic, [hurt], growth, Context("demo", NOW))[1] == (
+    affected = group | {"expiredUnreadRecords": 1, "lagRecords": 1, "lagHours": 99.0}
+    assert recommend(topic, [affected], growth, Context("demo", NOW))[1] == (
         "Group g has missed 1 record that expired unread; group g is 4.1 days behind, with 1 record to read; "
         "records are kept for 72 h."
     )

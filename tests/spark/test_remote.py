@@ -28,9 +28,9 @@ from gantry_operator.local.status import http_urls
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
 from gantry_spark import remote, remoting
-from gantry_spark.compact import compact, may_compact
+from gantry_spark.compact import check_compaction, compact
 from gantry_spark.errors import SourceError
-from gantry_spark.main import summary_of
+from gantry_spark.main import run_summary
 from gantry_spark.report import Job, run
 from gantry_spark.report import _first_times as first_times
 from gantry_spark.schema import spark_schema
@@ -77,7 +77,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
     assert {r["log"] for r in found} == {"a"}
     by_name_server = rows_of({"cluster": cluster.name_server, "tokenFile": token})
     assert [r for r in by_name_server if r["topic"] == "Orders"] == found
-    (log,) = remote.logs(cluster.urls, token, 0)
+    (log,) = remote.open_logs(cluster.urls, token, 0)
     assert [url for url, _ in log.sources] == [cluster.urls[1], cluster.urls[0]]  # the slave first
     assert log.master == cluster.urls[0]
 
@@ -238,7 +238,7 @@ def test_a_group_of_which_nobody_answers_fails_the_run(
     with pytest.raises(SourceError, match=says):
         run(spark, job)
     assert not (tmp_path / "out" / "report.json").exists()
-    for work in (lambda out: may_compact(job, "Orders", out), lambda out: compact(spark, job, "Orders", out)):
+    for work in (lambda out: check_compaction(job, "Orders", out), lambda out: compact(spark, job, "Orders", out)):
         with pytest.raises(SourceError, match=says):
             work(tmp_path / "compacted")
     with pytest.raises(SourceError, match=rf"broker {url} is of group a, not of b"):
@@ -263,9 +263,9 @@ def test_an_address_that_may_be_of_another_group_is_said(
     out = str(tmp_path / "out")
     report = run(spark, Job(brokers=(url, DEAD), out=out)).report
     assert len([n for n in report["notes"] if re.match(says, n)]) == 1
-    assert summary_of(report, None)["notes"][0].startswith(f"broker {DEAD} does not answer")
-    assert f"Note: broker {DEAD} does not answer" in summary_text(summary_of(report, None))
-    for work in (may_compact, lambda *args: compact(spark, *args)):
+    assert run_summary(report, None)["notes"][0].startswith(f"broker {DEAD} does not answer")
+    assert f"Note: broker {DEAD} does not answer" in summary_text(run_summary(report, None))
+    for work in (check_compaction, lambda *args: compact(spark, *args)):
         with pytest.raises(SourceError, match=says):
             work(Job(brokers=(url, DEAD)), "Orders", tmp_path / "compacted")
 
@@ -302,22 +302,22 @@ def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         remoting, "call", lambda *_: Frame(0, body=json.dumps(ClusterInfo(groups, {"demo": ["a"]}).to_json()).encode())
     )
-    assert remoting.members("ns:9876") == ["a=http://10.0.0.1:2"]
+    assert remoting.broker_urls("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["apache"] = BrokerData("other", "apache", {0: "10.0.0.4:1"})
-    assert remoting.members("ns:9876") == ["a=http://10.0.0.1:2"]
+    assert remoting.broker_urls("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
     with pytest.raises(SourceError, match=r"nobody names an HTTP interface of group b \(10.0.0.3:1\), which"):
-        remoting.members("ns:9876")
+        remoting.broker_urls("ns:9876")
 
 
 def test_a_token_file_that_cannot_be_used_is_no_broker_that_does_not_answer(tmp_path: Path) -> None:
     file = tmp_path / "token"
     with pytest.raises(SourceError, match=rf"^option tokenFile: {file} cannot be read: No such file"):
-        remote.logs([f"a={DEAD}"], str(file), 0)
+        remote.open_logs([f"a={DEAD}"], str(file), 0)
     for content in (b"", b"\n", b"a\nb", b"\xff\xfe", "ü".encode()):
         file.write_bytes(content)
         with pytest.raises(SourceError, match=rf"^option tokenFile: {file} holds no token"):
-            remote.logs([f"a={DEAD}"], str(file), 0)
+            remote.open_logs([f"a={DEAD}"], str(file), 0)
     file.write_bytes(b"se cret\n")
     assert remote.headers(str(file)) == {"Authorization": "Bearer se cret"}
 
@@ -335,7 +335,7 @@ def test_members_of_a_local_cluster_are_named_with_their_group(tmp_path: Path) -
     expected = [f"{name[5]}=http://127.0.0.1:{ports[f'{name}/http']}" for name in members]
     assert http_urls(folder) == expected
     assert resolve(None, tmp_path).brokers == tuple(expected)
-    assert [remote.named(url)[0] for url in expected] == list("aaabbb")
+    assert [remote.split_group(url)[0] for url in expected] == list("aaabbb")
     folder.manifest.write_text("{")
     with pytest.raises(CliError, match="holds a manifest of another version"):
         resolve(None, tmp_path)
@@ -345,8 +345,8 @@ def test_addresses_with_their_group_on_the_command_line() -> None:
     text = "a=http://10.0.0.1:2,b=https://10.0.0.2:2"
     assert resolve(text).brokers == tuple(text.split(","))
     assert resolve("http://10.0.0.1:2").brokers == ("http://10.0.0.1:2",)
-    assert remote.named("a=10.0.0.1:2") == ("a", "http://10.0.0.1:2")
-    assert remote.named("http://10.0.0.1:2/?a=b") == (None, "http://10.0.0.1:2/?a=b")
+    assert remote.split_group("a=10.0.0.1:2") == ("a", "http://10.0.0.1:2")
+    assert remote.split_group("http://10.0.0.1:2/?a=b") == (None, "http://10.0.0.1:2/?a=b")
 
 
 def test_many_segments_are_opened_at_no_great_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,6 +377,6 @@ def test_many_segments_are_opened_at_no_great_cost(monkeypatch: pytest.MonkeyPat
 
 def test_a_first_time_that_is_not_listed_is_read(served: tuple[Answers, str]) -> None:
     _, url = served
-    (log,) = remote.logs([url], None, 0)
+    (log,) = remote.open_logs([url], None, 0)
     assert {s.first_ms for s in log.segments} == {-1}
     assert first_times(log) == [1_700_000_000_000] * len(log.segments)

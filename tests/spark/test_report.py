@@ -17,16 +17,16 @@ from zlib import crc32
 import pytest
 from gantry_operator.analytics.status import summary_text
 from gantry_spark.directory import DirectoryLog, Segment, find
-from gantry_spark.environment import surroundings
+from gantry_spark.environment import read_environment
 from gantry_spark.errors import OutputError, SourceError
-from gantry_spark.main import summary_of
+from gantry_spark.main import run_summary
 from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
-from gantry_spark.report import _ended as ended
-from gantry_spark.report import _marks as marks
-from gantry_spark.report import _mended as mended
-from gantry_spark.scan_state import Known, unread
-from gantry_spark.summary import LOOKED_AT, counted_segments
+from gantry_spark.report import _current_checksums as current_checksums
+from gantry_spark.report import _end_checksums as end_checksums
+from gantry_spark.report import _repaired_segments as repaired_segments
+from gantry_spark.scan_state import CountedSegment, pending_scan
+from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
 from pyspark.sql import functions as f
 from reference_log import LogWriter, Message, read_plain
 from reference_report import comparable, figures, growth
@@ -93,7 +93,7 @@ def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, sinc
             assert found[topic][name] == value, f"{topic}: {name}"
     assert_growth(report, logs)
     lost = [d for root in roots for d in read_plain(root)[1]] if since_ms is None else []
-    assert report["damage"]["places"] == len(lost)
+    assert report["damage"]["ranges"] == len(lost)
     assert report["damage"]["bytes"] == sum(d.end - d.start for d in lost)
 
 
@@ -160,10 +160,10 @@ def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
     prices = [r for r in read_plain(root)[0] if r.topic == "Prices"]
     assert len({r.queue_id for r in prices}) > 1
     groups = {g["group"]: g for g in report["groups"]}
-    assert groups["slow"]["behindRecords"] == len(prices)
-    assert groups["done"]["behindRecords"] == sum(1 for r in prices if r.queue_id != 1)
-    assert groups["slow"]["alreadyLostRecords"] == groups["done"]["alreadyLostRecords"] == 0
-    assert groups["slow"]["behindHours"] >= (NOW - min(r.store_ms for r in prices)) / HOUR - 0.01
+    assert groups["slow"]["lagRecords"] == len(prices)
+    assert groups["done"]["lagRecords"] == sum(1 for r in prices if r.queue_id != 1)
+    assert groups["slow"]["expiredUnreadRecords"] == groups["done"]["expiredUnreadRecords"] == 0
+    assert groups["slow"]["lagHours"] >= (NOW - min(r.store_ms for r in prices)) / HOUR - 0.01
     again = run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW)).report
     assert_matches(again, [root], offsets)
 
@@ -244,7 +244,7 @@ def test_the_disk_fills_with_the_whole_log(
     ):
         report = run(spark, chosen).report
         assert report["growth"]["hoursToFull"] == pytest.approx(50, abs=0.2)
-        assert not report["growth"]["fillsBeforeRetention"]
+        assert not report["growth"]["diskFullBeforeRetention"]
         assert_growth(report, logs)
 
 
@@ -258,9 +258,9 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
     logs = []
     for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
         log = object.__new__(RemoteLog)
-        log.name, log.master, log.doubts = name, url, ()
+        log.name, log.master, log.unreachable = name, url, ()
         logs.append(log)
-    a, b, c = surroundings(logs, None).disks
+    a, b, c = read_environment(logs, None).disks
     assert a.same(b)
     assert not a.same(c)
 
@@ -303,15 +303,17 @@ def test_a_store_time_that_cannot_be_is_in_no_other_figures_way(spark: SparkSess
     before = run(spark, job).report
     writer.extend(Message("Prices", 0, b"x" * 100, "k0", store_ms=ms) for ms in (-1, 2**62))
     after = run(spark, job).report
-    for name in ("bytesPerHour", "steadyBytes", "hours"):
+    for name in ("bytesPerHour", "steadyStateBytes", "hours"):
         assert after["growth"][name] == before["growth"][name]
-    assert after["groups"][0]["behindHours"] == before["groups"][0]["behindHours"]
+    assert after["groups"][0]["lagHours"] == before["groups"][0]["lagHours"]
     (one,), (other,) = before["topics"], after["topics"]
     assert (one["recommendation"], other["recommendation"]) == ("compact", "compact")
     assert (
-        [w["hours"] for w in other["savingByWindow"]] == [w["hours"] for w in one["savingByWindow"]] == [1, 6, 24, None]
+        [w["hours"] for w in other["savingsByWindow"]]
+        == [w["hours"] for w in one["savingsByWindow"]]
+        == [1, 6, 24, None]
     )
-    for old, new in zip(one["savingByWindow"], other["savingByWindow"], strict=True):
+    for old, new in zip(one["savingsByWindow"], other["savingsByWindow"], strict=True):
         assert abs(new["bytes"] - old["bytes"]) < 1000
 
 
@@ -403,7 +405,7 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     writer.end, writer.offsets = confirmed, offsets
     writer.extend(Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20))
     report = run(spark, job).report
-    assert (report["totals"]["records"], report["damage"]["places"]) == (170, 0)
+    assert (report["totals"]["records"], report["damage"]["ranges"]) == (170, 0)
     assert without_run(report) == of_all(spark, root)
 
     # Of a log that has only grown nothing is read again.
@@ -415,7 +417,7 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     at = out / "state" / "state.json"
     state = json.loads(at.read_bytes())
     for segment in state["segments"]:
-        del segment["border"], segment["mark"]
+        del segment["recordsEnd"], segment["checksum"]
     at.write_text(json.dumps(state | {"version": 1}))
     again = run(spark, job).report
     assert again["totals"]["records"] == 180
@@ -485,12 +487,12 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
     writer.extend(Message("Table", 0, b"undone", f"older-{i}") for i in range(5))
 
     def compared(*args: Any) -> Any:
-        ahead = unread(*args)
+        ahead = pending_scan(*args)
         undone(writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)])
         return ahead
 
     with monkeypatch.context() as patch:
-        patch.setattr("gantry_spark.scan_state.unread", compared)
+        patch.setattr("gantry_spark.scan_state.pending_scan", compared)
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 170
@@ -544,8 +546,8 @@ def test_the_marks_of_many_segments_take_little_memory() -> None:
     size = 1 << 16
     log = Blank(300, size)
     mark = crc32(bytes(size - 8))
-    segments = [Known("blank", s.start, s.end, 1, 1, 1, (), s.end - 8, s.start, mark) for s in log.segments]
-    for compared in (marks, partial(ended, verify=True)):
+    segments = [CountedSegment("blank", s.start, s.end, 1, 1, 1, (), s.end - 8, s.start, mark) for s in log.segments]
+    for compared in (current_checksums, partial(end_checksums, verify=True)):
         tracemalloc.start()
         try:
             found = compared([log], segments)
@@ -564,7 +566,7 @@ def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSessi
     writer.write(max(place for place in places if place < writer.segment) + 500, b"damage")
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
     first = run(spark, job).report
-    assert first["damage"]["places"] == 1
+    assert first["damage"]["ranges"] == 1
     second = run(spark, job).report
     assert second["scan"]["scannedBytes"] < 4096
     assert without_run(second) == without_run(first)
@@ -581,19 +583,19 @@ def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: 
     for at in (places[3] + 500, places[10] + 4, last + 500, writer.segment + 500, places[-2] + 500):
         writer.write(at, b"damage")
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
-    assert run(spark, job).report["damage"]["places"] == 5
+    assert run(spark, job).report["damage"]["ranges"] == 5
     damaged = run(spark, job).report
     assert (damaged["totals"]["records"], damaged["scan"]["scannedBytes"] < 4096) == (195, True)
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
     for path, data in whole.items():
         writer.write(int(path.name), data[: end - int(path.name)])
     mended = run(spark, job).report
-    assert (mended["totals"]["records"], mended["damage"]["places"]) == (210, 0)
+    assert (mended["totals"]["records"], mended["damage"]["ranges"]) == (210, 0)
     assert without_run(mended) == of_all(spark, root)
     assert run(spark, job).report["scan"]["scannedBytes"] < 4096
 
 
-class Counted(DirectoryLog):
+class SegmentCount(DirectoryLog):
     """Counts the times that it is opened, and the bytes that are read."""
 
     opened = 0
@@ -608,25 +610,25 @@ class Counted(DirectoryLog):
                 self.taken += len(into)
                 return source.read_into(offset, into)
 
-            def mapped(offset: int, size: int) -> memoryview:
+            def map_range(offset: int, size: int) -> memoryview:
                 into = memoryview(bytearray(size))
                 return into[: read_into(offset, into)]
 
-            yield SimpleNamespace(read_into=read_into, mapped=mapped)
+            yield SimpleNamespace(read_into=read_into, map_range=map_range)
 
 
 def test_of_many_damaged_places_the_first_ones_are_looked_at_again(spark: SparkSession) -> None:
     """However many there are, no more of them are held."""
     rng = random.Random(1)
-    places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * LOOKED_AT), (2, 3))}
+    places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * RECHECKED_DAMAGE), (2, 3))}
     rows = [("damage", "a", segment, at, 5) for segment, found in places.items() for at in found]
     schema = "kind string, log string, segment long, phys long, bytes long"
     others = ("end long", "min_ms long", "max_ms long", "bits long")
     none = [f.lit(None).cast(kind).alias(name) for name, kind in (one.split() for one in others)]
     frame = spark.createDataFrame([*rows, ("count", "a", 3, None, 7)], schema).repartition(7).select("*", *none)
-    found = {r["segment"]: (r["places"], r["damaged"]) for r in counted_segments(frame)}
+    found = {r["segment"]: (r["damaged_at"], r["damaged"]) for r in counted_segments(frame)}
     assert found == {
-        1: (sorted(places[1])[:LOOKED_AT], max(places[1]) + 5),
+        1: (sorted(places[1])[:RECHECKED_DAMAGE], max(places[1]) + 5),
         2: (sorted(places[2]), max(places[2]) + 5),
         3: ([], None),
     }
@@ -641,12 +643,12 @@ def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) 
     writer.write(places[50] + 4, b"damage")
     writer.write(places[60] + size - 20, b"\xff")
     damaged = (*places[1:41], places[50], places[60])
-    known = Known("store", 0, places[-1], 1, 1, 1, (), 0, 0, None, damaged)
+    known = CountedSegment("store", 0, places[-1], 1, 1, 1, (), 0, 0, None, damaged)
 
     def found(verify: bool = True) -> tuple[dict[tuple[str, int], None], int]:
-        log = Counted(find(str(tmp_path)))
+        log = SegmentCount(find(str(tmp_path)))
         log.name = "store"
-        result = mended([log], [known], verify)
+        result = repaired_segments([log], [known], verify)
         assert log.opened == 1
         return result, log.taken
 
@@ -694,4 +696,4 @@ def test_foreign_and_missing_files_are_said(spark: SparkSession, tmp_path: Path)
     missing = f"store: bytes {2 * size:,} to {3 * size:,} are missing: no segment holds them"
     assert report["notes"][0] == missing
     assert "store: not part of the log, left out: 99999999999999999999" in report["notes"]
-    assert f"Note: {missing}." in summary_text(summary_of(report, None))
+    assert f"Note: {missing}." in summary_text(run_summary(report, None))

@@ -19,17 +19,17 @@ import numpy as np
 import pytest
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark import directory
-from gantry_spark.decode import LATEST_MS, Where, batch_of
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of
 from gantry_spark.directory import DirectoryLog, find
-from gantry_spark.environment import surroundings
+from gantry_spark.environment import read_environment
 from gantry_spark.errors import SourceError
-from gantry_spark.partitioning import gaps, pack, plan
+from gantry_spark.partitioning import gaps, pack_tasks, plan_ranges
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_logs import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from random_logs import NO_SHRINKING, SLOW, damaged_log, damages, messages
 from reference_log import LogWriter, Message, read_plain
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
@@ -41,12 +41,12 @@ def read_all(root: Path, target: int = 1 << 40, block: int = 8 << 20) -> tuple[l
     log = DirectoryLog(find(str(root)))
     rows: list[dict[str, Any]] = []
     damage: list[Damage] = []
-    for part in plan(log, target, Where()):
+    for part in plan_ranges(log, target, RecordFilter()):
         with log.open(part.segment) as source:
             for found in scan(source, part.range, block=block):
                 if isinstance(found, Records):
                     segment = log.segments[part.segment].start
-                    rows += batch_of("log", segment, found, ALL, SCHEMA, Where()).to_pylist()
+                    rows += batch_of("log", segment, found, ALL, SCHEMA, RecordFilter()).to_pylist()
                 else:
                     damage.append(found)
     return rows, damage
@@ -85,8 +85,8 @@ def assert_same(row: dict[str, Any], record: Record) -> None:
     }
     assert len(row["properties"]) == len(props)
     assert dict(row["properties"]) == props
-    assert round(row["store_time"].timestamp() * 1000) == min(max(record.store_ms, 0), LATEST_MS)
-    assert round(row["born_time"].timestamp() * 1000) == min(max(record.born_ms, 0), LATEST_MS)
+    assert round(row["store_time"].timestamp() * 1000) == min(max(record.store_ms, 0), MAX_TIME_MS)
+    assert round(row["born_time"].timestamp() * 1000) == min(max(record.born_ms, 0), MAX_TIME_MS)
 
 
 def assert_reads_like_plain(root: Path, target: int = 1 << 40, block: int = 8 << 20) -> None:
@@ -132,7 +132,7 @@ def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> 
     written=st.lists(messages, min_size=1, max_size=40),
     target=st.sampled_from([1 << 40, 5_000, 20_000]),
     block=st.sampled_from([8 << 20, 4_096, 1_000]),
-    hurt=wounds,
+    affected=damages,
     torn=st.integers(0, 200),
 )
 def test_reads_what_plain_python_reads(
@@ -140,29 +140,31 @@ def test_reads_what_plain_python_reads(
     written: list[Message],
     target: int,
     block: int,
-    hurt: list[tuple[int, bytes]],
+    affected: list[tuple[int, bytes]],
     torn: int,
 ) -> None:
     root = tmp_path_factory.mktemp("log")
-    log_with_wounds(root, written, hurt, torn)
+    damaged_log(root, written, affected, torn)
     assert_reads_like_plain(root, target, block)
 
 
 def test_small_parts_are_read_together(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
-    parts = plan(DirectoryLog(find(str(tmp_path))), 30_000, Where())
+    parts = plan_ranges(DirectoryLog(find(str(tmp_path))), 30_000, RecordFilter())
     sizes = [p.range.stop - p.range.start for p in parts]
     for target in (1, 30_000, 100_000, 1 << 30):
-        packs = pack(parts, target)
+        packs = pack_tasks(parts, target)
         assert [part for one in packs for part in one] == parts
         filled = [sum(p.range.stop - p.range.start for p in one) for one in packs]
         assert all(size <= target + target // 8 for one, size in zip(packs, filled, strict=True) if len(one) > 1)
         assert all(a + b > target for a, b in pairwise(filled))
-    assert len(pack(parts, 1)) == len(parts) > len(pack(parts, 100_000)) > len(pack(parts, 1 << 30)) == 1
+    assert (
+        len(pack_tasks(parts, 1)) == len(parts) > len(pack_tasks(parts, 100_000)) > len(pack_tasks(parts, 1 << 30)) == 1
+    )
     # What is just begun goes with what is before it, though that is as big as it should be.
-    assert len(pack([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
-    assert pack([], 1) == []
+    assert len(pack_tasks([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
+    assert pack_tasks([], 1) == []
 
 
 class Looked(list[tuple[int, int]]):
@@ -181,9 +183,9 @@ def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None
     places = writer.extend(Message(body=b"x" * 100, key=str(i)) for i in range(1000))
     log = DirectoryLog(find(str(tmp_path)))
     assert len(log.segments) > 150
-    everything = [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where())]
+    everything = [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter())]
     within = Looked(reversed(everything))
-    assert [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where(), within)] == everything
+    assert [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter(), within)] == everything
     assert within.looks == len(everything)
     # Over several segments, within one, empty, and outside of the log.
     first, size = log.segments[-1].limit, writer.segment
@@ -193,14 +195,14 @@ def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None
         low, high = max(segment.start, places[500]), min(segment.limit, places[510])
         expected += [(low, high)] * (low < high)
     assert len(expected) > 2
-    assert [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where(), some)] == expected
+    assert [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter(), some)] == expected
 
 
 def test_partitions_meet_at_record_borders(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1 << 20)
     places = writer.extend(Message(body=b"x" * (i % 700), key=str(i)) for i in range(4000))
     log = DirectoryLog(find(str(tmp_path)))
-    parts = plan(log, 100_000, Where())
+    parts = plan_ranges(log, 100_000, RecordFilter())
     assert len(parts) > 10
     assert {p.range.start for p in parts} <= set(places)
     spans = [(p.range.start, p.range.stop) for p in parts]
@@ -213,12 +215,12 @@ def test_a_segment_outside_the_times_is_not_read(tmp_path: Path) -> None:
     hour = 3_600_000
     writer.extend(Message(body=b"x" * 1000, store_ms=1_700_000_000_000 + i * hour // 10) for i in range(400))
     log = DirectoryLog(find(str(tmp_path)))
-    everything = plan(log, 1 << 30, Where())
+    everything = plan_ranges(log, 1 << 30, RecordFilter())
     assert len(everything) == len(log.segments) > 5
-    late = Where(min_ms=1_700_000_000_000 + 38 * hour)
-    assert [p.segment for p in plan(log, 1 << 30, late)] == [len(log.segments) - 1]
-    early = Where(max_ms=1_700_000_000_000 + hour)
-    assert [p.segment for p in plan(log, 1 << 30, early)] == [0]
+    late = RecordFilter(min_ms=1_700_000_000_000 + 38 * hour)
+    assert [p.segment for p in plan_ranges(log, 1 << 30, late)] == [len(log.segments) - 1]
+    early = RecordFilter(max_ms=1_700_000_000_000 + hour)
+    assert [p.segment for p in plan_ranges(log, 1 << 30, early)] == [0]
 
 
 @pytest.mark.parametrize("wrong", [-(2**62), 0, 1_600_000_000_000, 1_710_000_000_000, 4_000_000_000_000, 2**62])
@@ -234,19 +236,19 @@ def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wron
     records = read_plain(tmp_path)[0]
     assert wrong in {r.store_ms for r in records}
     for bound in (start + n * hour for n in (5, 20, 36)):
-        for where in (Where(min_ms=bound), Where(max_ms=bound)):
+        for where in (RecordFilter(min_ms=bound), RecordFilter(max_ms=bound)):
             low, high = where.min_ms or -(2**63), where.max_ms or 2**63
             assert places_of(log, where, target) == [r.phys_offset for r in records if low <= r.store_ms <= high]
 
 
-def places_of(log: DirectoryLog, where: Where, target: int) -> list[int]:
+def places_of(log: DirectoryLog, where: RecordFilter, target: int) -> list[int]:
     """Where the records of a log begin that are read with a filter."""
     found: list[int] = []
-    for part in plan(log, target, where):
+    for part in plan_ranges(log, target, where):
         with log.open(part.segment) as source:
             for some in scan(source, part.range):
                 assert isinstance(some, Records)
-                found += (some.base + some.at)[where.rows(some)].tolist()
+                found += (some.base + some.at)[where.matching_rows(some)].tolist()
     return found
 
 
@@ -256,8 +258,8 @@ def test_records_from_the_future_hide_none_after_them(tmp_path: Path) -> None:
     times = (future, future, *range(start, start + 50))
     places = LogWriter(tmp_path).extend(Message(body=b"x" * 100, store_ms=ms) for ms in times)
     log = DirectoryLog(find(str(tmp_path)))
-    assert places_of(log, Where(max_ms=start + 9), 1 << 30) == places[2:12]
-    assert places_of(log, Where(min_ms=future), 1 << 30) == places[:2]
+    assert places_of(log, RecordFilter(max_ms=start + 9), 1 << 30) == places[2:12]
+    assert places_of(log, RecordFilter(min_ms=future), 1 << 30) == places[:2]
 
 
 def test_a_record_larger_than_a_block(tmp_path: Path) -> None:
@@ -331,15 +333,15 @@ def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Dama
 def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(two_segments: DirectoryLog, block: int) -> None:
     log = two_segments
     with log.open(0) as first, log.open(1) as last:
-        assert first.mapped(log.segments[0].start, 100) is not None
+        assert first.map_range(log.segments[0].start, 100) is not None
         settled = log.segments[1].limit - 50_000
-        assert last.mapped(settled - 100, 100) is not None
-        assert last.mapped(settled - 100, 101) is None
+        assert last.map_range(settled - 100, 100) is not None
+        assert last.map_range(settled - 100, 101) is None
         by_both = scanned(last, log.segments[1], block)
-        last.mapped = lambda offset, size: None  # type: ignore[method-assign]
+        last.map_range = lambda offset, size: None  # type: ignore[method-assign]
         assert scanned(last, log.segments[1], block) == by_both
         by_map = scanned(first, log.segments[0], block)
-        first.mapped = lambda offset, size: None  # type: ignore[method-assign]
+        first.map_range = lambda offset, size: None  # type: ignore[method-assign]
         assert scanned(first, log.segments[0], block) == by_map
     assert len(by_map[0]) > 1_000
     assert not by_map[1]
@@ -352,9 +354,9 @@ def test_what_may_be_cut_off_reaches_into_the_segment_before(
     first, last = log.segments
     monkeypatch.setattr(directory, "UNSETTLED", last.limit - last.start + 1_000)
     with log.open(0) as before, log.open(1) as newest:
-        assert before.mapped(first.end - 1_100, 100) is not None
-        assert before.mapped(first.end - 1_100, 101) is None
-        assert newest.mapped(last.start, 100) is None
+        assert before.map_range(first.end - 1_100, 100) is not None
+        assert before.map_range(first.end - 1_100, 101) is None
+        assert newest.map_range(last.start, 100) is None
 
 
 def test_a_mapped_segment_may_be_deleted_while_it_is_read(two_segments: DirectoryLog) -> None:
@@ -437,7 +439,7 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
     """One goes after it was looked at, and the one before it, which ends there, is found to be the last."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(30))
     files = sorted((tmp_path / "commitlog").iterdir())
-    written = directory._written
+    written = directory._data_end
     gone: list[str] = []
 
     def measured(path: str, size: int) -> int | None:
@@ -484,7 +486,7 @@ def test_what_may_not_be_read_is_said() -> None:
         # Without consumer offsets there is a report, and a note in it.
         (root / "config").chmod(0)
         with nobody():
-            found = surroundings([DirectoryLog(find(str(root)))], None)
+            found = read_environment([DirectoryLog(find(str(root)))], None)
         (root / "config").chmod(0o755)
         assert not found.offsets
         assert "Permission denied" in found.notes[0]

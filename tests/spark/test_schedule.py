@@ -16,7 +16,7 @@ from gantry_operator.api.status import AnalyticsStatus
 from gantry_operator.cli.errors import CliError
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
-from gantry_spark.main import arguments, job_of
+from gantry_spark.main import arguments, job_from_args
 from reference_log import LogWriter, Message
 
 URLS = ["http://demo-a-0.demo-a.default.svc:10921", "http://demo-a-1.demo-a.default.svc:10921"]
@@ -72,7 +72,7 @@ def test_the_driver_understands_its_arguments() -> None:
     args = driver_of(rendered(topics=["Orders", "P*"], reportsHistory=4))["containers"][0]["args"]
     assert args[0] == "report"
     parsed = arguments().parse_args(args[1:])
-    job = job_of(parsed)
+    job = job_from_args(parsed)
     assert job.brokers == tuple(URLS)
     assert (job.topics, job.window_hours, job.history, job.out) == (("Orders", "P*"), 168.0, 4, "/reports")
     assert job.token_file == "/etc/gantry-admin/token"
@@ -248,8 +248,8 @@ def test_only_one_run_at_a_time() -> None:
 def test_a_run_that_would_fail_again_is_not_tried_again() -> None:
     spec = rendered()["CronJob"]["spec"]["jobTemplate"]["spec"]
     fail, ignore = spec["podFailurePolicy"]["rules"]
-    assert fail["onExitCodes"] == {"containerName": "driver", "operator": "In", "values": [main.NO_USE]}
-    assert manifests.NO_USE == main.NO_USE
+    assert fail["onExitCodes"] == {"containerName": "driver", "operator": "In", "values": [main.EXIT_PERMANENT]}
+    assert manifests.EXIT_PERMANENT == main.EXIT_PERMANENT
     assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert spec["podReplacementPolicy"] == "Failed"
 
@@ -296,12 +296,12 @@ def test_errors_of_java_become_one_line() -> None:
         "An error occurred while calling o208.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat o.a.X.y\n"
         "Caused by: java.io.IOException: No space left on device\n\tat sun.nio.z\n"
     )
-    assert main.plain(RuntimeError(java)) == "IOException: No space left on device"
+    assert main.error_message(RuntimeError(java)) == "IOException: No space left on device"
     python = f"{java}pyspark.errors: Traceback\ngantry_spark.errors.SourceError: broker http://x does not answer\n"
-    assert main.plain(RuntimeError(python)) == "broker http://x does not answer"
+    assert main.error_message(RuntimeError(python)) == "broker http://x does not answer"
     gone = java.replace("Job aborted.", "Job 0 cancelled because SparkContext was shut down")
-    assert main.plain(RuntimeError(gone)).startswith("Spark gave up, as it does when its executors fail")
-    assert main.plain(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    assert main.error_message(RuntimeError(gone)).startswith("Spark gave up, as it does when its executors fail")
+    assert main.error_message(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 
 def test_termination_messages_of_others_are_no_summaries() -> None:

@@ -13,15 +13,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gantry_spark.daemon import without_delay
-from gantry_spark.decode import Where
+from gantry_spark.daemon import disable_tcp_delays
+from gantry_spark.decode import RecordFilter
 from gantry_spark.errors import Expired, SourceError
-from gantry_spark.partitioning import Part
+from gantry_spark.partitioning import LogRange
 from gantry_spark.pushdown import push
 from gantry_spark.scan import scan
-from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
-from gantry_spark.session import ARROW
-from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPart, Options
+from gantry_spark.schema import COLUMNS, DAMAGE_COLUMNS, DEFAULT_COLUMNS, NULLABLE_COLUMNS, spark_schema
+from gantry_spark.session import ARROW_OPTIONS
+from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPartition, Options
 from pyspark.sql.datasource import (
     EqualTo,
     GreaterThan,
@@ -59,7 +59,7 @@ def when(ms: int) -> datetime:
 
 def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -> None:
     frame = spark.read.format("commitlog").load(str(root))
-    assert frame.columns == list(DEFAULT)
+    assert frame.columns == list(DEFAULT_COLUMNS)
     assert "body" not in frame.columns
     rows = frame.orderBy("physical_offset").collect()
     records, _ = read_plain(root)
@@ -70,9 +70,9 @@ def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -
 
 def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> None:
     read = spark.read.format("commitlog")
-    assert {f.name for f in read.load(str(root)).schema if f.nullable} == MAY_BE_NULL - {"damage"}
+    assert {f.name for f in read.load(str(root)).schema if f.nullable} == NULLABLE_COLUMNS - {"damage"}
     with_damage = read.option("damaged", "rows").option("body", "true").load(str(root))
-    assert {f.name for f in with_damage.schema if not f.nullable} == OF_DAMAGE - {"damage"}
+    assert {f.name for f in with_damage.schema if not f.nullable} == DAMAGE_COLUMNS - {"damage"}
     assert with_damage.where("body is null").count() == 0
     # Spark itself makes a schema that is given as text nullable; one of types may say more than holds.
     with pytest.raises(SourceError, match="column keys may be null: leave out NOT NULL"):
@@ -81,14 +81,14 @@ def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> N
 
 def test_workers_are_forked_by_a_daemon_that_is_prepared(spark: SparkSession) -> None:
     context = spark.sparkContext
-    assert ARROW in context.getConf().get("spark.driver.extraJavaOptions", "")
+    assert ARROW_OPTIONS in context.getConf().get("spark.driver.extraJavaOptions", "")
     (started,) = context.parallelize([0], 1).map(lambda _: sys.modules["__main__"].__spec__.name).collect()
     assert started == "gantry_spark.daemon"
 
 
 def test_the_daemon_has_no_thread_that_a_fork_would_miss() -> None:
     code = (
-        "import os; from gantry_spark.daemon import prepare; prepare(None); "
+        "import os; from gantry_spark.daemon import preload; preload(None); "
         "print(*(open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
@@ -105,7 +105,7 @@ def test_no_task_waits_for_an_acknowledgement() -> None:
 
     daemon = ModuleType("daemon")
     daemon.worker = run_task  # type: ignore[attr-defined]
-    without_delay(daemon)
+    disable_tcp_delays(daemon)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         assert daemon.worker(client, True) == 7
@@ -224,7 +224,7 @@ def test_filters_are_pushed_exactly(root: Path) -> None:
         LessThan(time_at, when(START + 100)), LessThanOrEqual(("physical_offset",), 77),
     ]  # fmt: skip
     where, rest = push(filters)
-    assert where == Where(frozenset({"Orders"}), START + 6, START + 99, frozenset({1, 2}), None, 77)
+    assert where == RecordFilter(frozenset({"Orders"}), START + 6, START + 99, frozenset({1, 2}), None, 77)
     assert rest == [filters[2], filters[3]]
     micro = datetime(2023, 11, 14, 22, 13, 20, 500, tzinfo=UTC)
     assert push([GreaterThan(time_at, micro)])[0].min_ms == START + 1
@@ -232,8 +232,8 @@ def test_filters_are_pushed_exactly(root: Path) -> None:
     assert push([EqualTo(time_at, micro)])[0].min_ms == START + 1
 
 
-def pieces(partitions: list[InputPartition]) -> list[Part]:
-    return [part for one in partitions if isinstance(one, LogPart) for part in one.parts]
+def pieces(partitions: list[InputPartition]) -> list[LogRange]:
+    return [part for one in partitions if isinstance(one, LogPartition) for part in one.parts]
 
 
 def test_segments_outside_the_times_are_no_partitions(root: Path) -> None:
