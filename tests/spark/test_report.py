@@ -252,7 +252,7 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
     """What is free there may change between the answers of two."""
     free = iter((5_000_000, 4_999_000, 4_998_000))
     monkeypatch.setattr(
-        "gantry_spark.environment.status",
+        "gantry_spark.environment.fetch_status",
         lambda *_: SimpleNamespace(address="", disk=SimpleNamespace(total_bytes=10**9, free_bytes=next(free))),
     )
     logs = []

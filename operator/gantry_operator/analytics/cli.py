@@ -238,8 +238,8 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("TOPIC", "RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES", "WHAT TO DO"):
-        table.add_column(name, justify="left" if name in ("TOPIC", "WHAT TO DO") else "right", overflow="fold")
+    for name in ("TOPIC", "RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES", "RECOMMENDATION"):
+        table.add_column(name, justify="left" if name in ("TOPIC", "RECOMMENDATION") else "right", overflow="fold")
     for t in report["topics"]:
         if t["kind"] != "user":
             continue
