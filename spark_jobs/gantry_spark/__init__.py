@@ -11,7 +11,7 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("commitlog")` known to a session, and let Spark hand it filters."""
+    """Register the `commitlog` data source with a session, and enable filter pushdown for Python sources."""
     from gantry_spark.aggregates import AggregatesSource
     from gantry_spark.source import CommitLogSource
 

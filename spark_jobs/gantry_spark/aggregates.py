@@ -1,15 +1,15 @@
-"""Partial figures of a log, counted where it is read: what the report and its incremental state are made of.
+"""Partial aggregates of a log, computed where it is read. The report and its incremental state consist of them.
 
-`commitlog-figures` is a data source with the partitions and options of `commitlog`, but instead of a row per record a
-task gives a few kinds of sums, so that only these pass through the JVM. Sums of parts add up to those of the whole, so
-Spark merges them, those of an earlier run too. Kinds of rows:
+The data source `commitlog-aggregates` has the partitions and options of `commitlog`, but returns aggregates instead of
+records. Only these rows pass through the JVM. Aggregates of parts add up, so Spark merges them across partitions and
+runs. Kinds of rows:
 
-- `count`: per log, segment, topic, queue and hour of storing.
-- `key`: per log, segment, topic, queue and key: versions, bytes, and the newest version.
-- `size`: per log, segment, topic and power of two of the record's size.
-- `mark`: per log, segment, topic, queue and 64 queue offsets, one bit for each that holds a record with a key.
-- `damage`: a place that holds no records.
-- `end`: where a task found its last record's end, and a checksum of the bytes before it, as they were when it counted.
+- `count`: sums per log, segment, topic, queue and hour of storing.
+- `key`: versions, bytes and the newest version per log, segment, topic, queue and key.
+- `size`: records and bytes per log, segment, topic and power of two of the record's size.
+- `bitmap`: one bit for each queue offset with a keyed record, per log, segment, topic, queue and 64 queue offsets.
+- `damage`: a range without records.
+- `end`: the end of a task's last record, and a checksum of the bytes before it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from gantry_spark.source import LogPartition, Options, partitions_of
 
 BITMAP_BITS: Final = 64
 FLUSH_ROWS: Final = 200_000
-"""Key rows held before they are handed on."""
+"""A task flushes its rows at this many key rows."""
 CHECKSUM_BYTES: Final = 60 * 1024
-"""Bytes before the end of a segment's last counted record that are compared, at most: with those after it no more than
-a broker is asked for at once."""
+"""Length in bytes of the checksum before the end of a segment's last counted record, at most. Together with the
+bytes after it, this fits one request to a broker.
+"""
 
 SUMS: Final = (
     "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "redelivered", "delayed", "prepared", "committed",
@@ -78,8 +79,10 @@ _READ: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", 
 
 @dataclass(frozen=True)
 class EndChecksum:
-    """The bytes [begin, end) before the end of a record: a record carries its place, time and CRC, so others there give
-    another checksum."""
+    """A checksum of the bytes [begin, end) that end with a record.
+
+    The bytes contain a record's offset, time and CRC, so other records in their place yield another checksum.
+    """
 
     begin: int
     end: int
@@ -87,7 +90,7 @@ class EndChecksum:
 
 
 def end_checksum(records: Records) -> EndChecksum:
-    """The end of these records, while the bytes behind them are there."""
+    """Return the checksum at the end of these records."""
     begin = max(records.base, records.end - CHECKSUM_BYTES)
     return EndChecksum(
         begin, records.end, crc32(records.buf[begin - records.base : records.end - records.base].tobytes())
@@ -95,7 +98,7 @@ def end_checksum(records: Records) -> EndChecksum:
 
 
 class Aggregator:
-    """The figures of the blocks of one partition so far. Memory is bounded: `due` says when to hand rows on."""
+    """The aggregates of one partition so far. `should_flush` bounds their memory."""
 
     def __init__(self, log: str, segment: int) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -110,7 +113,7 @@ class Aggregator:
         self._bitmaps: list[Any] = []
 
     def add(self, batch: Any, ms: Ints) -> None:
-        """Count the records of a block: a batch of the columns `_READ`, with their store times."""
+        """Add the records of a block. `batch` has the columns `_READ`, `ms` the store times in Unix milliseconds."""
         ms = np.clip(ms, 0, MAX_TIME_MS)
         keys = batch.column("keys")
         keyed = pc.fill_null(pc.not_equal(keys, ""), False)
@@ -211,7 +214,7 @@ class Aggregator:
         return self._key_rows >= FLUSH_ROWS or len(self._counts) >= 64
 
     def rows(self) -> Iterator[Any]:
-        """Everything counted since the last call, as record batches of `SCHEMA`."""
+        """Return the aggregates since the last call, as record batches of `SCHEMA`."""
         if self._counts:
             yield from self._batches("count", _sum_counts(pa.concat_tables(self._counts)))
         if self._keys:
@@ -225,12 +228,12 @@ class Aggregator:
         self._counts, self._keys, self._sizes, self._bitmaps, self._key_rows = [], [], [], [], 0
 
     def damage(self, found: Damage) -> Any:
-        """A damaged place as a row."""
+        """Return a damaged range as a row."""
         table = pa.table({"phys": [found.start], "bytes": [found.end - found.start], "reason": [found.reason]})
         return next(self._batches("damage", table))
 
     def end(self, of: EndChecksum) -> Any:
-        """Where the last record of a partition ends, as a row."""
+        """Return the end of a partition's last record as a row."""
         return next(self._batches("end", pa.table({"phys": [of.begin], "end": [of.end], "bits": [of.checksum]})))
 
     def _batches(self, kind: str, table: Any) -> Iterator[Any]:
@@ -248,7 +251,7 @@ class Aggregator:
 
 
 def _merge_keys(table: Any) -> Any:
-    """One row a key; the rows come in the order of the log, so the last of a key is its newest version."""
+    """Merge rows of a key. Rows are in log order, so the last row of a key is its newest version."""
     newest = ("phys", "size", "ms", "qo", "tombstone")
     grouped = table.group_by(["topic", "queue_id", "key"], use_threads=False).aggregate(
         [("n", "sum"), ("bytes", "sum"), *((name, "last") for name in newest)]
@@ -265,7 +268,7 @@ def _sum_counts(table: Any) -> Any:
 
 
 class AggregatesReader(DataSourceReader):
-    """The partitions of `CommitLogReader`, counted."""
+    """Reads the partitions of `CommitLogReader` and aggregates them."""
 
     def __init__(self, options: Options, where: RecordFilter) -> None:
         self.options = options
@@ -308,7 +311,7 @@ class AggregatesReader(DataSourceReader):
 
 
 class AggregatesSource(DataSource):
-    """See the module. One more option: `sinceMs`, the least store time that counts."""
+    """The data source of this module. Additional option `sinceMs`: the least store time, in Unix milliseconds."""
 
     @classmethod
     def name(cls) -> str:

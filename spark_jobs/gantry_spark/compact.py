@@ -1,10 +1,10 @@
-"""The compacted log of a topic, as a new store directory: what the report promises to save, done.
+"""Writes the compacted log of one topic as a new store directory.
 
-Kept are the newest record of each key (unless it is a tombstone that is older than tombstones are kept), and records
-without a key. The new log holds just this topic. Its records keep their queues and queue offsets; their place in the
-log changes, so the field that holds it is written anew. A broker that opens the directory builds the queues from the
-log; queue offsets whose records are gone stay empty. `savedBytes` is the size of the records that were left out, not
-counting the fillers at the ends of segments.
+Compaction keeps the newest record of each key and all records without a key. It drops a newest record that is a
+tombstone older than the tombstone retention. The new log holds only this topic. Records keep their queues and queue
+offsets, but their physical offsets change. A broker that opens the directory builds the queues from the log. Queue
+offsets of dropped records stay empty. `savedBytes` is the size of the dropped records, without the fillers at the ends
+of segments.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ _BLANK: Final = 8
 
 
 def check_compaction(job: Job, topic: str, out: Path | None) -> int:
-    """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
-    `compact` does."""
+    """Check everything that needs no Spark session, and return the bytes of the logs.
+
+    Raises GantrySparkError as `compact` does.
+    """
     if topic_kind(topic) != "user":
         raise SourceError(f"{topic} is one of the broker's own topics ({topic_kind(topic)}); these are not compacted")
     if out is not None:
@@ -54,10 +56,10 @@ def check_compaction(job: Job, topic: str, out: Path | None) -> int:
 
 
 def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:
-    """Say what compacting the topic saves, and with `out` do it. Raises GantrySparkError: also when a part of the log
-    is missing or keys cannot be told apart, since a version that was replaced could then come back as the newest.
+    """Compute the savings of compacting the topic, and write the compacted log if `out` is given.
 
-    With several logs (broker groups) there is a store directory for each below `out`.
+    With several logs (broker groups), `out` holds one store directory for each. Raises GantrySparkError, also if a part
+    of the log is missing or keys are ambiguous: compaction could then keep a record that a lost version had replaced.
     """
     check_compaction(job, topic, out)
     with tempfile.TemporaryDirectory(prefix="gantry-compact-") as folder:
@@ -94,7 +96,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             "stores": [],
         }
         if out is not None:
-            # The records that were counted may go on beyond what was there when the logs were listed.
+            # The logs may have grown since they were listed, so the aggregates may include later records.
             logs = Options(options).logs()
             environment = read_environment(logs, job.token_file)
             for log in logs:
@@ -120,7 +122,7 @@ def _require_new_directory(out: Path) -> None:
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise OutputError(f"{out} is there already: name a directory that does not exist yet, or an empty one")
-        # It is made when there is something to write: what is refused leaves nothing behind.
+        # `_write` creates the directory, so a refused command leaves nothing behind.
         there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     except OSError as error:
         raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
@@ -131,7 +133,7 @@ def _require_new_directory(out: Path) -> None:
 
 
 def _kept_offsets(keys: DataFrame, log: str, gone_before_ms: int) -> Ints:
-    """Physical offsets of the newest versions that stay in this log, sorted: 8 bytes a key."""
+    """Return the sorted physical offsets of the newest versions that stay in this log: 8 bytes a key."""
     chosen = keys.filter((keys.log == log) & ~(keys.tombstone & (keys.ms < gone_before_ms))).select("phys")
     places: Ints = chosen.toArrow().column("phys").to_numpy().astype(np.int64)
     places.sort()
@@ -150,13 +152,13 @@ class _LogWriter:
     _fd: int = -1
 
     def append(self, data: Any, sizes: Ints) -> None:
-        """`data`: whole records one after the other, of these sizes; their places in the log are put in."""
+        """Append whole, adjacent records of these sizes, with their new physical offsets."""
         begin = 0
         first = 0
         edges = np.cumsum(sizes)
         while first < len(sizes):
             left = self.segment - self.end % self.segment
-            # As a broker does it: a record fits if room for a filler stays behind it.
+            # A broker's rule: a record fits if a filler still fits behind it.
             fit = int(np.searchsorted(edges, begin + left - _BLANK, side="right"))
             if fit == first:
                 if left == self.segment:
@@ -249,7 +251,7 @@ def _topic_records(
 
 
 def _kept_records(records: Records, kept: Ints) -> Records:
-    """Records without a key, and those whose place is among the kept ones."""
+    """Return the records without a key, and the records at the kept offsets."""
     values = parse_properties(records.buf, records.props_at, records.props_len).values("KEYS")
     keyless = pc.fill_null(pc.equal(values, ""), True).to_numpy(zero_copy_only=False)
     places = records.base + records.at
@@ -261,7 +263,7 @@ def _kept_records(records: Records, kept: Ints) -> Records:
 
 
 def _write_config(root: Path, log: Any, topic: str, queues: int, environment: Environment) -> None:
-    """topics.json and consumerOffset.json as RocketMQ writes them, with the source's own entry for the topic."""
+    """Write topics.json and consumerOffset.json in RocketMQ's format, with the source's own entry for the topic."""
     config = root / "config"
     config.mkdir(exist_ok=True)
     entry: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""From the records of a block to an Arrow batch with just the columns that are asked for."""
+"""Decodes the records of a block into an Arrow batch of the requested columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSACTION_NAMES: Final = {4: "prepared", 8: "committed", 12: "rolled back"}
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Which records are wanted. Times are Unix milliseconds, all bounds inclusive; None: not restricted."""
+    """A filter on records. Times are Unix milliseconds. All bounds are inclusive. None: no restriction."""
 
     topics: frozenset[str] | None = None
     min_ms: int | None = None
@@ -38,7 +38,7 @@ class RecordFilter:
         return self == RecordFilter()
 
     def matching_rows(self, records: Records) -> Bools | None:
-        """Marks the wanted records; None: all of them."""
+        """Return a mask of the matching records, or None if all records match."""
         keep: Bools | None = None
 
         def also(mark: Bools) -> None:
@@ -61,14 +61,17 @@ class RecordFilter:
         return keep
 
     def excludes(self, first_ms: int | None, last_ms: int | None, slack_ms: int) -> bool:
-        """Whether no record of a range with these store times can be wanted, with clocks off by up to `slack_ms`."""
+        """Return whether no record with store times from `first_ms` to `last_ms` can match.
+
+        `slack_ms`: the largest difference between the clocks of brokers, in milliseconds.
+        """
         if self.min_ms is not None and last_ms is not None and last_ms + slack_ms < self.min_ms:
             return True
         return self.max_ms is not None and first_ms is not None and first_ms - slack_ms > self.max_ms
 
 
 class _LazyBlock:
-    """The records of a block, and their properties once a column needs them."""
+    """The records of a block. Their properties are parsed at the first use."""
 
     def __init__(self, log: str, segment: int, records: Records) -> None:
         self.log = log
@@ -89,12 +92,12 @@ def _int32(name: str) -> Callable[[_LazyBlock], Any]:
 
 
 def _time(ms: Ints) -> Any:
-    """Milliseconds as timestamps; what a damaged head says is kept within the years that Spark knows."""
+    """Convert milliseconds to timestamps, clipped to the years 1970 to 9999 that Spark supports."""
     return pa.array(np.clip(ms, 0, MAX_TIME_MS) * 1000, type=pa.int64()).view(_TIME)
 
 
 def _hosts(buf: Bytes, at: Ints, v6: Bools) -> Any:
-    """`address:port` of each record. Few hosts occur, so only the distinct ones are made into text."""
+    """Return `address:port` of each record. Only the distinct hosts are converted to text."""
     result = np.empty(len(at), dtype=np.int64)
     names: list[str] = []
     for width, mask in ((8, ~v6), (20, v6)):
@@ -128,7 +131,7 @@ def _transaction(block: _LazyBlock) -> Any:
 
 
 def _delay(block: _LazyBlock) -> Any:
-    """DELAY as a number; what is none (a client may write anything) is null."""
+    """Return the DELAY property as a number, or null if it is no number."""
     text = block.pairs.values("DELAY")
     number = pc.match_substring_regex(text, "^[0-9]{1,9}$")
     return pc.if_else(number, text, pa.scalar(None, pa.string())).cast(pa.int32())
@@ -168,7 +171,7 @@ _COLUMN_BUILDERS: Final[dict[str, Callable[[_LazyBlock], Any]]] = {
 
 
 def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], schema: Any, where: RecordFilter) -> Any:
-    """The wanted records as an Arrow RecordBatch of these columns, or None when there are none."""
+    """Return the matching records as an Arrow RecordBatch of these columns, or None if there are none."""
     keep = where.matching_rows(records)
     if keep is not None:
         if not bool(keep.any()):
@@ -188,7 +191,7 @@ def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], s
 def damage_batch(
     log: str, segment: int, damage: Damage, columns: Sequence[str], schema: Any, where: RecordFilter
 ) -> Any:
-    """A damaged place as one row (topic null), or None when the filter is about what damage does not have."""
+    """Return a damaged range as one row without a topic, or None if the filter excludes it."""
     if where.topics is not None or where.queues is not None or where.min_ms is not None or where.max_ms is not None:
         return None
     if where.min_offset is not None and damage.start < where.min_offset:

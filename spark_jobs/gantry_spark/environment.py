@@ -1,4 +1,4 @@
-"""What the report wants to know besides the log: consumer offsets, disks, retention."""
+"""The data of a report besides the log: consumer offsets, disks and retention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gantry_spark.summary import GroupOffset
 
 @dataclass
 class Environment:
-    """What was found; what could not be had is in `notes`."""
+    """Consumer offsets, disks and retention of the logs. `notes` names everything that is missing."""
 
     offsets: list[GroupOffset] = field(default_factory=list)
     disks: list[Disk] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Environment:
 
 
 def read_environment(logs: Sequence[Any], token_file: str | None) -> Environment:
-    """Ask the brokers, or look beside the log in its directory."""
+    """Read the environment from the brokers, or from the files beside the log."""
     found = Environment()
     for log in logs:
         if isinstance(log, DirectoryLog):

@@ -1,6 +1,6 @@
-"""The commit log as numpy sees it: the fixed head of a record, and gathering fields from many records at once.
+"""The binary layout of the commit log for numpy: the fixed header of a record, and vectorised access to fields.
 
-The layout is that of `gantry_broker.protocol.message`. Nothing here makes a Python object per record.
+The layout is that of `gantry_broker.protocol.message`. No function creates one Python object per record.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Bytes = npt.NDArray[np.uint8]
 Buffer = bytearray | memoryview
 
 MIN_RECORD: Final = FIXED_V4 + 4
-"""Bytes of the smallest record: no body, a topic of one byte, no properties."""
+"""Size of the smallest record, in bytes: no body, a topic of one byte, no properties."""
 MAX_RECORD: Final = 64 * 1024 * 1024
-"""Bytes beyond which a size field is taken for damage (brokers refuse bodies over 16 MB)."""
+"""A size field above this many bytes is damage. Brokers refuse bodies over 16 MB."""
 FILLER_HEADER_BYTES: Final = 8
-"""Bytes of a filler that mean something: its size and its magic."""
+"""Bytes of a filler's header: its size and its magic."""
 
 RECORD_HEADER: Final = np.dtype(
     [
@@ -43,7 +43,7 @@ RECORD_HEADER: Final = np.dtype(
         ("body_len", ">i4"),
     ]
 )
-"""A record's head when both hosts are IPv4. With IPv6 hosts everything after `born_host` moves by 12 bytes a host."""
+"""A record's header with two IPv4 hosts. Each IPv6 host moves the fields after it by 12 bytes."""
 
 assert RECORD_HEADER.itemsize == FIXED_V4
 
@@ -51,7 +51,7 @@ __all__ = ["FIXED_V4", "MAGIC_BLANK", "MAGIC_V1", "MAGIC_V2"]
 
 
 def gather_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """One item of `dtype` from each of the byte positions `at`; positions need no alignment."""
+    """Return one item of `dtype` from each byte position in `at`. Positions need no alignment."""
     wanted = np.dtype(dtype)
     width = wanted.itemsize
     if not len(at):
@@ -61,10 +61,9 @@ def gather_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]
 
 
 def gather_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
-    """`buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray; the slices are in order and do not overlap.
+    """Return `buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray. Slices are sorted and disjoint.
 
-    Arrow's filter copies them: values and the gaps between them are laid out as one array over `buf`, of which every
-    second element is kept.
+    Arrow's filter copies the slices: it keeps every second element of an array of slices and gaps over `buf`.
     """
     count = len(at)
     if not count:
@@ -80,7 +79,9 @@ def gather_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
 
 
 def slices_and_gaps(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
-    """The slices and the gaps between them in turn, as one BinaryArray over `buf`; `valid`: its validity bits."""
+    """Return the slices and the gaps between them in turn, as one BinaryArray over `buf`. `valid`: its validity
+    bits.
+    """
     edges = np.empty(2 * len(at), dtype=np.int32)
     edges[0::2] = at
     edges[1::2] = at + length
@@ -88,16 +89,16 @@ def slices_and_gaps(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
 
 
 def decode_utf8(values: Any) -> Any:
-    """A BinaryArray without an offset as strings. Raises pa.ArrowInvalid when one is not UTF-8."""
+    """Decode a BinaryArray without an offset. Raises pa.ArrowInvalid if a value is not UTF-8."""
     data = values.buffers()[2]
     if data is None or int(np.frombuffer(data, dtype=np.uint8).max(initial=0)) >= 0x80:
         return values.cast(pa.string())
-    # All of it is ASCII, so no value has to be looked at by itself.
+    # ASCII bytes need no check of single values.
     return values.view(pa.string())
 
 
 def decode_utf8_lossy(values: Any) -> Any:
-    """A BinaryArray as strings; bytes that are not UTF-8 become U+FFFD (only then Python sees single values)."""
+    """Decode a BinaryArray. Invalid UTF-8 becomes U+FFFD; only then single values become Python objects."""
     try:
         return decode_utf8(values)
     except pa.ArrowInvalid:
@@ -106,7 +107,7 @@ def decode_utf8_lossy(values: Any) -> Any:
 
 
 def offsets_and_bytes(values: Any) -> tuple[Ints, Bytes]:
-    """Offsets (length + 1, from 0) and bytes of a BinaryArray without nulls and without an offset."""
+    """Return the offsets (length + 1, from 0) and the bytes of a BinaryArray without nulls and without an offset."""
     _, offsets, data = values.buffers()
     edges = np.frombuffer(offsets, dtype=np.int32)[: len(values) + 1].astype(np.int64)
     raw = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The report's command line: arguments, the session, the exit code, and the summary that a pod leaves behind."""
+"""The report's command line: arguments, session, exit code, and the pod's termination message."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gantry_spark.report import Job, preflight, run
 from gantry_spark.session import session
 
 MAX_SUMMARY_BYTES: Final = 4000
-"""Bytes of a termination message; Kubernetes cuts at 4096."""
+"""Limit of a termination message in bytes. Kubernetes truncates at 4096."""
 EXIT_FAILED: Final = 1
 MAX_NOTES: Final = 3
 MAX_NOTE_LENGTH: Final = 300
-"""How many of the report's notes go into the summary, and how long each may be."""
+"""Limits of the summary: the number of notes, and the characters of a note."""
 EXIT_PERMANENT: Final = 3
-"""Exit code of a run that failed, and would fail again in the same way."""
+"""Exit code of a run that failed and would fail again in the same way."""
 MIN_MEMORY_KB: Final = 512 * 1024
-"""Spark does not start with less than 450 MiB of heap, and of what it is given a part is no heap."""
+"""Spark needs a heap of at least 450 MiB, and a part of the JVM's memory is no heap."""
 _SHUT_DOWN: Final = "cancelled because SparkContext was shut down"
 _JAVA_CAUSE: Final = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
-"""In the text of an error of Java, the outermost first."""
+"""Matches the causes in the text of a Java exception, the outermost first."""
 _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 
 def parse_hours(text: str) -> float:
-    """`90m`, `12h`, `7d` in hours. Raises ValueError: says what to write."""
+    """Parse a duration such as `90m`, `12h` or `7d`, and return it in hours. Raises ValueError with the valid form."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no length of time: write a number and s, m, h, d or w, for example 7d")
@@ -43,7 +43,7 @@ def parse_hours(text: str) -> float:
 
 
 def parse_memory(text: str) -> str:
-    """`512m`, `2g` for Spark's JVM. Raises ValueError: says what to write."""
+    """Parse a memory size such as `512m` or `2g` for Spark's JVM. Raises ValueError with the valid form."""
     found = re.fullmatch(r"(\d{1,9})([kmgt])b?", text.strip().lower())
     if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < MIN_MEMORY_KB:
         raise ValueError(f"{text!r}: write a whole number and m or g, at least 512m, for example 2g")
@@ -95,7 +95,7 @@ def _hours(text: str, option: str) -> float:
 
 
 def parse_conf(pairs: Sequence[str]) -> dict[str, str]:
-    """Spark's configuration from `key=value`. Raises ValueError: names the argument."""
+    """Parse `key=value` pairs of Spark's configuration. Raises ValueError with the argument."""
     for pair in pairs:
         if not re.match(r"[^=\s]+=", pair):
             raise ValueError(f"--conf: {pair!r}; write key=value, for example spark.driver.memory=2g")
@@ -103,7 +103,7 @@ def parse_conf(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def job_from_args(args: argparse.Namespace) -> Job:
-    """Raises ValueError: names the argument."""
+    """Return the job for parsed arguments. Raises ValueError with the argument."""
     return Job(
         paths=tuple(args.path),
         brokers=tuple(b.strip() for b in (args.brokers or "").split(",") if b.strip()),
@@ -122,7 +122,7 @@ def job_from_args(args: argparse.Namespace) -> Job:
 
 
 def run_summary(report: dict[str, Any], out: str | None) -> dict[str, Any]:
-    """What goes into the cluster's status: small, whatever the report's size."""
+    """Return the summary of a report for the cluster's status. Its size is bounded."""
     saving = [t for t in report["topics"] if t["savedBytes"] > 0][:3]
     return {
         "result": "Succeeded",
@@ -142,7 +142,7 @@ def run_summary(report: dict[str, Any], out: str | None) -> dict[str, Any]:
 
 
 def error_message(error: BaseException) -> str:
-    """The message for people in an error that may have come through Spark's workers."""
+    """Return the message for the user of an error, also of an error from Spark's workers."""
     if isinstance(error, GantrySparkError | ValueError):
         return str(error)
     said = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
@@ -161,7 +161,7 @@ def error_message(error: BaseException) -> str:
 
 
 def write_termination_message(path: str | None, value: dict[str, Any]) -> None:
-    """Write the termination message, if asked for; a run does not fail for it."""
+    """Write the pod's termination message if `path` is given. A failure to write it does not fail the run."""
     if path is None:
         return
     try:
@@ -171,8 +171,10 @@ def write_termination_message(path: str | None, value: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the report; exits with 0, 1 (it failed, the message says why), 3 (and trying again is of no use) or 2 (wrong
-    arguments)."""
+    """Run the report and exit.
+
+    Exit codes: 0 success, 1 failure, 2 wrong arguments, 3 failure that a retry cannot fix.
+    """
     parser = arguments()
     args = parser.parse_args(argv)
     try:

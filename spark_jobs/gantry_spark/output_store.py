@@ -1,4 +1,4 @@
-"""Where reports and their state lie: a directory of this machine, or any path that Hadoop's file systems know."""
+"""Storage of reports and their state: a local directory, or a path of a Hadoop file system."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ class OutputStore(Protocol):
     """A directory. Names are relative, with '/'. All methods raise OutputError with the path and the reason."""
 
     def url(self, name: str = "") -> str:
-        """What Spark is given to read or write there."""
+        """Return the URL of a file or directory for Spark."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, None when there is none."""
+        """Return the content of a file, or None if it does not exist."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file there whole, or not at all."""
+        """Write a file atomically."""
         ...
 
     def names(self, name: str) -> list[str]:
-        """What a directory holds, sorted; nothing when there is no such directory."""
+        """Return the sorted names in a directory; an empty list if it does not exist."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a file or a directory with all that is in it, if it is there."""
+        """Delete a file or a directory tree, if it exists."""
         ...
 
 
 def is_local(root: str) -> bool:
-    """Whether an output is a directory of this machine."""
+    """Return whether an output is a local directory."""
     return "://" not in root or root.startswith("file:")
 
 
 def local_path(root: str) -> Path:
-    """The directory of this machine that an output names, as a path or as an URL."""
+    """Return the local directory of an output, given as a path or as a URL."""
     return Path(root.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
 
 
 def escape_glob(url: str) -> str:
-    """An URL for Spark to read just that: it takes what it reads for a pattern."""
+    """Escape the glob characters of a URL, since Spark expands patterns in the paths it reads."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", url)
 
 
 class LocalOutputStore:
-    """A directory of this machine; it is made when it is not there."""
+    """A local directory. It is created if it does not exist."""
 
     def __init__(self, root: str) -> None:
         self.root = local_path(root)
@@ -111,7 +111,7 @@ class LocalOutputStore:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the directory against a second run. Raises OutputError when one is at work."""
+        """Lock the directory against a second run. Raises OutputBusy if another run holds the lock."""
         with self._output_errors(".lock"), (self.root / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,13 +184,13 @@ class HadoopOutputStore:
 
 
 def open_output_store(spark: SparkSession, root: str) -> OutputStore:
-    """The output directory `root`. Raises OutputError when it cannot be made or written to."""
+    """Open the output directory `root`. Raises OutputError if it cannot be created or written."""
     return LocalOutputStore(root) if is_local(root) else HadoopOutputStore(spark, root)
 
 
 @contextmanager
 def lock_output(root: str) -> Iterator[None]:
-    """Keeps a second run out of a local output directory; in Kubernetes the CronJob's own rule does that."""
+    """Lock a local output directory against a second run. In Kubernetes the CronJob's concurrency policy does this."""
     if is_local(root):
         with LocalOutputStore(root).locked():
             yield

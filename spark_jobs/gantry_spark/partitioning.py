@@ -1,4 +1,4 @@
-"""Cutting logs into partitions: ranges of segments, at record borders, sized for the cores."""
+"""Splits logs into partitions: ranges of segments that begin and end at record boundaries."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gantry_spark.scan import (
 MIN_PARTITION_BYTES: Final = 16 * 1024 * 1024
 MAX_PARTITION_BYTES: Final = 512 * 1024 * 1024
 PARTITIONS_PER_CORE: Final = 2
-"""Few, since Spark needs 15 to 20 ms for a task, in which 20 MiB could be read."""
+"""Spark spends 15 to 20 ms on a task, the time for reading 20 MiB. So there are few tasks."""
 CLOCK_SLACK_MS: Final = 5 * 60_000
-"""Store times of a log may step back by this much (masters with different clocks) without a record being missed."""
+"""Store times of a log may step back by this many milliseconds, because masters' clocks differ."""
 
 
 class LogSegment(Protocol):
-    """A segment as a log's own listing gives it; see `directory.Segment`."""
+    """A segment in the listing of a log; see `directory.Segment`."""
 
     @property
     def start(self) -> int: ...
@@ -42,11 +42,11 @@ class LogSegment(Protocol):
 
 
 class OpenSegment(LogBytes, AbstractContextManager["OpenSegment"], Protocol):
-    """Bytes of a segment that are closed after use."""
+    """Bytes of a segment, closed after use."""
 
 
 class Log(Protocol):
-    """A log that can be planned: a directory's, or a broker's."""
+    """A log that can be partitioned: of a directory or of a broker."""
 
     @property
     def name(self) -> str: ...
@@ -57,7 +57,7 @@ class Log(Protocol):
 
 @dataclass(frozen=True)
 class LogRange:
-    """One partition: a range of one segment, and the store times between which its records lie (None: unknown)."""
+    """A range of one segment. Its records have store times from `first_ms` to `last_ms` (None: not known)."""
 
     segment: int
     range: Range
@@ -66,7 +66,7 @@ class LogRange:
 
 
 def partition_bytes_for(total: int, cores: int) -> int:
-    """Bytes of a partition so that every core gets a few."""
+    """Return the size of a partition in bytes, so that each core gets a few."""
     return max(MIN_PARTITION_BYTES, min(MAX_PARTITION_BYTES, -(-total // max(1, cores * PARTITIONS_PER_CORE))))
 
 
@@ -77,10 +77,10 @@ def plan_ranges(
     within: Sequence[tuple[int, int]] | None = None,
     slack_ms: int = CLOCK_SLACK_MS,
 ) -> list[LogRange]:
-    """The partitions of a log that may hold wanted records, each of about `target` bytes.
+    """Return the ranges of a log that may hold matching records, each of about `target` bytes.
 
-    `within`: only records that start in these ranges, whose starts are record borders (the ends of earlier reads).
-    Reads a record's head at every cut. Raises OSError or SourceError when the log cannot be read.
+    `within`: only records that start in these ranges. Their starts are record boundaries, the ends of earlier reads.
+    Reads one record header at each boundary. Raises OSError or SourceError if the log cannot be read.
     """
     parts: list[LogRange] = []
     segments = log.segments
@@ -93,15 +93,15 @@ def plan_ranges(
         try:
             parts += _parts_of(log, index, spans, target, last)
         except Expired:
-            # It went between the listing and now. Who reads it says so, as of one that goes a little later.
+            # The segment expired after the listing. The reader reports it, as it reports a later expiry.
             parts += [LogRange(index, Range(a, b, segment.limit, segment.end, last), None, None) for a, b in spans]
     return _matching(log, parts, where, slack_ms)
 
 
 def pack_tasks(parts: Sequence[LogRange], target: int) -> list[tuple[LogRange, ...]]:
-    """The parts of a log, in order, of which one task reads several if together they are hardly more than `target`.
+    """Group the ranges of a log into tasks of about `target` bytes, in order.
 
-    Else the few records of a segment that is just begun, or a small piece of many segments, would be a task each.
+    Without this, each small range of a new or partly read segment would be a task.
     """
     packs: list[list[LogRange]] = []
     room = 0
@@ -129,7 +129,7 @@ def _parts_of(log: Log, index: int, spans: Sequence[tuple[int, int]], target: in
 
 
 def _spans(segments: Sequence[LogSegment], within: Sequence[tuple[int, int]] | None) -> list[list[tuple[int, int]]]:
-    """What these ranges have of each segment, in order; None: all of it."""
+    """Return the parts of these ranges in each segment, in order. None: all of the segment."""
     if within is None:
         return [[(segment.start, segment.limit)] for segment in segments]
     spans: list[list[tuple[int, int]]] = [[] for _ in segments]
@@ -151,7 +151,7 @@ def _outside(span: tuple[int, int], where: RecordFilter) -> bool:
 
 
 def _split_points(source: LogBytes, segment_range: Range, target: int) -> list[int]:
-    """Record borders near every `target` bytes of the range."""
+    """Return the record boundaries near every `target` bytes of the range."""
     cuts: list[int] = []
     nominal = segment_range.start + target
     while nominal + target // 2 < segment_range.stop:
@@ -163,12 +163,12 @@ def _split_points(source: LogBytes, segment_range: Range, target: int) -> list[i
 
 
 def _matching(log: Log, parts: list[LogRange], where: RecordFilter, slack_ms: int) -> list[LogRange]:
-    """Parts that may hold wanted records; a part's last time is at most the first time of the one after it.
+    """Return the ranges that may hold matching records.
 
-    A head has no checksum. A time that cannot be, as one from the future, is not believed, nor is any of two that are
-    out of order by more than clocks may be off; where no part follows whose time could be compared, that of the second
-    record is. So one damaged head hides other records only if its time is still in order, between the first times of
-    the parts before and after: too late a one begins its own part too late, too early a one ends that before too early.
+    The last store time of a range is at most the first store time of the next range. A record header has no checksum,
+    so this function ignores impossible times, such as times in the future, and both of two times that are out of order
+    by more than the clock slack. Without a next range, it compares the time of the second record. A damaged time can
+    hide records only if it is still in order, between the first times of the neighbouring ranges.
     """
     kept = []
     latest = min(MAX_TIME_MS, int(time.time() * 1000) + slack_ms)
@@ -193,7 +193,7 @@ def _plausible(ms: int | None, latest_ms: int) -> int | None:
 
 
 def _is_confirmed(log: Log, part: LogRange, least_ms: int) -> bool:
-    """Whether the second record of a part is there, and no older than this."""
+    """Return whether the second record of a range exists and its store time is at least `least_ms`."""
     with suppress(Expired), log.open(part.segment) as source:
         second = store_time_after(source, part.range.start, part.range)
         return second is not None and second >= least_ms
@@ -201,14 +201,14 @@ def _is_confirmed(log: Log, part: LogRange, least_ms: int) -> bool:
 
 
 def gaps(log: Log) -> list[tuple[int, int]]:
-    """Bytes [from, to) in the middle of a log that no segment holds. Segments before the first have expired."""
+    """Return the ranges [from, to) inside a log that no segment holds. Segments before the first one have expired."""
     return [(a.end, b.start) for a, b in pairwise(log.segments) if a.end < b.start]
 
 
 def require_records(logs: Sequence[Log], source: str) -> None:
-    """Files without a single record are no commit log, whatever their names. Raises NoLog.
+    """Raise NotACommitLog if no file holds a record.
 
-    One read where a segment begins with a record, as all do but damaged ones; else the log is searched for the first.
+    This takes one read if a segment begins with a record. Otherwise it searches the log for the first record.
     """
     written = 0
     first = ""
@@ -225,7 +225,7 @@ def require_records(logs: Sequence[Log], source: str) -> None:
                         return
                     end = last_nonzero_end(opened, segment.start, segment.limit)
             except Expired:
-                return  # What expires was a log's.
+                return  # An expired segment was part of a log.
             if end is not None:
                 written += end - segment.start
                 first = first or f"offset {segment.start} of {log.name}"
@@ -236,10 +236,10 @@ def require_records(logs: Sequence[Log], source: str) -> None:
 
 
 def stream_end_offset(log: Log, at: int, most: int) -> int:
-    """A record border up to which a stream may read from `at`: at most about `most` bytes further (0: to the end).
+    """Return a record boundary up to which a stream reads from `at`: at most about `most` bytes ahead (0: to the end).
 
-    A log that is being written may end in the middle of a record: its last whole record is found by its sizes. What
-    has expired since it was listed is passed over.
+    A log in use may end inside a record, so the end is the last whole record. Segments that expired after the listing
+    are skipped.
     """
     segments = log.segments
     for index, segment in enumerate(segments):

@@ -1,11 +1,10 @@
-"""From one record to the next by their sizes: all borders of a block, found by many cursors at once.
+"""Finds the record boundaries of a block by the size fields, with many cursors at once.
 
-Sizes lead from record to record, so borders come one after the other. To let numpy do it, cursors are set at places
-spread over the block, each where the next magic follows, and all take their steps together. A cursor that ends
-exactly where the next one began has found what a single walk would have found: by the sizes alone a walk that comes
-to the next one's first place goes on as that did. Where one does not (a magic within a body, damage), a walk record by
-record goes on from its end until it comes upon the first place of a later cursor. So the result is that of a single
-walk whatever the bytes are.
+A size field leads from one record to the next, so boundaries follow one after the other. For numpy, this module places
+cursors across the block, each before a record magic, and advances all of them together. A cursor that ends exactly at
+the start of the next cursor has found the boundaries that a single walk finds, since sizes alone determine the walk.
+Otherwise (a magic inside a body, or damage) a single walk continues from the cursor's end until it meets the start of a
+later cursor. The result equals that of a single walk for every input.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ import numpy as np
 from gantry_spark.layout import MAGIC_V1, MIN_RECORD, Buffer, Bytes, Ints
 
 SINGLE_WALK_RECORDS: Final = 1024
-"""Records up to which a walk record by record is as cheap."""
+"""Number of records up to which a single walk is as cheap."""
 _SAMPLE_RECORDS: Final = 16
-"""Records that tell how many there are."""
+"""Records of the sample that estimates the number of records."""
 _SEARCH_RECORDS: Final = 2
-"""Mean records that are looked through for the place of a cursor; where there is none, it is left out."""
+"""Search range for a cursor's start, in mean record sizes. A cursor without a start is left out."""
 _size_at = Struct(">i").unpack_from
-# V1 and V2 differ in the last byte only.
+# V1 and V2 differ only in the last byte.
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 
 
 def find_record_boundaries(
     buf: Buffer, filled: int, stop: int, single_walk_records: int = SINGLE_WALK_RECORDS
 ) -> tuple[Ints, int]:
-    """Positions of whole records in `buf[:filled]` that start before `stop`, and the position after the last of them.
+    """Return the positions of whole records in `buf[:filled]` that start before `stop`, and the end of the last one.
 
-    By sizes alone: from 0 on, until a size is too small, or points beyond what is filled. With no more than about `few`
-    records there is but one walk.
+    The walk starts at 0. It stops at a size that is too small or exceeds the filled bytes. `single_walk_records`: up to
+    about this many records there is only one walk.
     """
     last = min(stop - 1, filled - MIN_RECORD)
     sample, at, stopped = _walk(buf, filled, 0, last, _SAMPLE_RECORDS)
@@ -56,7 +55,7 @@ def find_record_boundaries(
 def _walk(
     buf: Buffer, filled: int, at: int, last: int, most: int, until: frozenset[int] = frozenset()
 ) -> tuple[list[int], int, bool]:
-    """Up to `most` positions record by record, the one after them, and whether the walk ended there for good."""
+    """Walk up to `most` records; return their positions, the end of the last one, and whether the walk has stopped."""
     starts: list[int] = []
     while at <= last and len(starts) < most:
         (size,) = _size_at(buf, at)
@@ -70,7 +69,7 @@ def _walk(
 
 
 def _cursor_starts(buf: Buffer, at: int, last: int, count: int, search_bytes: int) -> Ints:
-    """Where cursors begin: `at`, and about `count` places where a magic says that a record begins, in order."""
+    """Return the starts of the cursors in order: `at`, and about `count` places with a record magic."""
     places = [at]
     view = memoryview(buf)
     for nominal in range(at, last, max(1, (last - at) // count)):
@@ -81,9 +80,10 @@ def _cursor_starts(buf: Buffer, at: int, last: int, count: int, search_bytes: in
 
 
 def _advance_cursors(whole: Bytes, begins: Ints, last: int, filled: int) -> tuple[list[Ints], Ints]:
-    """Take all cursors' steps until each is at the next one's beginning, past it, or at a size that cannot be.
+    """Advance all cursors until each has reached the next cursor's start or an impossible size.
 
-    The positions of each step, and for each cursor where it ended: before its limit when it met such a size.
+    Returns the positions of each step, and the end of each cursor. An end before the cursor's limit is an impossible
+    size.
     """
     sizes = np.ndarray((len(whole) - 3,), dtype=">i4", buffer=whole, strides=(1,))
     limits = np.append(begins[1:], last + 1)
@@ -109,8 +109,8 @@ def _advance_cursors(whole: Bytes, begins: Ints, last: int, filled: int) -> tupl
 def _merge_walks(
     buf: Buffer, filled: int, last: int, begins: Ints, found: list[Ints], ends: Ints, pieces: list[Ints]
 ) -> int:
-    """Put the cursors' positions together in the order of a single walk; the position after the last one."""
-    # Stable, since that merges the steps, each of which is in order.
+    """Merge the cursors' positions in the order of a single walk, and return the end of the last record."""
+    # A stable sort merges the steps, because each step is sorted.
     positions = np.sort(np.concatenate(found), kind="stable")
     wrong = np.flatnonzero(ends[:-1] != begins[1:]).tolist()
     if not wrong:
@@ -121,7 +121,7 @@ def _merge_walks(
     begin = 0
     for cursor in wrong:
         if places[cursor] < begin:
-            continue  # The walk went past it.
+            continue  # The single walk has passed this cursor.
         at = int(ends[cursor])
         cut = places[cursor + 1]
         low, high = np.searchsorted(positions, [begin, cut])

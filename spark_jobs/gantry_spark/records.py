@@ -1,4 +1,4 @@
-"""The records of a block, checked all at once: heads, lengths, bodies' CRC, topics."""
+"""Validates the records of a block at once: headers, lengths, CRCs of bodies, topics."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from gantry_spark.layout import (
 )
 
 _SMALL_BODY: Final = 1200
-"""Mean bytes of bodies up to which copying one is cheaper than making a view of it."""
+"""Mean body size in bytes up to which a copy is cheaper than a view."""
 _AT_ONCE: Final = 128 * 1024
-"""Bytes of bodies copied at a time, so that their memory is used again while it is in the processor's cache."""
+"""Bytes of bodies copied at a time, so that their memory is reused while it is in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of the log [start, end) that are no records, and why."""
+    """A range [start, end) of the log without records, and the reason."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class Damage:
 
 @dataclass
 class Records:
-    """The good records of one block. All arrays have one element per record; positions are into `buf`."""
+    """The valid records of one block. Arrays have one element per record. Positions are offsets in `buf`."""
 
     buf: Bytes
     base: int
@@ -62,11 +62,11 @@ class Records:
 
     @property
     def end(self) -> int:
-        """The offset after the last one; there is at least one."""
+        """The log offset after the last record. There is at least one record."""
         return self.base + int(self.at[-1]) + int(self.head["size"][-1])
 
     def field(self, name: str) -> Ints:
-        """A field of the head by its name in `layout.HEAD`, right also for IPv6 hosts."""
+        """Return a field of the header by its name in `layout.RECORD_HEADER`, also for IPv6 hosts."""
         if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):
             shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
             kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
@@ -75,7 +75,7 @@ class Records:
         return result
 
     def where(self, keep: Bools) -> Records:
-        """Only the records that `keep` marks."""
+        """Return the records that the mask `keep` selects."""
         return Records(
             self.buf,
             self.base,
@@ -94,7 +94,7 @@ class Records:
 
 @dataclass
 class CheckedBlock:
-    """All records of a block, good or not: `structure` and `content` say which are."""
+    """All records of a block. `structure` and `content` mark the valid ones."""
 
     buf: Bytes
     base: int
@@ -113,7 +113,7 @@ class CheckedBlock:
     store_v6: Bools
 
     def records(self, malformed: int | None) -> Records:
-        """The good ones before index `broken` (None: all)."""
+        """Return the valid records before index `malformed` (None: all)."""
         keep = self.structure & self.content
         if malformed is not None:
             keep[malformed:] = False
@@ -132,12 +132,15 @@ class CheckedBlock:
 
 
 def first_malformed(structure: Bools) -> int | None:
-    """Index of the first record that does not hold together; None: all do."""
+    """Return the index of the first record with an invalid structure, or None."""
     return None if bool(structure.all()) else int(np.argmin(structure))
 
 
 def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock | None, list[Damage]]:
-    """Check all records of a block at once; damage lists those whose content (not structure) is wrong."""
+    """Validate all records of a block at once, and return them with the damage of invalid contents.
+
+    A record with an invalid content has a valid structure. `verify`: check the CRC of bodies.
+    """
     if not len(at):
         return None, []
     head = gather_fixed(buf, at, RECORD_HEADER)
@@ -184,15 +187,15 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock |
 
 
 def _or_start(ok: Bools, place: Ints, at: Ints) -> Ints:
-    """`place` where a record is good so far, else a position that is surely within the block."""
+    """Return `place` for valid records, and a position inside the block for the others."""
     return place if bool(ok.all()) else np.where(ok, place, at)
 
 
 def body_crcs(buf: Bytes, at: Ints, length: Ints) -> npt.NDArray[np.uint32]:
-    """The CRC-32 of `buf[at[i]:at[i] + length[i]]` for every i; the slices are in order and do not overlap.
+    """Return the CRC-32 of `buf[at[i]:at[i] + length[i]]` for every i. Slices are sorted and disjoint.
 
-    Small bodies are copied into bytes objects by Arrow, some at a time, which costs less than a view of each; the gaps
-    between them are nulls of the same array.
+    Arrow copies small bodies into bytes objects, some at a time, which is cheaper than a view of each. The gaps between
+    them are nulls of the same array.
     """
     count = len(at)
     sums: list[int] = []
@@ -208,7 +211,7 @@ def body_crcs(buf: Bytes, at: Ints, length: Ints) -> npt.NDArray[np.uint32]:
         for first in range(0, 2 * count, step):
             bodies = laid.slice(first, step).to_numpy(zero_copy_only=False)
             sums += map(crc32, bodies[::2].tolist())
-    # By way of array, which takes a list of numbers faster than numpy does.
+    # The array module converts a list of numbers faster than numpy.
     return np.frombuffer(array("I", sums), dtype=np.uint32)
 
 
@@ -224,7 +227,7 @@ def _check_content(
     topic_len: Ints,
     verify: bool,
 ) -> tuple[Bools, Any, list[Damage]]:
-    """Bodies and topics: which records are good, the topics of the structurally good ones, and the damage."""
+    """Check bodies and topics; return the mask of valid records, the topics of the well-formed ones, and the damage."""
     content = np.ones(len(at), dtype=np.bool_)
     bad: list[tuple[int, str]] = []
     if verify:

@@ -1,11 +1,11 @@
-"""The logs of a live cluster: over the brokers' HTTP interface, slaves first, only up to what is confirmed.
+"""The logs of a live cluster, read over the brokers' HTTP interface up to the confirmed offset.
 
-A group is one log. Its listing is that of the member that has confirmed most; its bytes come from slaves as long as
-they have them, then from the master. A member that does not answer is left for the next one, with growing pauses, and a
-position that no member holds any more has expired.
+A broker group has one log. Its listing is that of the member with the highest confirmed offset. Slaves serve the bytes
+as long as they hold them, then the master. A read skips a member that does not answer and retries with growing pauses.
+A position that no member holds any more has expired.
 
-Addresses may have their group before them: `a=http://10.0.0.5:10921`. Then it can be told whether one that does not
-answer takes a whole group with it.
+An address may start with its group: `a=http://10.0.0.5:10921`. Then a missing group is detected although none of its
+members answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gantry_spark.errors import Expired, SourceError
 READ_AHEAD: Final = 4 * 1024 * 1024
 SMALL_READ: Final = 64 * 1024
 ATTEMPTS: Final = 6
-"""Rounds over all members before a read is given up: about 16 s of pauses."""
+"""Rounds over all members before a read fails: about 16 s of pauses."""
 _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
 _EXPIRED_STATUS: Final = 410
@@ -38,7 +38,7 @@ _TOKEN: Final = re.compile(rb"[ -~]+")
 
 @dataclass(frozen=True)
 class RemoteSegment:
-    """A segment as a broker lists it; see `directory.Segment`."""
+    """A segment in a broker's listing; see `directory.Segment`."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class RemoteSegment:
 
 
 def headers(token_file: str | None) -> dict[str, str]:
-    """The admin token's header. Raises SourceError when the file cannot be read, or holds none."""
+    """Return the HTTP header with the admin token. Raises SourceError if the file holds no token or is not readable."""
     if token_file is None:
         return {}
     try:
@@ -62,12 +62,12 @@ def headers(token_file: str | None) -> dict[str, str]:
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    """What TLS trusts: to read it takes longer than many an answer does."""
+    """The TLS context. Loading the trusted certificates takes longer than many responses."""
     return httpx.create_ssl_context()
 
 
 def http_get(url: str, token_file: str | None, path: str) -> bytes:
-    """One GET. Raises SourceError: the broker does not answer, or refuses."""
+    """Send one GET and return the body. Raises SourceError if the broker does not answer or refuses."""
     try:
         answer = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
     except httpx.HTTPError as error:
@@ -80,18 +80,18 @@ def http_get(url: str, token_file: str | None, path: str) -> bytes:
 
 
 def base_url(text: str) -> str:
-    """`host:port` or an URL as the base URL of a broker's HTTP interface."""
+    """Return the base URL of a broker's HTTP interface, given as `host:port` or as a URL."""
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
 def split_group(text: str) -> tuple[str | None, str]:
-    """The group that an address has before it (None: it has none), and the base URL."""
+    """Split an address into its group (None: not given) and its base URL."""
     found = _NAMED.fullmatch(text)
     return (None, base_url(text)) if found is None else (found[1], base_url(found[2]))
 
 
 def fetch_status(url: str, token_file: str | None = None) -> MemberStatus:
-    """What a broker says of itself. Raises SourceError."""
+    """Return the status of a broker. Raises SourceError."""
     try:
         return MemberStatus.model_validate_json(http_get(base_url(url), token_file, "/v1/status"))
     except ValueError as error:
@@ -99,14 +99,14 @@ def fetch_status(url: str, token_file: str | None = None) -> MemberStatus:
 
 
 class RemoteLog:
-    """The log of one group."""
+    """The log of one broker group."""
 
     def __init__(
         self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, unreachable: Sequence[str] = ()
     ) -> None:
         """`infos`: base URL and listing of every member that answers; at least one.
 
-        `doubts`: why addresses do not answer that may be of this group, or of one that is not read.
+        `unreachable`: the errors of addresses without a group. They may belong to this group or to a missing one.
         """
         best = max((info for _, info in infos), key=lambda info: info.confirmed)
         self.name = best.group
@@ -126,16 +126,16 @@ class RemoteLog:
         ]  # fmt: skip
 
     def open(self, index: int) -> HttpBytes:
-        """The bytes of a segment; nothing is asked for yet."""
+        """Return the bytes of a segment. This sends no request yet."""
         return HttpBytes(self.sources, self.segments[index].limit, self.token_file, self.rate)
 
 
 def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
-    """The logs of all groups that these brokers belong to.
+    """Return the logs of all groups of these brokers.
 
-    Raises SourceError: nobody of a group answers, or a broker is of another group than is said.
+    Raises SourceError if no member of a group answers, or if a broker belongs to another group than its address names.
     """
-    headers(token_file)  # Else each broker would be said not to answer, for a file that cannot be used.
+    headers(token_file)  # Fails early on an unusable token file, which is no fault of the brokers.
     groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
     problems: dict[str | None, list[str]] = defaultdict(list)
     for group, url in dict.fromkeys(split_group(u) for u in urls):
@@ -158,10 +158,10 @@ def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[Re
 
 
 class HttpBytes:
-    """Bytes of a log from the members that have them. Keeps the last answer for small reads around it."""
+    """Bytes of a log from the members that hold them. Keeps the last response for small reads around it."""
 
     def __init__(self, sources: Sequence[tuple[str, int]], limit: int, token_file: str | None, rate: int) -> None:
-        """`sources`: base URL and confirmed offset of the members, in the order in which they are asked."""
+        """`sources`: base URL and confirmed offset of the members, in the order of requests."""
         self._sources = list(sources)
         self._limit = limit
         self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
@@ -172,11 +172,11 @@ class HttpBytes:
         self._kept = b""
 
     def map_range(self, offset: int, size: int) -> memoryview | None:
-        """See `scan.LogBytes`: what is elsewhere has to be read."""
+        """See `scan.LogBytes`. Remote bytes cannot be mapped."""
         return None
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """See `scan.LogBytes`. Raises Expired, or SourceError when no member answers in time."""
+        """See `scan.LogBytes`. Raises Expired, or SourceError if no member answers in time."""
         want = min(len(into), self._limit - offset)
         done = 0
         while done < want:
@@ -211,7 +211,7 @@ class HttpBytes:
                     problems[url] = str(error) or type(error).__name__
                     continue
                 if answer.status_code == 200 and answer.content:
-                    # Stay with it, instead of trying those that did not answer again at every read.
+                    # The member that answered comes first, so that later reads do not wait for the others.
                     self._sources.remove(source)
                     self._sources.insert(0, source)
                     self._slow_down(len(answer.content))

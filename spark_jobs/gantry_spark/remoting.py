@@ -1,6 +1,6 @@
-"""A few questions to NameServers and brokers over the remoting protocol: who is there, what consumers have read.
+"""Requests to NameServers and brokers over RocketMQ's remoting protocol: addresses, offsets, retention.
 
-One connection a question; the reports that ask run for seconds to hours.
+Each request has its own connection, since a report sends only a few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 
 
 def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> Frame:
-    """The answer of `host:port` to one request. Raises SourceError: no answer, or a refusal."""
+    """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise SourceError(f"{address!r} is no address: write host:port")
@@ -44,9 +44,9 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
 
 
 def broker_urls(name_servers: str) -> list[str]:
-    """Group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers that the first answering NameServer knows.
+    """Return group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers of the first NameServer that answers.
 
-    Raises SourceError, also when nobody of a group says where its HTTP interface is.
+    Raises SourceError, also if no broker of a group names its HTTP interface.
     """
     problems: list[str] = []
     for server in (s.strip() for s in name_servers.replace(",", ";").split(";")):
@@ -78,14 +78,14 @@ def broker_urls(name_servers: str) -> list[str]:
 
 
 def _http_url(address: str) -> str | None:
-    """None: it does not answer, or has none."""
+    """Return the URL of a broker's HTTP interface, or None if it does not answer or has none."""
     table = _runtime_info(address)
     http = None if table is None else table.get("gantryHttp")
     return f"http://{http}" if http else None
 
 
 def _lacks_http(address: str) -> bool:
-    """Whether a broker answers that has no HTTP interface: one of Apache RocketMQ, which is not read this way."""
+    """Return whether a broker answers and has no HTTP interface, as Apache RocketMQ's. Its log is not read this way."""
     table = _runtime_info(address)
     return table is not None and not table.get("gantryHttp")
 
@@ -99,12 +99,12 @@ def _runtime_info(address: str) -> dict[str, Any] | None:
 
 
 def consumer_offsets(address: str) -> dict[tuple[str, str, int], int]:
-    """(group, topic, queue) -> offset of a master's consumer groups. Raises SourceError."""
+    """Return the offsets of a master's consumer groups by (group, topic, queue). Raises SourceError."""
     return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET).body, address)
 
 
 def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
-    """RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
+    """Parse RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
     try:
         table = loads(body).get("offsetTable", {})
         found: dict[tuple[str, str, int], int] = {}
@@ -118,7 +118,7 @@ def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
 
 
 def reserved_hours(address: str) -> int | None:
-    """`fileReservedTime` of a broker in hours; None when it does not say."""
+    """Return `fileReservedTime` of a broker in hours, or None if it does not name it."""
     try:
         text = call(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
     except SourceError:

@@ -1,10 +1,10 @@
 """The compaction report: `python -m gantry_spark.report --out DIR (--path DIR | --brokers URLS | --cluster NAMESRV)`.
 
-A run counts what is new in the logs (`figures`), adds what earlier runs have counted (`state`), asks Spark for the
-figures (`summary`), and writes under the output directory, in this order:
+A run aggregates the new parts of the logs (`aggregates`), adds the aggregates of earlier runs (`scan_state`), queries
+Spark for the numbers (`summary`), and writes these files to the output directory, in this order:
 
 - `reports/<run>/report.json`, `report.html`, `keys/`, `hours.parquet`, `queues.parquet`;
-- `report.json` and `report.html`: the last good report.
+- `report.json` and `report.html`: the last successful report.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ HOURLY: Final = ("n", "bytes", "keyed", "keyed_bytes")
 
 @dataclass(frozen=True)
 class Job:
-    """What to report on, and how. One of `paths`, `brokers` and `cluster`."""
+    """The parameters of a report. Exactly one of `paths`, `brokers` and `cluster` is set."""
 
     paths: tuple[str, ...] = ()
     brokers: tuple[str, ...] = ()
@@ -88,11 +88,11 @@ class Job:
 
     @property
     def source(self) -> str:
-        """What people call it."""
+        """The name of the source for users."""
         return self.name or self.cluster or ", ".join(self.paths or self.brokers)
 
     def options(self, cores: int) -> dict[str, str]:
-        """The options of the data source."""
+        """Return the options of the data source."""
         options = {"parallelism": str(max(1, cores)), **self.read_options}
         if self.paths:
             options["paths"] = orjson.dumps(list(self.paths)).decode()
@@ -109,7 +109,7 @@ class Job:
 
 @dataclass(frozen=True)
 class ReportResult:
-    """A report, and where it lies (None: it was not kept)."""
+    """A report, its page, and its output directory (None: not kept)."""
 
     report: dict[str, Any]
     page: str
@@ -117,8 +117,10 @@ class ReportResult:
 
 
 def preflight(job: Job, whole: bool = False) -> int:
-    """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
-    `run` does; with `whole` also as `must_be_whole` does."""
+    """Check everything that needs no Spark session, and return the bytes of the logs.
+
+    Raises GantrySparkError as `run` does; with `whole` also as `require_complete_logs` does.
+    """
     logs = Options(job.options(1)).logs()
     if whole:
         require_complete_logs(logs)
@@ -145,7 +147,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         incremental = IncrementalScan(spark, store, options, logs, name)
         rows = incremental.rows(since_ms)
         logger.info("%s bytes of log are counted", f"{incremental.scanned:,}")
-        # Of the whole log there are the same figures already, unless a part was chosen.
+        # Without a filter, the rows already hold the counts of the whole log.
         part = bool(job.topics) or since_ms is not None
         counts = incremental.counts() if part else rows.filter("kind = 'count'")
         rows, topics = _select_topics(rows, counts, job.topics)
@@ -192,14 +194,14 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
 
 
 def require_complete_logs(logs: Sequence[Any]) -> None:
-    """Raises SourceError: these may not be all logs of the cluster, or a part of one is missing."""
+    """Raise SourceError if a log of the cluster or a part of a log may be missing."""
     missing = _missing(logs)
     if missing:
         raise SourceError(f"{'; '.join(missing)}. Newest versions may have been there, so nothing is compacted")
 
 
 def _missing(logs: Sequence[Any]) -> list[str]:
-    """What is missing of the logs, or may be."""
+    """Return a message for each part of the logs that is or may be missing."""
     between = [(log.name, start, end) for log in logs for start, end in gaps(log)]
     return [
         *unreachable_warnings(logs),
@@ -208,12 +210,12 @@ def _missing(logs: Sequence[Any]) -> list[str]:
 
 
 def total_bytes(logs: Sequence[Log]) -> int:
-    """From the start of the first segment of each to the end of its last."""
+    """Return the bytes from the start of the first segment of each log to the end of its last one."""
     return sum(s.limit - s.start for log in logs for s in log.segments)
 
 
 def report_time_ms(job: Job) -> int:
-    """The time that ages are counted from, Unix milliseconds."""
+    """Return the time of the report in Unix milliseconds. Ages count from it."""
     return int(time.time() * 1000) if job.now_ms is None else job.now_ms
 
 
@@ -241,7 +243,7 @@ def _run_name(now_ms: int, store: OutputStore) -> str:
 
 
 class IncrementalScan:
-    """Counts what is new, and gives the rows of everything that counts."""
+    """Aggregates the new parts of the logs, and returns the rows of all runs."""
 
     def __init__(
         self, spark: SparkSession, store: OutputStore, options: dict[str, str], logs: Sequence[Any], run: str
@@ -257,11 +259,11 @@ class IncrementalScan:
         self._segments: Sequence[scan_state.CountedSegment] = ()
 
     def rows(self, since_ms: int | None) -> DataFrame:
-        """The rows of the records stored since then, counted now or by an earlier run."""
+        """Return the rows of the records stored since `since_ms`, of this run and of earlier runs."""
         previous = scan_state.State.from_json(self.store.read(STATE_FILE))
         self._require_known_logs(previous)
         if not previous.runs <= {name.removeprefix("run=") for name in self.store.names(ROWS_DIR)}:
-            previous = scan_state.State()  # Somebody has removed rows.
+            previous = scan_state.State()  # The rows of an earlier run were deleted.
         self._clean(previous.runs)
         now = [scan_state.LogSnapshot(log.name, log.segments, _first_times(log)) for log in self.logs]
         verify = Options(self.options).verify
@@ -312,7 +314,7 @@ class IncrementalScan:
         return rows
 
     def _require_known_logs(self, previous: scan_state.State) -> None:
-        """What was counted of a log is dropped when the log is gone, but not when its brokers may just not answer."""
+        """Drop the counts of a missing log, but fail if its brokers may only be unreachable."""
         unreachable = unreachable_warnings(self.logs)
         gone = {known.log for known in previous.segments} - {log.name for log in self.logs}
         if unreachable and gone:
@@ -322,12 +324,11 @@ class IncrementalScan:
         self.notes += [f"{log}: it was there in the last run, and is not any more: left out" for log in sorted(gone)]
 
     def ranges(self, log: str) -> list[tuple[int, int]]:
-        """What is counted of a log, once `rows` was called: records that start there."""
+        """Return the counted ranges of a log, after `rows`. Records start in them."""
         return [(k.segment, k.end) for k in self._segments if k.log == log]
 
     def counts(self) -> DataFrame:
-        """The counts of the whole log, once `rows` was called, whatever its window: what there is to read, and how fast
-        it grows, has nothing to do with that."""
+        """Return the counts of the whole log, after `rows`. Lag and growth do not depend on the window."""
         return self._rows_of(self._segments).filter("kind = 'count'")
 
     def _count(self, ranges: dict[str, list[tuple[int, int]]], since_ms: int | None, at: str) -> None:
@@ -348,10 +349,10 @@ class IncrementalScan:
         return self._parquet([f"{ROWS_DIR}/run={run}" for run in runs], ROWS_DIR)
 
     def _rows_of(self, segments: Sequence[scan_state.CountedSegment]) -> DataFrame:
-        """The rows that count of these segments.
+        """Return the valid rows of these segments.
 
-        A torn tail is read again by the next run, so damage beyond the end that a run came to counts only as long as
-        no later run has read there.
+        The next run reads a torn tail again. So damage beyond the end of a run is valid only until a later run has read
+        that range.
         """
         from pyspark.sql import functions as f
 
@@ -367,7 +368,7 @@ class IncrementalScan:
         return rows.select(*SCHEMA.fieldNames())
 
     def _merge(self, state: scan_state.State) -> scan_state.State:
-        """Write the rows of all runs as those of one: the sums of each segment."""
+        """Merge the rows of all runs into one run: the sums of each segment."""
         from pyspark.sql import functions as f
 
         name = f"{self.run}-merged"
@@ -400,14 +401,14 @@ class IncrementalScan:
         return scan_state.merged(state, name)
 
     def _clean(self, wanted: set[str]) -> None:
-        """Remove rows that do not count: of runs that failed, were merged, or whose segments have all expired."""
+        """Delete rows that are not valid: of failed or merged runs, and of expired segments."""
         for name in self.store.names(ROWS_DIR):
             if name.startswith("run=") and name.removeprefix("run=") not in wanted:
                 self.store.delete(f"{ROWS_DIR}/{name}")
 
 
 def _first_times(log: Any) -> list[int]:
-    """By segment the store time of its first record, as listed or else read; -1: none begins there."""
+    """Return the store time of each segment's first record, listed or read; -1: no record begins there."""
     times = []
     for index, segment in enumerate(log.segments):
         found = segment.first_ms if segment.first_ms > 0 else None
@@ -422,15 +423,17 @@ def _first_times(log: Any) -> list[int]:
 def _current_checksums(
     logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment]
 ) -> dict[tuple[str, int], int | None]:
-    """By log and segment what `Known.mark` is compared with; None: the bytes cannot be had."""
+    """Return the present value of `CountedSegment.checksum` by log and segment; None: the bytes are not available."""
     return {(k.log, k.segment): None if data is None else crc32(data) for k, data in _segment_ends(logs, segments)}
 
 
 def _truncated_segments(
     logs: Sequence[Any], pending: scan_state.PendingScan, marks: Sequence[scan_state.CountedSegment]
 ) -> dict[tuple[str, int], None]:
-    """The segments of which the bytes before a place at which a task began are not those any more that were counted: by
-    an earlier run, or by another task. `marks`: where tasks ended."""
+    """Return the segments that were truncated before the start of a task: their checksums no longer match.
+
+    An earlier run or another task has counted the bytes before that start. `marks`: the ends of the tasks.
+    """
     least = {log.name: log.segments[-1].limit - MUTABLE_TAIL_BYTES for log in logs if log.segments}
     begins = {(log, a) for log, spans in pending.ranges.items() for a, _ in spans}
     old = [k for k in pending.kept if (k.log, k.end) in begins]
@@ -443,7 +446,7 @@ def _truncated_segments(
 def _repaired_segments(
     logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment], verify: bool
 ) -> dict[tuple[str, int], None]:
-    """The segments with a record where there was none: a broker has got it from another member."""
+    """Return the segments with a record in a damaged place: a broker has repaired it from another member."""
     places = _segments_by_key(logs)
     looked_at = (k for k in segments if k.damaged and (k.log, k.segment) in places)
     return {(k.log, k.segment): None for k in looked_at if _has_record(*places[k.log, k.segment], k.damaged, verify)}
@@ -452,10 +455,9 @@ def _repaired_segments(
 def _end_checksums(
     logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment], verify: bool
 ) -> dict[tuple[str, int], int | None]:
-    """The marks of segments that were read to their end: what follows the last record there is a filler, which may be
-    undone with the records after it.
+    """Return the checksums of segments that were read to their end, extended over the header of the filler.
 
-    None: it was undone meanwhile, so that a record stands there that was not counted, or others before it.
+    A broker may truncate the filler with the records before it. None: that happened, and uncounted records are there.
     """
     places = _segments_by_key(logs)
     found: dict[tuple[str, int], int | None] = {}
@@ -463,7 +465,7 @@ def _end_checksums(
         before = known.records_end - known.checksum_start
         if data is not None and crc32(data[:before]) != known.checksum:
             data = None
-        # A damaged record stays where it is.
+        # A damaged record stays damaged, so only a valid one means a truncation.
         if data is not None and _is_message(data[before:]):
             log, index = places[known.log, known.segment]
             data = None if _has_record(log, index, [known.records_end], verify) else data
@@ -476,7 +478,7 @@ def _is_message(head: bytearray) -> bool:
 
 
 def _has_record(log: Any, index: int, places: Sequence[int], verify: bool) -> bool:
-    """Whether a good record begins at one of these places, or nobody can tell."""
+    """Return whether a valid record begins at one of these offsets. True if the segment has expired."""
     segment = log.segments[index]
     whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
     with contextlib.suppress(Expired), log.open(index) as source:
@@ -491,8 +493,7 @@ def _segments_by_key(logs: Sequence[Any]) -> dict[tuple[str, int], tuple[Any, in
 def _segment_ends(
     logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment]
 ) -> Iterator[tuple[scan_state.CountedSegment, bytearray | None]]:
-    """One after the other the segments that are there, with the bytes around the last counted record's end; None: they
-    cannot be had."""
+    """Yield the existing segments with the bytes around the end of their last counted record; None: not available."""
     places = _segments_by_key(logs)
     for known in segments:
         if (known.log, known.segment) in places:
@@ -510,9 +511,9 @@ def _end_bytes(log: Any, index: int, known: scan_state.CountedSegment) -> bytear
 
 
 def _select_topics(rows: DataFrame, counts: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
-    """The rows of the topics that match, and these topics (None: all). Damage belongs to none and stays.
+    """Return the rows of the matching topics, and these topics (None: all). Damage has no topic and stays.
 
-    `counts`: those of the whole log, since in a window a topic may have no record.
+    `counts`: the counts of the whole log, since a topic may have no record in a window.
     """
     if not patterns:
         return rows, None
@@ -534,7 +535,7 @@ def _bytes_by_hour(counts: DataFrame) -> dict[int, int]:
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> bytes:
-    """Rows as a Parquet file."""
+    """Return rows as a Parquet file."""
     table = pa.table({c: [row[c] for row in rows] for c in columns})
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink)
@@ -542,7 +543,7 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> bytes:
 
 
 def _delete_old_reports(store: OutputStore, history: int) -> None:
-    """Keep the last `history` reports; those that were not finished go at once."""
+    """Delete all but the last `history` reports, and all incomplete ones."""
     names = store.names("reports")
     whole = [n for n in names if store.read(f"reports/{n}/report.json") is not None]
     for name in names:

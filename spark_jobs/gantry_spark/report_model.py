@@ -1,4 +1,4 @@
-"""The report: its figures put together from the collected rows. Plain data in, plain data out."""
+"""Builds the report from the collected rows: plain data in, plain data out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gantry_spark.recommendations import recommend
 from gantry_spark.summary import GroupOffset, Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
-"""Hours back from the newest record for which the saving is given, besides the whole log."""
+"""The report gives the savings for these hours back from the newest record, and for the whole log."""
 AGES_H: Final = (1, 6, 24, 72, 168, 720)
 RETRY: Final = "%RETRY%"
 DEAD: Final = "%DLQ%"
@@ -26,7 +26,7 @@ DAMAGE_LISTED: Final = 100
 
 @dataclass(frozen=True)
 class Context:
-    """What the report is about, besides what was counted. Times are Unix milliseconds."""
+    """The parameters and the environment of a report. Times are Unix milliseconds."""
 
     source: str
     now_ms: int
@@ -40,13 +40,13 @@ class Context:
     segments: int = 0
     notes: Sequence[str] = ()
     complete: bool = True
-    """Whether all bytes of all logs are there: without them a newest version may be missed."""
+    """Whether all bytes of all logs are available. Otherwise the newest version of a key may be missing."""
     hours: Mapping[int, int] | None = None
-    """Bytes by hour since 1970 of the whole log, where the report is on a part of it: a disk fills with all of it."""
+    """Bytes by hour since 1970 of the whole log, if the report covers a part of it. The whole log fills the disk."""
 
 
 def topic_kind(topic: str) -> str:
-    """user, retry, dead letters or system: only the first kind may be compacted."""
+    """Return the kind of a topic: user, retry, dead letters or system. Compaction applies only to user topics."""
     if topic.startswith(RETRY):
         return "retry"
     if topic.startswith(DEAD):
@@ -56,14 +56,14 @@ def topic_kind(topic: str) -> str:
 
 
 def iso(ms: int | None) -> str | None:
-    """Milliseconds as a time in UTC, None for none."""
+    """Format Unix milliseconds as a time in UTC; None for a missing or impossible time."""
     if ms is None or ms < 0 or ms > 253_402_300_799_999:
         return None
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def build(summary: Summary, context: Context) -> dict[str, Any]:
-    """The whole report, as it is written to report.json."""
+    """Build the report, the content of report.json."""
     by_topic = _ByTopic(summary)
     newest = newest_hour({h["hour"] for h in summary.hours}, context.now_ms)
     topics = [_topic(name, by_topic, context, newest) for name in sorted(by_topic.queues)]
@@ -183,7 +183,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
 
 
 def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) -> list[dict[str, Any]]:
-    """Per queue: superseded are its records with a key that are not the newest of that key in the topic."""
+    """Return the numbers by queue. A superseded record has a key and is not the newest of its key in the topic."""
     newest = {(k["log"], k["queue_id"]): k for k in summary.kept_queues[name]}
     distinct = {(k["location_log"], k["location_queue"]): k["locations"] for k in summary.queue_keys[name]}
     result = []
@@ -210,7 +210,7 @@ def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) ->
 
 
 def _windows(hours: list[Row], kept: Mapping[int, Row], newest: int) -> list[dict[str, Any]]:
-    """What compacting only the records of the last hours would save: a newer version is always in the same window."""
+    """Return the savings of compacting only the newest hours. Newer versions are always in the same window."""
     oldest = first_hour((h["hour"] for h in hours), newest)
     result = []
     for window in (*[w for w in WINDOWS_H if newest - w + 1 > oldest], None):
@@ -237,7 +237,7 @@ def _sizes(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
-    """Records and bytes by age in whole hours; what is from the future is in the first class."""
+    """Return records and bytes by age in whole hours. Records from the future belong to the first class."""
     now = now_ms // HOUR_MS
     edges = [0, *AGES_H]
     sums = [[0, 0] for _ in edges]
@@ -255,7 +255,7 @@ def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
 
 
 def _groups(summary: Summary, context: Context, compactable: Collection[str]) -> list[dict[str, Any]]:
-    """Consumer groups by topic: how far behind, what compaction would take from them, what retention already took."""
+    """Return consumer groups by topic: their lag, and the unread records lost to compaction or to retention."""
     ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.spans}
     affected = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
     oldest: dict[tuple[str, str], int] = {}
@@ -291,7 +291,7 @@ def _groups(summary: Summary, context: Context, compactable: Collection[str]) ->
 
 
 def _retries(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Retries and dead letters by consumer group."""
+    """Return retries and dead letters by consumer group."""
     found: dict[str, dict[str, Any]] = {}
     for topic in topics:
         for prefix, column in ((RETRY, "retries"), (DEAD, "deadLetters")):

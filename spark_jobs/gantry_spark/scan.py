@@ -1,9 +1,9 @@
-"""Finding the records in a range of the log: chain of sizes, check of all heads at once, and the way past damage.
+"""Finds the valid records in a range of the log.
 
-How it works: sizes lead from one record to the next (`chain`); then numpy checks all the heads of a block together:
-magic, the physical offset that every record carries, lengths that add up, the body's CRC. What does not fit is skipped
-to the next position where magic and physical offset agree, and reported with its place. Records whose body does not
-match its CRC, or whose topic is not UTF-8, are left out alone: their lengths still lead to the next one.
+Size fields lead from one record to the next (`record_boundaries`). Then numpy validates all headers of a block
+together: the magic, the physical offset in every record, the sum of the lengths, the CRC of the body. At an invalid
+structure the scan skips to the next position with a matching magic and physical offset, and reports the skipped range.
+Records with a wrong body CRC or an invalid topic are skipped alone, since their lengths still lead to the next record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gantry_spark.records import Records as Records
 from gantry_spark.records import check, first_malformed
 
 BLOCK: Final = 16 * 1024 * 1024
-"""Bytes looked at together: the memory of a reader is about three times this."""
+"""Bytes of a block. A reader needs about three times this much memory."""
 _WINDOW: Final = 1024 * 1024
 _size_at = Struct(">i").unpack_from
 _size_magic_at = Struct(">iI").unpack_from
@@ -43,23 +43,25 @@ _BLANK_BYTES: Final = MAGIC_BLANK.to_bytes(4, "big")
 
 
 class LogBytes(Protocol):
-    """Where bytes of the log come from."""
+    """A source of log bytes."""
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from log offset `offset` on; the count, less than asked for only at the end."""
+        """Fill `into` with the bytes from log offset `offset`, and return their number: less than requested only at
+        the end.
+        """
         ...
 
     def map_range(self, offset: int, size: int) -> memoryview | None:
-        """Up to `size` bytes from log offset `offset` on where they lie, or None: they have to be read."""
+        """Map up to `size` bytes from log offset `offset`. None: these bytes must be read."""
         ...
 
 
 @dataclass(frozen=True)
 class Range:
-    """What to read: records that start in [start, stop), of bytes that are there up to `limit` (a segment's end).
+    """A range to read: records that start in [start, stop). `limit`: the end of the available bytes.
 
-    `segment_end` is where the segment ends by its size, and so where its filler must end. `last`: nothing follows this
-    segment, so zeros to its end are space that is not written yet.
+    `segment_end`: the end of the segment by its size, and so of its filler. `last`: no segment follows, so trailing
+    zeros are unwritten space.
     """
 
     start: int
@@ -70,7 +72,7 @@ class Range:
 
 
 class _BlockReader:
-    """The bytes from a place of the log on, block after block: where they lie if they can be mapped, else read."""
+    """Reads the bytes of the log block by block, mapped if possible."""
 
     def __init__(self, source: LogBytes, size: int) -> None:
         self.size = size
@@ -80,9 +82,9 @@ class _BlockReader:
         self._filled = 0
 
     def at(self, base: int, reach: int) -> tuple[Buffer, int]:
-        """Bytes from `base` on, up to `reach` or `size`, and how many these are; fewer only where the log ends.
+        """Return the bytes from `base` up to `reach` or `size`, and their number: fewer only at the end of the log.
 
-        They are there until the next call. What the last call has read of them is not read again.
+        The bytes are valid until the next call. A call reuses bytes that the last call has read.
         """
         want = min(self.size, reach - base)
         there = self._source.map_range(base, want)
@@ -100,10 +102,10 @@ class _BlockReader:
 
 
 def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOCK) -> Iterator[Records | Damage]:
-    """Blocks of records and damaged places of a range, in the order of the log.
+    """Yield blocks of records and damaged ranges in log order.
 
-    The bytes behind a block are gone with the next one. `verify`: check the CRC of bodies. Raises OSError when the
-    bytes cannot be read.
+    A block is valid only until the next one. `verify`: check the CRC of bodies. Raises OSError if the bytes cannot be
+    read.
     """
     blocks = _BlockReader(source, block)
     base = wanted.start
@@ -153,7 +155,7 @@ def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Rec
 
 
 def _classify(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
-    """What stopped the chain at `at`: "more" (bytes are missing), "filler" (the segment's end) or "damage"."""
+    """Return the reason for a stop at `at`: "more" (bytes are missing), "filler" (end of the segment) or "damage"."""
     left = filled - at
     if left < FILLER_HEADER_BYTES:
         if not ended:
@@ -174,7 +176,7 @@ def _classify(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended
 
 
 def _damage_from(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
-    """The damage between `place` and the next good record; nothing when it is space that is not written yet."""
+    """Yield the damage from `place` to the next valid record, unless that range is unwritten space."""
     end = wanted.limit if found is None else found
     written = last_nonzero_end(source, place, end)
     if found is not None:
@@ -186,7 +188,7 @@ def _damage_from(source: LogBytes, place: int, found: int | None, wanted: Range)
 
 
 def last_nonzero_end(source: LogBytes, start: int, end: int) -> int | None:
-    """The offset after the last byte in [start, end) that is not zero; None: all are."""
+    """Return the offset after the last nonzero byte in [start, end), or None."""
     buf = bytearray(_WINDOW)
     result = None
     at = start
@@ -202,7 +204,9 @@ def last_nonzero_end(source: LogBytes, start: int, end: int) -> int | None:
 
 
 def next_record(source: LogBytes, start: int, wanted: Range, until: int | None = None) -> int | None:
-    """The first offset from `start` on (below `until`) at which a record or the segment's filler begins, or None."""
+    """Return the first offset from `start` (below `until`) at which a record or the segment's filler begins, or
+    None.
+    """
     end = wanted.limit if until is None else min(until, wanted.limit)
     at = start
     buf = bytearray(_WINDOW)
@@ -223,7 +227,7 @@ def next_record(source: LogBytes, start: int, wanted: Range, until: int | None =
 
 
 def _candidates(data: bytes) -> Iterator[int]:
-    """Positions of a magic, in order, that leave room for the size before it."""
+    """Yield the positions of a magic with room for the size before it, in order."""
     message = data.find(_MAGIC_START, 4)
     blank = data.find(_BLANK_BYTES, 4)
     while message >= 0 or blank >= 0:
@@ -244,13 +248,12 @@ def _is_filler(source: LogBytes, offset: int, wanted: Range) -> bool:
 
 
 def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
-    """Whether a record with consistent head and lengths, or the segment's filler, begins at `offset`."""
+    """Return whether a record with a valid structure, or the segment's filler, begins at `offset`."""
     return _is_filler(source, offset, wanted) or is_good_record(source, offset, wanted, None)
 
 
 def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | None) -> bool:
-    """Whether a record begins at `offset` that `scan` gives with this `verify`; None: if its head and lengths fit,
-    whatever its body and topic."""
+    """Return whether `scan` with this `verify` accepts a record at `offset`. None: ignore body and topic."""
     head = bytearray(MIN_RECORD)
     if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return False
@@ -267,7 +270,7 @@ def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | 
 
 
 def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
-    """Store time of the record at `offset` in Unix milliseconds; None when no record begins there (a filler, say)."""
+    """Return the store time of the record at `offset` in Unix milliseconds, or None if no record begins there."""
     head = bytearray(MIN_RECORD)
     if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return None
@@ -279,7 +282,7 @@ def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
 
 
 def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None:
-    """As `store_time_at`, of the record that follows the one at `offset`."""
+    """Return the store time of the record that follows the one at `offset`, as `store_time_at`."""
     raw = bytearray(4)
     if source.read_into(offset, memoryview(raw)) < len(raw) or _size_at(raw, 0)[0] < MIN_RECORD:
         return None
@@ -287,7 +290,7 @@ def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None
 
 
 def last_boundary(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
-    """The offset after the last good record of a range: where a log that is being written ends for now."""
+    """Return the offset after the last valid record of a range: the present end of a log in use."""
     end = wanted.start
     for found in scan(source, wanted, verify=False, block=block):
         if isinstance(found, Records) and len(found):

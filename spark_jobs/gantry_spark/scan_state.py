@@ -1,8 +1,8 @@
-"""What earlier runs have counted: by segment, so that a run reads only what is new, and drops what has expired.
+"""The state of earlier runs by segment. A run reads only new parts of the logs and drops expired ones.
 
-A run leaves its rows (`figures.SCHEMA` and the run's name) as Parquet in `state/<run>`; `state/state.json` says which
-rows count: for each segment of each log up to where it has been read, and by which runs. It is replaced whole at the
-end of a run, so a run that fails leaves nothing behind that counts.
+A run writes its rows (`aggregates.SCHEMA` and the run's name) as Parquet to `state/rows`. `state/state.json` names the
+valid rows: for each segment of each log, the end of the counted range and the runs that counted it. A run replaces that
+file atomically at its end, so the rows of a failed run are never valid.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import orjson
 
 VERSION: Final = 4
 MERGE_AT: Final = 12
-"""Runs whose rows lie apart, beyond which they are merged into one."""
+"""Above this number of runs their rows are merged into one run."""
 
 
 @dataclass(frozen=True)
 class CountedSegment:
-    """A segment as far as it is counted: by which runs, each with the end that it came to.
+    """The counted part of a segment, and the runs that counted it, each with its end.
 
-    Times are the store times of its counted records in Unix milliseconds, -1: it has none. `border` is the end of its
-    last counted record, and `mark` a checksum of the bytes from `begin` to that (None: not known). With a segment that
-    has a successor it goes on over the head of the filler. `damaged` are places before `end` that hold no record.
+    Times are the store times of the counted records in Unix milliseconds; -1: no records. `records_end`: the end of the
+    last counted record. `checksum`: of the bytes from `checksum_start` to that end (None: not known). If another
+    segment follows, the checksum includes the header of the filler. `damaged`: offsets before `end` without a record.
     """
 
     log: str
@@ -43,7 +43,7 @@ class CountedSegment:
 
 @dataclass(frozen=True)
 class State:
-    """All that is counted."""
+    """All counted segments."""
 
     segments: tuple[CountedSegment, ...] = ()
 
@@ -62,7 +62,7 @@ class State:
 
     @classmethod
     def from_json(cls, data: bytes | None) -> State:
-        """An unreadable or older state is as good as none: everything is read again."""
+        """Parse a state. An unreadable or older state is treated as empty, so everything is read again."""
         if data is None:
             return cls()
         try:
@@ -92,7 +92,7 @@ class State:
 
 
 class SegmentBounds(Protocol):
-    """A segment of a log as it is now."""
+    """A segment of a log at present."""
 
     @property
     def start(self) -> int: ...
@@ -102,7 +102,7 @@ class SegmentBounds(Protocol):
 
 @dataclass(frozen=True)
 class LogSnapshot:
-    """A log as it is now: its segments, and the store time of each segment's first record (-1: none)."""
+    """A log at present: its segments, and the store time of each segment's first record (-1: none)."""
 
     log: str
     segments: Sequence[SegmentBounds]
@@ -111,7 +111,7 @@ class LogSnapshot:
 
 @dataclass(frozen=True)
 class PendingScan:
-    """What a run goes on from, and the ranges that it has to read: (start, stop) by log."""
+    """The counted segments that a run keeps, and the ranges that it has to read: (start, stop) by log."""
 
     kept: tuple[CountedSegment, ...]
     ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -124,11 +124,10 @@ class PendingScan:
 def pending_scan(
     state: State, logs: Iterable[LogSnapshot], checksums: Mapping[tuple[str, int], int | None]
 ) -> PendingScan:
-    """Compare what is counted with the logs as they are now; `marks`: those of now, by log and start of the segment.
+    """Compare the state with the present logs. `checksums`: the present ones by log and start of the segment.
 
-    A segment that is gone is dropped. One that is shorter than what was read of it, begins with another record, or has
-    others where it was read to (the end of the log was undone, and others were written), is not the one that was
-    counted: it is read again from its start.
+    An expired segment is dropped. A segment is read again from its start if it is shorter than its counted part, begins
+    with another record, or has another checksum: the end of the log was truncated and rewritten.
     """
     known = {(k.log, k.segment): k for k in state.segments}
     kept: list[CountedSegment] = []
@@ -155,8 +154,9 @@ def pending_scan(
 
 @dataclass(frozen=True)
 class SegmentCount:
-    """What a run has counted of one segment: the end of its last record, its store times, and the checksum of the bytes
-    from `begin` to that end as they were when they were counted."""
+    """The result of one run for a segment: end and store times of its records, and the checksum from `begin` to the
+    end.
+    """
 
     end: int
     min_ms: int
@@ -172,10 +172,10 @@ def advance(
     counted: Mapping[tuple[str, int], SegmentCount],
     damaged: Mapping[tuple[str, int], Sequence[int]],
 ) -> State:
-    """The state after a run has counted all of `ahead`, and found no record in the places `damaged`.
+    """Return the state after a run has counted all of `pending`. `damaged`: the offsets without a record.
 
-    Everything of a segment that has a successor is read; the last segment goes on growing after its last record. Marks
-    end there for all that was read.
+    A segment with a successor is read completely. The last segment continues after its last record. The checksums end
+    at the last counted record.
     """
     kept = {(k.log, k.segment): k for k in pending.kept}
     result: list[CountedSegment] = []
@@ -201,23 +201,23 @@ def advance(
 
 
 def fully_read(state: State, run: str) -> list[CountedSegment]:
-    """The segments that a run has read to their end."""
+    """Return the segments that a run has read to their end."""
     return [k for k in state.segments if k.end > k.records_end and k.runs and k.runs[-1][0] == run]
 
 
 def with_checksums(state: State, checksums: Mapping[tuple[str, int], int | None]) -> State:
-    """The state with these marks, by log and start of the segment."""
+    """Return the state with these checksums by log and start of the segment."""
     return State(tuple(replace(k, checksum=checksums.get((k.log, k.segment), k.checksum)) for k in state.segments))
 
 
 def merged(state: State, run: str) -> State:
-    """The state once the rows of all its runs are merged into those of `run`."""
+    """Return the state after the rows of all its runs were merged into those of `run`."""
     return State(tuple(replace(k, runs=((run, k.end),)) if k.runs else k for k in state.segments))
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which counted segments lie in a window of time, and which only in part and must be read again with a filter."""
+    """The counted segments inside a window of time, and those that are partly inside and must be read with a filter."""
 
     complete: tuple[CountedSegment, ...]
     partial: tuple[CountedSegment, ...]

@@ -1,4 +1,4 @@
-"""Columns of the `commitlog` source, their Spark and Arrow types, and which of them a read gives."""
+"""The columns of the `commitlog` source, with their Spark and Arrow types."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ COLUMNS: Final[dict[str, tuple[DataType, Any, str]]] = {
 """Name: (Spark type, Arrow type, meaning)."""
 
 DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("body", "damage"))
-"""Columns of a read that names none: everything but the body, and the damage that only some ask for."""
+"""The default columns of a read: all but the body and the damage."""
 
 NULLABLE_COLUMNS: Final = frozenset(("keys", "unique_id", "tags", "delay_level", "transaction", "damage"))
-"""Columns that not every record has."""
+"""Columns that a record may lack."""
 DAMAGE_COLUMNS: Final = frozenset(("log", "segment", "physical_offset", "size", "damage"))
-"""Columns of the rows that are damaged places; all others are null there."""
+"""Columns of damaged ranges. All other columns are null there."""
 
 
 def nullable(column: str, damage_rows: bool) -> bool:
-    """Whether a column may be null. Spark looks at every value of such a column once more."""
+    """Return whether a column may be null. Spark checks every value of such a column."""
     return column in NULLABLE_COLUMNS or (damage_rows and column not in DAMAGE_COLUMNS)
 
 
 def spark_schema(columns: Sequence[str], damage_rows: bool = False) -> StructType:
-    """The Spark schema of these columns. Raises SourceError for a name that is no column."""
+    """Return the Spark schema of these columns. Raises SourceError for an unknown name."""
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise SourceError(f"option columns: {unknown[0]!r} is no column; there are {', '.join(COLUMNS)}")
@@ -72,7 +72,7 @@ def spark_schema(columns: Sequence[str], damage_rows: bool = False) -> StructTyp
 
 
 def check_schema(schema: StructType, damage_rows: bool) -> None:
-    """Check a schema that the user may have given. Raises SourceError when a name or type is not ours."""
+    """Check a schema from a user. Raises SourceError for an unknown name or a wrong type."""
     spark_schema(schema.fieldNames())
     for field in schema.fields:
         expected = COLUMNS[field.name][0]
@@ -83,7 +83,7 @@ def check_schema(schema: StructType, damage_rows: bool) -> None:
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """The Arrow schema for a Spark schema, exactly as Spark expects it."""
+    """Return the Arrow schema that Spark expects for a Spark schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")

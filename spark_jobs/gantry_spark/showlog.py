@@ -1,7 +1,7 @@
-"""The last report as lines of a log: the way out of a volume that only a pod of the cluster can mount.
+"""Writes the last report to the pod's log, to export it from a volume that only pods can mount.
 
-It is compressed and written between two marker lines, in base64, since logs are lines of text and other programs may
-write to the same one.
+The report is compressed and encoded in base64 between two marker lines, since a log consists of text lines and other
+programs may write to it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gantry_spark.session import session
 BEGIN: Final = "-----BEGIN GANTRY REPORT-----"
 END: Final = "-----END GANTRY REPORT-----"
 _LINE: Final = 12_288
-"""Compressed bytes on a line: 16 KiB of text, where container runtimes cut lines."""
+"""Compressed bytes on a line: 16 KiB of text, the line limit of container runtimes."""
 
 
 def to_lines(data: bytes) -> list[str]:
-    """A file as lines. `gantry_operator.analytics.ondemand` reads them."""
+    """Encode a file as lines. `gantry_operator.analytics.ondemand` decodes them."""
     packed = gzip.compress(data, mtime=0)
     body = (base64.b64encode(packed[i : i + _LINE]).decode() for i in range(0, len(packed), _LINE))
     return [BEGIN, *body, END]
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write a file of the last report in `--out` to standard output; exits with 1 when there is none."""
+    """Write a file of the last report in `--out` to standard output. Exits with 1 if there is none."""
     parser = argparse.ArgumentParser(prog="show", description="The last report, as lines of a log.")
     parser.add_argument("--file", required=True, choices=("report.json", "report.html"), help="which file of it")
     parser.add_argument("--out", required=True, help="directory of the reports, or an URL of a Hadoop file system")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
 def _read(out: str, name: str, conf: dict[str, str]) -> bytes:
     if is_local(out):
         return _file(LocalOutputStore(out), name)
-    # Only what the file system needs: no executors.
+    # Only the file system's configuration is needed, and no executors.
     kept = {k: v for k, v in conf.items() if not k.startswith(("spark.master", "spark.kubernetes.", "spark.executor."))}
     spark = session("gantry-show", "local[1]", kept)
     try:

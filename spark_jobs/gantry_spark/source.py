@@ -1,24 +1,24 @@
-"""`spark.read.format("commitlog")`: the data source, for reading once and as a stream.
+"""The data source `spark.read.format("commitlog")`, for batch and streaming reads.
 
-The driver lists the logs and cuts them into ranges at record borders (`plan`); each task reads its range in blocks,
-finds its records (`scan`) and hands Arrow batches of the wanted columns to Spark (`decode`). Use `register(spark)` of
-this package: Spark wants `spark.sql.python.filterPushdown.enabled` on before a Python source may take filters.
+The driver lists the logs and splits them into ranges at record boundaries (`partitioning`). Each task reads its range
+in blocks, finds the valid records (`scan`) and returns Arrow batches of the requested columns (`decode`). A session
+must register the source with `gantry_spark.register`: Spark pushes filters to Python sources only with
+`spark.sql.python.filterPushdown.enabled`.
 
-Spark's Python data source API does not tell a source which columns a query uses (4.3). So pruning is by what is
-named: `.option("columns", "topic,size")`, or `.schema("topic string, size int")`; without either a read gives all
-columns but the body and the damage.
+Spark's Python data source API does not pass the columns of a query to the source (4.3). So a read names its columns:
+`.option("columns", "topic,size")` or `.schema("topic string, size int")`. The default is all columns but the body and
+the damage.
 
-Options, besides those above:
+Options:
 - `path` (or load's argument; several are allowed): store directories. `brokers`: HTTP addresses, separated by commas,
-  with their group before them (`a=http://10.0.0.5:10921`) if a group that does not answer shall not go unnoticed.
-  `cluster`: NameServer addresses, separated by semicolons. One of the three.
-- `body`: true adds the body. `verify`: false does not check the CRC of bodies.
-- `damaged`: `skip` leaves damaged places out; with `rows` each is a row with `damage` set and no topic.
-- `parallelism`: cores to cut for. `partitionBytes`: size of a partition instead of that. A task reads one range, or
-  several in turn when they are small.
-- `rateLimit`: bytes a second that one task takes from a broker, at most. `tokenFile`: holds the brokers' admin token.
-- `ranges`: JSON {log: [[from, to], ...]} of record borders: only records that start there.
-- `maxBytesPerTrigger`: of a stream. `clockSlackMs`: by how much store times may step back within a log.
+  each with its group (`a=http://10.0.0.5:10921`) to detect a group without a member that answers.
+  `cluster`: NameServer addresses, separated by semicolons. Exactly one of these three is required.
+- `columns`: names of columns, separated by commas. `body`: true adds the body. `verify`: false skips the CRC of bodies.
+- `damaged`: `skip` leaves damaged ranges out. `rows` returns each as a row with `damage` and without a topic.
+- `parallelism`: number of cores. `partitionBytes`: size of a partition, instead of a size by the number of cores.
+- `rateLimit`: limit of one task's reads from brokers, in bytes a second. `tokenFile`: file with the admin token.
+- `ranges`: JSON {log: [[from, to], ...]} of record boundaries. Only records that start in these ranges are read.
+- `maxBytesPerTrigger`: limit of a stream's batch. `clockSlackMs`: tolerance for store times that step back in a log.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _OPTION_NAMES: Final = frozenset(
 
 
 class Options:
-    """The options of a read, checked. Raises SourceError: names the option, its value and what to write instead."""
+    """The validated options of a read. Raises SourceError with the option, its value and the valid form."""
 
     def __init__(self, given: dict[str, str]) -> None:
         options = {name.lower(): value for name, value in given.items()}
@@ -96,12 +96,12 @@ class Options:
             raise SourceError('option ranges: write JSON as {"log": [[0, 1048576]]}') from None
 
     def logs(self) -> list[Any]:
-        """The logs to read. Raises SourceError."""
+        """Open the logs. Raises SourceError."""
         logs: list[Any]
         if self.paths:
             logs = [DirectoryLog(find(path)) for path in self.paths]
         else:
-            # What the network needs takes a second to import, and each of Spark's workers would pay for it.
+            # The network modules take a second to import, and every Spark worker would pay for it.
             from gantry_spark import remote, remoting
 
             brokers = self.brokers or remoting.broker_urls(self.cluster)
@@ -116,7 +116,7 @@ class Options:
 
 
 def unreachable_warnings(logs: Sequence[Any]) -> list[str]:
-    """For each address that does not answer and may be of a group that is none of these: why, and what to write."""
+    """Return a warning for each address that does not answer and may belong to a missing group."""
     groups = ", ".join(log.name for log in logs)
     return [
         f"{why}; if it is of another group than {groups}, the records of that are missing: write the group before "
@@ -126,7 +126,7 @@ def unreachable_warnings(logs: Sequence[Any]) -> list[str]:
 
 
 def _is_http(address: str) -> bool:
-    """Whether it names a broker's HTTP interface; its group may stand before it."""
+    """Return whether an address, with or without its group, names an HTTP interface."""
     text = re.sub(r"^[^=/]+=", "", address)
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -152,7 +152,7 @@ def _number(options: dict[str, str], name: str, default: int, least: int) -> int
 
 
 class LogPartition(InputPartition):
-    """One partition: ranges of a log, in order, and how to open it."""
+    """One Spark partition: ranges of a log in order."""
 
     def __init__(self, log: Any, parts: tuple[partitioning.LogRange, ...]) -> None:
         super().__init__(parts)
@@ -161,7 +161,7 @@ class LogPartition(InputPartition):
 
 
 class ExpiredPartition(InputPartition):
-    """Bytes [start, end) of a log that expired before they could be read."""
+    """Bytes [start, end) of a log that expired before they were read."""
 
     def __init__(self, log: str, start: int, end: int) -> None:
         super().__init__((start, end))
@@ -170,7 +170,7 @@ class ExpiredPartition(InputPartition):
 
 
 def read_parts(partition: InputPartition, wanted: StructType, where: RecordFilter, options: Options) -> Iterator[Any]:
-    """The batches of one partition."""
+    """Yield the batches of one partition."""
     if isinstance(partition, ExpiredPartition) and options.damage_rows:
         lost = partition.damage
         batch = damage_batch(partition.log, lost.start, lost, wanted.fieldNames(), arrow_schema(wanted), where)
@@ -208,7 +208,7 @@ def _read(
 
 
 def partitions_of(options: Options, where: RecordFilter) -> list[InputPartition]:
-    """The partitions of a read. Raises SourceError."""
+    """Return the partitions of a read. Raises SourceError."""
     logs = options.logs()
     for warning in unreachable_warnings(logs):
         logger.warning("%s", warning)
@@ -246,14 +246,14 @@ class CommitLogReader(DataSourceReader):
 
 
 class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads logs as they grow; the offset of a stream is {log: position}, always record borders."""
+    """Reads logs as they grow. The offset of a stream is {log: position}; positions are record boundaries."""
 
     def __init__(self, schema: StructType, options: Options) -> None:
         check_schema(schema, options.damage_rows)
         self.schema = schema
         self.options = options
         self.target: dict[str, int] | None = None
-        """How far a query with the trigger availableNow reads; None: there is no end."""
+        """The end of a query with the trigger availableNow; None: no end."""
 
     def initialOffset(self) -> dict[str, int]:
         return {log.name: log.segments[0].start for log in self.options.logs() if log.segments}
@@ -273,7 +273,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         left = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         for index, log in enumerate(logs):
             at = start.get(log.name, log.segments[0].start)
-            # What a log leaves of its share goes to those after it; each gets on, if only by a record.
+            # A log passes the rest of its share on to the next logs. Each log advances by at least one record.
             share = 0 if left is None else max(1, left // (len(logs) - index))
             end = partitioning.stream_end_offset(log, at, share)
             if self.target is not None:
@@ -309,11 +309,11 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_parts(partition, self.schema, RecordFilter(), self.options)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is held for a stream: brokers expire segments by their own rules."""
+        """Do nothing: brokers expire segments by their own rules."""
 
 
 class CommitLogSource(DataSource):
-    """The data source; `gantry_spark.register` makes it known to a session."""
+    """The data source `commitlog`. `gantry_spark.register` registers it with a session."""
 
     @classmethod
     def name(cls) -> str:

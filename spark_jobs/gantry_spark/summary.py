@@ -1,10 +1,10 @@
-"""From the partial figures to those of the report: the Spark queries, and their small results as plain rows.
+"""The Spark queries of the report, from partial aggregates to small results as plain rows.
 
-What is collected is small whatever the log's size: rows by topic and queue, by topic and hour, by topic and bucket, and
-the top keys. Everything that has a row a key stays in Spark.
+The results are small for every size of the log: rows by topic and queue, by topic and hour, by topic and bucket, and
+the top keys. Tables with one row per key stay in Spark.
 
-The newest version of a key: within one log the one furthest on; among the logs of a cluster the one stored last. All
-other versions of that key in the topic are superseded.
+The newest version of a key is, within one log, the one with the highest offset; across the logs of a cluster, the one
+with the latest store time. All other versions of the key in the topic are superseded.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 RECHECKED_DAMAGE: Final = 100
-"""Damaged locations of a segment that are looked at again: a broker that mends one mends them all."""
+"""Number of damaged ranges of a segment that the next run checks again. A broker that repairs one repairs all."""
 QUEUES: Final = 64
-"""Queues whose numbers are the bits of one `locations` entry."""
+"""Number of queues in the bitmap of one `locations` entry."""
 
 
 @dataclass(frozen=True)
 class GroupOffset:
-    """How far a consumer group has read a queue of one log."""
+    """The offset of a consumer group in a queue of one log."""
 
     group: str
     log: str
@@ -42,7 +42,7 @@ class GroupOffset:
 
 @dataclass
 class Summary:
-    """All collected rows. Column names are those of the queries below."""
+    """All collected rows. The column names are those of the queries below."""
 
     queues: list[Row] = field(default_factory=list)
     hours: list[Row] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Summary:
     hot: list[Row] = field(default_factory=list)
     groups: list[Row] = field(default_factory=list)
     spans: list[Row] = field(default_factory=list)
-    """By log, topic and queue the first and last queue offset of the whole log, whatever the window of the rest."""
+    """First and last queue offset by log, topic and queue, of the whole log for every window."""
     damage: list[Row] = field(default_factory=list)
 
     @property
@@ -69,9 +69,11 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 
 def counted_segments(rows: DataFrame) -> list[Row]:
-    """Per log and segment of these rows: end of the last record (null: it has none), least and greatest store time,
-    where tasks ended with start and checksum of the bytes before that, and the damaged locations: the first ones, and the
-    end of the last one."""
+    """Return the results of these rows by log and segment.
+
+    Columns: end of the last record (null: none), least and greatest store time, checksums at the ends of tasks, the
+    first damaged offsets, and the end of the last damaged range.
+    """
     segments = rows.filter(f.col("kind").isin("count", "end", "damage")).groupBy("log", "segment")
     return _rows(
         segments.agg(
@@ -88,13 +90,13 @@ def counted_segments(rows: DataFrame) -> list[Row]:
 
 
 def queue_spans(counts: DataFrame) -> list[Row]:
-    """By log, topic and queue: the first and the last queue offset of these counts."""
+    """Return the first and the last queue offset of these counts by log, topic and queue."""
     spans = counts.groupBy("log", "topic", "queue_id")
     return _rows(spans.agg(f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo")))
 
 
 def with_unread_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
-    """The offsets, and for each queue of a group's topics that it has not begun to read, that of its first record."""
+    """Return the offsets, completed by the first offset of each queue that a group has not begun to read."""
     known = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
     queues: dict[str, list[Row]] = {}
     for span in spans:
@@ -111,12 +113,11 @@ def with_unread_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> 
 
 
 def newest_by_key(rows: DataFrame, keys_span_blocks: bool) -> DataFrame:
-    """One row a key and topic: versions, bytes, where and how large the newest version is, and the queues it is in.
+    """Return one row for each key and topic: versions, bytes, the newest version, and the queues.
 
-    `spread`: what `Summary.spread` says of these rows.
-
-    `locations` has for each log and each 64 queues (`block`) the queues as bits. All aggregates but those that bring
-    several logs together are over plain numbers, which Spark keeps in hash tables; of anything else it would sort.
+    `keys_span_blocks`: as `Summary.keys_span_blocks` of these rows. `locations` has the queues as bits, for each log
+    and each 64 queues (`block`). Aggregates over plain numbers use hash tables; Spark sorts for all other types. Only
+    the merge of several logs needs that.
     """
     newest = [f.max_by(name, "phys").alias(name) for name in ("size", "ms", "qo", "tombstone", "queue_id")]
     bit = f.call_function("shiftleft", f.lit(1).cast("long"), (f.col("queue_id") % QUEUES).cast("int"))
@@ -135,7 +136,7 @@ def newest_by_key(rows: DataFrame, keys_span_blocks: bool) -> DataFrame:
             "topic", "key", "n", "bytes", "ms", "log", "phys", "size", "qo", "tombstone", "queue_id",
             f.array(location).alias("locations"),
         )  # fmt: skip
-    # Within a log the newest is the one furthest on, whatever its time: first one row a log, then one a topic.
+    # Within a log the newest version has the highest offset. So first one row a log, then one a topic.
     version = f.struct("phys", "ms", "size", "qo", "tombstone", "queue_id")
     by_log = by_log.groupBy("log", "topic", "key").agg(
         f.sum("n").alias("n"),
@@ -154,7 +155,7 @@ def newest_by_key(rows: DataFrame, keys_span_blocks: bool) -> DataFrame:
 
 
 def summarize(rows: DataFrame) -> Summary:
-    """Everything that has no key, in one pass: by queue, by hour, by size, and the damaged locations."""
+    """Return everything without a key in one pass: by queue, by hour, by size, and the damaged ranges."""
     result = Summary()
     sums = ", ".join(f"sum({name}) as {name}" for name in SUMS)
     small = rows.filter(f.col("kind").isin("count", "size", "damage"))
@@ -190,10 +191,10 @@ def summarize_keys(
     offsets: Sequence[GroupOffset],
     counts: DataFrame,
 ) -> None:
-    """Everything that has a key, and the groups. `keys` is `newest_by_key(rows)`, as stored; `counts` are the counts of
-    the whole log, though `rows` be of a window.
+    """Add everything with a key, and the groups. `keys` is the stored result of `newest_by_key(rows)`.
 
-    `gone_before_ms`: a key whose newest version is a tombstone stored before this is dropped as a whole.
+    `counts`: the counts of the whole log for every window. `gone_before_ms`: compaction drops a key if its newest
+    version is a tombstone stored before this time (Unix milliseconds).
     """
     _summarize_keys(result, keys, gone_before_ms, top)
     if offsets:
@@ -201,7 +202,7 @@ def summarize_keys(
 
 
 def _kept(gone_before_ms: int) -> Any:
-    """Whether compaction keeps the newest version of a key."""
+    """Return whether compaction keeps the newest version of a key."""
     return ~(f.col("tombstone") & (f.col("ms") < gone_before_ms))
 
 
@@ -212,7 +213,7 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
         (f.length(f.bin("n")) - 1).alias("bucket"),
         f.when(_kept(gone_before_ms), 1).otherwise(0).alias("stays"),
         f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
-        # Bytes that are no UTF-8 have become this character.
+        # Invalid UTF-8 has become U+FFFD.
         f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("ambiguous"),
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
@@ -235,7 +236,7 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
     for row in _rows(found):
         lists[row["grouped"]].append(row)
     _count_keys_of_queues(result, keys)
-    # Spark keeps just the first `top` of each task before the shuffle, so one topic with all the keys is no problem.
+    # Spark keeps only the first `top` rows of each task before the shuffle, so one topic may have all the keys.
     rank = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
     ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(rank).alias("rank"))
     result.hot = _rows(ranked.filter(f.col("rank") <= top))
@@ -243,7 +244,7 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
 
 
 def _count_keys_of_queues(result: Summary, keys: DataFrame) -> None:
-    """Distinct keys by queue: how often each queue's bit is set."""
+    """Count the distinct keys by queue: the set bits of each queue."""
     locations = keys.select("topic", f.explode("locations").alias("location"))
     bits = [
         f.sum(f.call_function("shiftrightunsigned", f.col("location.queues"), f.lit(i)).bitwiseAND(1)).alias(f"q{i}")
@@ -271,7 +272,7 @@ def _summarize_groups(
     offsets: Sequence[GroupOffset],
     counts: DataFrame,
 ) -> None:
-    """What each group has not read yet and compaction would remove: its keyed records ahead, less those that stay."""
+    """Count the unread records that compaction would remove for each group: unread keyed records minus kept ones."""
     table = f.broadcast(
         rows.sparkSession.createDataFrame(
             [(o.group, o.log, o.topic, o.queue_id, o.offset) for o in offsets],
@@ -279,7 +280,7 @@ def _summarize_groups(
         )
     )
     on = ["log", "topic", "queue_id"]
-    # By buckets: offsets of a damaged head are anywhere, and sums with them may be more than a number holds.
+    # Damaged headers have arbitrary offsets. Sums by bucket do not overflow with them.
     at = f.call_function("shiftright", f.col("offset"), f.lit(BITMAP_BITS.bit_length() - 1))
     skip = f.when(f.col("bucket") > at, 0).otherwise(f.col("offset").bitwiseAND(BITMAP_BITS - 1)).cast("int")
     ahead_bits = f.call_function("shiftrightunsigned", f.col("bits"), skip)
@@ -291,7 +292,7 @@ def _summarize_groups(
     newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
     stays = newest.select("group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest"))
     spans = counts.select(*on, "max_qo", "min_ms").join(table, on)
-    # A time in the first hour of 1970 is that of a damaged head.
+    # A time in the first hour of 1970 is that of a damaged header.
     unread = spans.filter((f.col("max_qo") >= f.col("offset")) & (f.col("min_ms") >= HOUR_MS)).select(
         "group", *on, none.alias("keyed"), none.alias("kept"), f.col("min_ms").alias("oldest")
     )
