@@ -304,7 +304,7 @@ class AggregatesReader(DataSourceReader):
                     if aggregator.should_flush:
                         yield from aggregator.rows()
         except Expired as gone:
-            yield aggregator.damage(Damage(at, part.range.stop, f"expired while it was read: {gone}"))
+            yield aggregator.damage(Damage(at, part.range.stop, f"expired during the read: {gone}"))
         yield from aggregator.rows()
         if last is not None:
             yield aggregator.end(last)

@@ -49,7 +49,7 @@ def check_compaction(job: Job, topic: str, out: Path | None) -> int:
     Raises GantrySparkError as `compact` does.
     """
     if topic_kind(topic) != "user":
-        raise SourceError(f"{topic} is one of the broker's own topics ({topic_kind(topic)}); these are not compacted")
+        raise SourceError(f"{topic} is a system topic ({topic_kind(topic)}); compaction does not apply to them")
     if out is not None:
         _require_new_directory(out)
     return preflight(job, whole=True)
@@ -79,7 +79,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         figures = build(found, context)
         mine = next((t for t in figures["topics"] if t["topic"] == topic), None)
         if mine is None:
-            raise SourceError(f"there is no record of topic {topic} in {job.source}")
+            raise SourceError(f"{job.source} holds no record of topic {topic}")
         refused = not_compactable(mine)
         if refused is not None:
             raise SourceError(f"{topic} cannot be compacted: {refused}")
@@ -107,8 +107,8 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             written = sum(s["bytes"] for s in result["stores"])
             if written != result["keptBytes"]:
                 raise OutputError(
-                    f"{written} bytes were written to {out}, but {result['keptBytes']} should stay: the log changed "
-                    f"meanwhile (expired segments?); delete the directory and run this again"
+                    f"{written} bytes were written to {out} instead of {result['keptBytes']}: the log has changed "
+                    f"(expired segments?); delete the directory and run this again"
                 )
         return result
 
@@ -121,15 +121,15 @@ def _quoted(text: str) -> str:
 def _require_new_directory(out: Path) -> None:
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise OutputError(f"{out} is there already: name a directory that does not exist yet, or an empty one")
+            raise OutputError(f"{out} already exists: name a new or an empty directory")
         # `_write` creates the directory, so a refused command leaves nothing behind.
         there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     except OSError as error:
         raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
     if not there.is_dir():
-        raise OutputError(f"output {out} cannot be written: {there} is no directory")
+        raise OutputError(f"output {out} cannot be written: {there} is not a directory")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"output {out} cannot be written: nothing may be made in {there}")
+        raise OutputError(f"output {out} cannot be written: {there} is not writable")
 
 
 def _kept_offsets(keys: DataFrame, log: str, gone_before_ms: int) -> Ints:
@@ -228,7 +228,7 @@ def _write(
             writer.close()
         _write_config(root, log, topic, max(1, queues), environment)
     except Expired as gone:
-        raise OutputError(f"output {root} is not whole: {gone}; delete the directory and run this again") from None
+        raise OutputError(f"output {root} is incomplete: {gone}; delete the directory and run this again") from None
     except OSError as error:
         raise OutputError(f"output {root} cannot be written: {error.strerror or error}") from None
     return {"log": log.name, "path": str(root), "records": writer.records, "bytes": writer.written}

@@ -20,16 +20,12 @@ _MAX_OFFSET: Final = 2**63 - 1
 _FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 """Maps all pages at once, if the system supports that: one page fault instead of many."""
 MUTABLE_TAIL_BYTES: Final = 64 * 1024 * 1024
-"""Bytes at the end of a log that its broker may still truncate. This exceeds the unconfirmed bytes of a group by
-far.
-"""
+"""Bytes at the end of a log that its broker may still truncate. The unconfirmed bytes of a group are far fewer."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log. `start` and `end` are its log offsets by its size. `limit`: the end of the bytes that
-    exist.
-    """
+    """A file of the log, with the log offsets [start, end) by its size. `limit`: the end of the existing bytes."""
 
     start: int
     end: int
@@ -61,9 +57,9 @@ def find(path: str) -> LogFiles:
 def _find(root: Path) -> LogFiles:
     """Raises SourceError as `find` does, and OSError if the directory cannot be read."""
     if not root.exists():
-        raise SourceError(f"{root} does not exist; give a store directory, the one that holds commitlog/")
+        raise SourceError(f"{root} does not exist; give a store directory (with commitlog/ in it)")
     if not root.is_dir():
-        raise SourceError(f"{root} is a file; give a store directory, the one that holds commitlog/")
+        raise SourceError(f"{root} is a file; give a store directory (with commitlog/ in it)")
     folder = root / "commitlog" if (root / "commitlog").is_dir() else root
     try:
         names = sorted(os.listdir(folder))
@@ -75,7 +71,8 @@ def _find(root: Path) -> LogFiles:
     if not files:
         inside = "is empty" if not names else f"holds {', '.join(names[:3])}" + (" and more" if len(names) > 3 else "")
         raise SourceError(
-            f"no commit log in {root}: {folder} {inside}; expected files named by 20 digits, as commitlog/{0:020d}"
+            f"no commit log in {root}: {folder} {inside}; expected files with names of 20 digits, such as "
+            f"commitlog/{0:020d}"
         )
     name = (root if folder != root else root.parent if root.name == "commitlog" else root).resolve().name
     return LogFiles(name, root, _segments(folder, files), unrelated)
@@ -144,8 +141,9 @@ def _is_unwritten(path: str) -> bool:
 
 
 def _data_end(path: str, size: int) -> int | None:
-    """Return the end of the last data of a file, or None if the file is gone. The rest of the last segment is a
-    hole.
+    """Return the end of the last data of a file, or None if the file is gone.
+
+    The unwritten rest of the last segment is a hole in the file.
     """
     with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
         end = at = 0

@@ -48,13 +48,13 @@ def _from_directory(found: Environment, log: DirectoryLog) -> None:
     root: Path = log.files.root
     if log.files.unrelated:
         listed = ", ".join(log.files.unrelated[:5]) + (" and more" if len(log.files.unrelated) > 5 else "")
-        found.notes.append(f"{log.name}: not part of the log, left out: {listed}")
+        found.notes.append(f"{log.name}: ignored files, not part of the log: {listed}")
     usage = shutil.disk_usage(root)
     found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE_PREFIX}{root.stat().st_dev}"))
     path = root / "config" / "consumerOffset.json"
     try:
         if not path.exists():
-            found.notes.append(f"{log.name}: no {path.name} beside the log: consumer groups are not looked at")
+            found.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
             return
         _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
     except (OSError, SourceError) as error:

@@ -79,9 +79,7 @@ def gather_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
 
 
 def slices_and_gaps(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
-    """Return the slices and the gaps between them in turn, as one BinaryArray over `buf`. `valid`: its validity
-    bits.
-    """
+    """Return slices and gaps in turn as one BinaryArray over `buf`. `valid`: the validity bits of the array."""
     edges = np.empty(2 * len(at), dtype=np.int32)
     edges[0::2] = at
     edges[1::2] = at + length

@@ -38,7 +38,7 @@ def parse_hours(text: str) -> float:
     """Parse a duration such as `90m`, `12h` or `7d`, and return it in hours. Raises ValueError with the valid form."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no length of time: write a number and s, m, h, d or w, for example 7d")
+        raise ValueError(f"{text!r} is not a duration: write a number and s, m, h, d or w, for example 7d")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -53,28 +53,33 @@ def parse_memory(text: str) -> str:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gantry_spark.report", description="The compaction report.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--path", action="append", default=[], help="store directory (again for another log)")
+    source.add_argument("--path", action="append", default=[], help="store directory (repeat for more logs)")
     source.add_argument(
-        "--brokers", help="HTTP addresses of the brokers, separated by commas, with their group before: a=http://..."
+        "--brokers", help="HTTP addresses of brokers, separated by commas, each with its group: a=http://..."
     )
     source.add_argument("--cluster", help="NameServer addresses, separated by semicolons")
-    parser.add_argument("--name", default="", help="what to call the cluster in the report")
-    parser.add_argument("--out", help="directory for reports and state, or an URL of a Hadoop file system")
-    parser.add_argument("--topics", action="append", default=[], help="topic, with * and ? (again for more)")
-    parser.add_argument("--since", help="only records of the last 12h, 7d, ...")
-    parser.add_argument("--tombstones", default="24h", help="how long compaction keeps tombstones (24h)")
+    parser.add_argument("--name", default="", help="name of the cluster in the report")
+    parser.add_argument("--out", help="directory for reports and state, or a URL of a Hadoop file system")
+    parser.add_argument("--topics", action="append", default=[], help="topic, with * and ? (repeat for more)")
+    parser.add_argument("--since", help="only records of this period, for example 12h or 7d")
+    parser.add_argument("--tombstones", default="24h", help="time for which compaction keeps tombstones (24h)")
     parser.add_argument(
-        "--reserved-hours", type=_integer_from(1), help="retention; left out: what the broker says, else 72"
+        "--reserved-hours", type=_integer_from(1), help="retention in hours (default: the broker's, else 72)"
     )
-    parser.add_argument("--top", type=_integer_from(1), default=20, help="hot keys by topic (20)")
+    parser.add_argument("--top", type=_integer_from(1), default=20, help="number of hot keys per topic (20)")
     parser.add_argument(
-        "--rate", type=_integer_from(0), default=0, help="bytes a second read from brokers, in all; 0: no limit"
+        "--rate",
+        type=_integer_from(0),
+        default=0,
+        help="limit of all reads from brokers, in bytes a second; 0: no limit",
     )
-    parser.add_argument("--token-file", help="holds the brokers' admin token")
-    parser.add_argument("--history", type=_integer_from(1), default=10, help="reports that are kept (10)")
-    parser.add_argument("--master", help="Spark master; left out: SPARK_MASTER, else local[*]")
-    parser.add_argument("--conf", action="append", default=[], help="key=value of Spark's configuration (again)")
-    parser.add_argument("--termination-log", help="write a short summary there, for the pod's status")
+    parser.add_argument("--token-file", help="file with the brokers' admin token")
+    parser.add_argument("--history", type=_integer_from(1), default=10, help="number of reports to keep (10)")
+    parser.add_argument("--master", help="Spark master (default: SPARK_MASTER, else local[*])")
+    parser.add_argument(
+        "--conf", action="append", default=[], help="key=value of Spark's configuration (repeat for more)"
+    )
+    parser.add_argument("--termination-log", help="file for a short summary, for the pod's status")
     return parser
 
 
@@ -150,8 +155,8 @@ def error_message(error: BaseException) -> str:
         return str(said[-1]).strip()
     if _SHUT_DOWN in str(error):
         return (
-            "Spark gave up, as it does when its executors fail again and again: their pods' logs say why (too little "
-            "memory, an image that cannot be pulled, no way to the driver)"
+            "Spark has stopped because its executors failed too often. The logs of their pods name the reason (too "
+            "little memory, an image that cannot be pulled, no connection to the driver)"
         )
     causes = _JAVA_CAUSE.findall(str(error))
     if causes:
@@ -167,7 +172,7 @@ def write_termination_message(path: str | None, value: dict[str, Any]) -> None:
     try:
         Path(path).write_bytes(orjson.dumps(value)[:MAX_SUMMARY_BYTES])
     except OSError as error:
-        print(f"gantry: the summary cannot be written to {path}: {error}", file=sys.stderr)
+        print(f"gantry: cannot write the summary to {path}: {error}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -141,7 +141,7 @@ class HadoopOutputStore:
             yield
         except Py4JJavaError as error:
             reason = str(error.java_exception).splitlines()[0]
-            raise OutputError(f"output {self.url(name)} cannot be used: {reason}") from None
+            raise OutputError(f"output {self.url(name)} is not usable: {reason}") from None
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.url(name))

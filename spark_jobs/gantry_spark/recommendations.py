@@ -35,7 +35,7 @@ def recommend(
     `groups`: the report's consumer groups of this topic. `growth`: the report's forecast.
     """
     if topic["kind"] != "user":
-        return NO_CHANGE, f"This is one of the broker's own topics ({topic['kind']}): not compactable."
+        return NO_CHANGE, f"This is a system topic ({topic['kind']}): not compactable."
     lost = [g for g in groups if g["expiredUnreadRecords"]]
     reserved = context.reserved_hours
     late = [g for g in groups if g["lagRecords"] and g["lagHours"] >= NEAR_EXPIRY_SHARE * reserved]
@@ -98,7 +98,7 @@ def not_compactable(topic: Mapping[str, Any]) -> str | None:
     if not topic["keyedRecords"]:
         return f"none of its {topic['records']:,} records has a key"
     if topic["ambiguousKeys"]:
-        return "it has keys that are not UTF-8 or contain U+FFFD, and the report cannot distinguish them"
+        return "it has keys that are not UTF-8 or contain U+FFFD, and these are ambiguous"
     return None
 
 

@@ -56,7 +56,7 @@ def headers(token_file: str | None) -> dict[str, str]:
     except OSError as error:
         raise SourceError(f"option tokenFile: {token_file} cannot be read: {error.strerror}") from None
     if _TOKEN.fullmatch(token) is None:
-        raise SourceError(f"option tokenFile: {token_file} holds no token: one line of ASCII")
+        raise SourceError(f"option tokenFile: {token_file} holds no token; expected one line of ASCII")
     return {"Authorization": f"Bearer {token.decode()}"}
 
 
@@ -73,7 +73,9 @@ def http_get(url: str, token_file: str | None, path: str) -> bytes:
     except httpx.HTTPError as error:
         raise SourceError(f"broker {url} does not answer: {error or type(error).__name__}") from None
     if answer.status_code in (401, 403):
-        raise SourceError(f"broker {url} refuses to be read ({answer.status_code}): give the admin token by tokenFile")
+        raise SourceError(
+            f"broker {url} refuses access ({answer.status_code}): set option tokenFile to a file with the admin token"
+        )
     if answer.status_code != 200:
         raise SourceError(f"broker {url}{path} answers {answer.status_code}: {answer.text[:200]}")
     return answer.content
@@ -95,7 +97,7 @@ def fetch_status(url: str, token_file: str | None = None) -> MemberStatus:
     try:
         return MemberStatus.model_validate_json(http_get(base_url(url), token_file, "/v1/status"))
     except ValueError as error:
-        raise SourceError(f"broker {url} gives no status of a Gantry broker: {str(error).splitlines()[0]}") from None
+        raise SourceError(f"broker {url} returns no status of a Gantry broker: {str(error).splitlines()[0]}") from None
 
 
 class RemoteLog:
@@ -144,16 +146,18 @@ def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[Re
         except SourceError as error:
             problems[group].append(str(error))
         except ValueError as error:
-            problems[group].append(f"{url} gives no listing of a log: {str(error).splitlines()[0]}")
+            problems[group].append(f"{url} returns no listing of a log: {str(error).splitlines()[0]}")
         else:
             if group not in (None, info.group):
                 raise SourceError(f"broker {url} is of group {info.group}, not of {group}")
             groups[info.group].append((url, info))
     for group, why in problems.items():
         if group is not None and group not in groups:
-            raise SourceError(f"nobody of group {group} answers, and without it there is only a part: {'; '.join(why)}")
+            raise SourceError(
+                f"no member of group {group} answers, and its part of the cluster would be missing: {'; '.join(why)}"
+            )
     if not groups:
-        raise SourceError("; ".join(problems[None]) or "no broker is named")
+        raise SourceError("; ".join(problems[None]) or "no broker is given")
     return [RemoteLog(infos, token_file, rate, problems[None]) for _, infos in sorted(groups.items())]
 
 
@@ -224,7 +228,7 @@ class HttpBytes:
                 time.sleep(pause)
                 pause = min(pause * 2, 8.0)
         said = "; ".join(f"{url}: {why}" for url, why in problems.items())
-        raise SourceError(f"bytes {start} to {stop} of the log cannot be had: {said}")
+        raise SourceError(f"bytes {start} to {stop} of the log are not available: {said}")
 
     def _slow_down(self, count: int) -> None:
         self._taken += count

@@ -23,7 +23,7 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
     """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise SourceError(f"{address!r} is no address: write host:port")
+        raise SourceError(f"{address!r} is not an address: write host:port")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as link:
             link.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
@@ -68,12 +68,12 @@ def broker_urls(name_servers: str) -> list[str]:
                 silent.append(f"group {group} ({', '.join(addresses) or 'no address'})")
         if found and silent:
             raise SourceError(
-                f"nobody names an HTTP interface of {'; '.join(silent)}, which NameServer {server} knows, and without "
-                f"it there is only a part: wait until it answers, or give option brokers"
+                f"no broker names the HTTP interface of {'; '.join(silent)}, registered with NameServer {server}, and "
+                f"its part of the cluster would be missing: wait until it answers, or give option brokers"
             )
         if found:
             return found
-        problems.append(f"NameServer {server} knows no broker that names its HTTP interface; give option brokers")
+        problems.append(f"NameServer {server} has no broker with a known HTTP interface; give option brokers")
     raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
 
 

@@ -146,7 +146,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         require_records(logs, job.source)
         incremental = IncrementalScan(spark, store, options, logs, name)
         rows = incremental.rows(since_ms)
-        logger.info("%s bytes of log are counted", f"{incremental.scanned:,}")
+        logger.info("counted %s bytes of log", f"{incremental.scanned:,}")
         # Without a filter, the rows already hold the counts of the whole log.
         part = bool(job.topics) or since_ms is not None
         counts = incremental.counts() if part else rows.filter("kind = 'count'")
@@ -175,11 +175,11 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
             complete=not missing,
             hours=_bytes_by_hour(counts) if part else None,
         )
-        logger.info("the newest record of each key is found")
+        logger.info("found the newest record of each key")
         summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
         report = build(found, context)
         if not report["totals"]["records"] and not report["damage"]["ranges"]:
-            report["notes"].append("No record of the log was looked at: it holds none, or none in the window.")
+            report["notes"].append("The report covers no record: the log has none, or none in the window.")
         report["run"] = name
         report["durationSeconds"] = round(time.monotonic() - started, 1)
         page = render(report)
@@ -197,7 +197,7 @@ def require_complete_logs(logs: Sequence[Any]) -> None:
     """Raise SourceError if a log of the cluster or a part of a log may be missing."""
     missing = _missing(logs)
     if missing:
-        raise SourceError(f"{'; '.join(missing)}. Newest versions may have been there, so nothing is compacted")
+        raise SourceError(f"{'; '.join(missing)}. The missing parts may hold newer versions, so nothing is compacted")
 
 
 def _missing(logs: Sequence[Any]) -> list[str]:
@@ -205,7 +205,7 @@ def _missing(logs: Sequence[Any]) -> list[str]:
     between = [(log.name, start, end) for log in logs for start, end in gaps(log)]
     return [
         *unreachable_warnings(logs),
-        *(f"{name}: bytes {start:,} to {end:,} are missing: no segment holds them" for name, start, end in between),
+        *(f"{name}: no segment holds bytes {start:,} to {end:,}" for name, start, end in between),
     ]
 
 
@@ -319,9 +319,9 @@ class IncrementalScan:
         gone = {known.log for known in previous.segments} - {log.name for log in self.logs}
         if unreachable and gone:
             raise SourceError(
-                f"log {min(gone)} was there in the last run, and nobody answers for it: {'; '.join(unreachable)}"
+                f"the last run read log {min(gone)}, and none of its members answers: {'; '.join(unreachable)}"
             )
-        self.notes += [f"{log}: it was there in the last run, and is not any more: left out" for log in sorted(gone)]
+        self.notes += [f"{log}: the last run read this log, and it no longer exists: left out" for log in sorted(gone)]
 
     def ranges(self, log: str) -> list[tuple[int, int]]:
         """Return the counted ranges of a log, after `rows`. Records start in them."""

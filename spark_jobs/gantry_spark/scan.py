@@ -46,9 +46,7 @@ class LogBytes(Protocol):
     """A source of log bytes."""
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from log offset `offset`, and return their number: less than requested only at
-        the end.
-        """
+        """Fill `into` with the bytes from log offset `offset`; return their number, smaller only at the log's end."""
         ...
 
     def map_range(self, offset: int, size: int) -> memoryview | None:
@@ -204,9 +202,7 @@ def last_nonzero_end(source: LogBytes, start: int, end: int) -> int | None:
 
 
 def next_record(source: LogBytes, start: int, wanted: Range, until: int | None = None) -> int | None:
-    """Return the first offset from `start` (below `until`) at which a record or the segment's filler begins, or
-    None.
-    """
+    """Return the first offset in [start, until) at which a record or the segment's filler begins, or None."""
     end = wanted.limit if until is None else min(until, wanted.limit)
     at = start
     buf = bytearray(_WINDOW)

@@ -54,8 +54,8 @@ class State:
     def to_json(self) -> bytes:
         rows = [
             {"log": k.log, "segment": k.segment, "end": k.end, "firstMs": k.first_ms, "minMs": k.min_ms,
-             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "recordsEnd": k.records_end, "checksumStart": k.checksum_start, "checksum": k.checksum,
-             "damaged": list(k.damaged)}
+             "maxMs": k.max_ms, "runs": [list(r) for r in k.runs], "recordsEnd": k.records_end,
+             "checksumStart": k.checksum_start, "checksum": k.checksum, "damaged": list(k.damaged)}
             for k in self.segments
         ]  # fmt: skip
         return orjson.dumps({"version": VERSION, "segments": rows}, option=orjson.OPT_INDENT_2)
@@ -154,9 +154,7 @@ def pending_scan(
 
 @dataclass(frozen=True)
 class SegmentCount:
-    """The result of one run for a segment: end and store times of its records, and the checksum from `begin` to the
-    end.
-    """
+    """The result of one run for a segment: end and store times of its records, and the checksum of [begin, end)."""
 
     end: int
     min_ms: int

@@ -22,29 +22,29 @@ from gantry_spark.errors import SourceError
 
 _TIME = pa.timestamp("us", tz="UTC")
 COLUMNS: Final[dict[str, tuple[DataType, Any, str]]] = {
-    "log": (StringType(), pa.string(), "name of the log: the broker group's, or the directory's"),
-    "segment": (LongType(), pa.int64(), "first offset of the segment that it lies in"),
-    "topic": (StringType(), pa.string(), "as stored: delayed and half messages lie under the broker's own topics"),
+    "log": (StringType(), pa.string(), "name of the log: that of the broker group or of the directory"),
+    "segment": (LongType(), pa.int64(), "first offset of the record's segment"),
+    "topic": (StringType(), pa.string(), "as stored: delayed and half messages have system topics"),
     "queue_id": (IntegerType(), pa.int32(), "queue of the topic"),
     "queue_offset": (LongType(), pa.int64(), "position within the queue, in messages"),
     "physical_offset": (LongType(), pa.int64(), "position in the log, in bytes"),
     "size": (IntegerType(), pa.int32(), "bytes of the whole record"),
-    "store_time": (TimestampType(), _TIME, "when the broker stored it, to the millisecond"),
-    "born_time": (TimestampType(), _TIME, "when the producer sent it, to the millisecond"),
+    "store_time": (TimestampType(), _TIME, "store time at the broker, in milliseconds"),
+    "born_time": (TimestampType(), _TIME, "send time at the producer, in milliseconds"),
     "born_host": (StringType(), pa.string(), "the producer's address:port"),
     "store_host": (StringType(), pa.string(), "the broker's address:port"),
-    "keys": (StringType(), pa.string(), "the KEYS property as it is (keys separated by spaces), or null"),
-    "unique_id": (StringType(), pa.string(), "the id that the producer's client gave it, or null"),
+    "keys": (StringType(), pa.string(), "the KEYS property as one text (keys separated by spaces), or null"),
+    "unique_id": (StringType(), pa.string(), "the id from the producer's client, or null"),
     "tags": (StringType(), pa.string(), "the TAGS property, or null"),
     "properties": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string()), "all properties"),
     "body_size": (IntegerType(), pa.int32(), "bytes of the body as stored"),
     "flag": (IntegerType(), pa.int32(), "the producer's flag"),
     "system_flag": (IntegerType(), pa.int32(), "RocketMQ's MessageSysFlag bits"),
     "delay_level": (IntegerType(), pa.int32(), "the DELAY property, or null"),
-    "reconsume_times": (IntegerType(), pa.int32(), "how often it was sent back by a consumer"),
+    "reconsume_times": (IntegerType(), pa.int32(), "number of times that a consumer sent it back"),
     "transaction": (StringType(), pa.string(), "prepared, committed or rolled back; null: not transactional"),
-    "prepared_offset": (LongType(), pa.int64(), "offset of the half message that this one ends, else 0"),
-    "damage": (StringType(), pa.string(), "why these `size` bytes are no records; null for records"),
+    "prepared_offset": (LongType(), pa.int64(), "offset of the half message that this record ends, else 0"),
+    "damage": (StringType(), pa.string(), "reason for which these `size` bytes hold no records; null for records"),
     "body": (BinaryType(), pa.binary(), "the body as stored"),
 }
 """Name: (Spark type, Arrow type, meaning)."""
@@ -67,7 +67,7 @@ def spark_schema(columns: Sequence[str], damage_rows: bool = False) -> StructTyp
     """Return the Spark schema of these columns. Raises SourceError for an unknown name."""
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
-        raise SourceError(f"option columns: {unknown[0]!r} is no column; there are {', '.join(COLUMNS)}")
+        raise SourceError(f"option columns: {unknown[0]!r} is not a column; there are {', '.join(COLUMNS)}")
     return StructType([StructField(name, COLUMNS[name][0], nullable(name, damage_rows)) for name in columns])
 
 

@@ -21,7 +21,7 @@ JAVA_VERSIONS: Final = (17, 21)
 INSTALL: Final = (
     "Spark 4 needs Java 17 or 21. Install it, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
     "`dnf install java-21-openjdk-headless` (Fedora, RHEL) or `brew install openjdk@21` (macOS), and set JAVA_HOME if "
-    "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 insists on.)"
+    "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 requires.)"
 )
 ARROW_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Disables Arrow's bounds and null checks, since Spark has already made them for each batch."""

@@ -33,11 +33,13 @@ def to_lines(data: bytes) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     """Write a file of the last report in `--out` to standard output. Exits with 1 if there is none."""
-    parser = argparse.ArgumentParser(prog="show", description="The last report, as lines of a log.")
-    parser.add_argument("--file", required=True, choices=("report.json", "report.html"), help="which file of it")
-    parser.add_argument("--out", required=True, help="directory of the reports, or an URL of a Hadoop file system")
-    parser.add_argument("--conf", action="append", default=[], help="key=value of Spark's configuration (again)")
-    parser.add_argument("--termination-log", help="write a short summary there, for the pod's status")
+    parser = argparse.ArgumentParser(prog="show", description="Writes the last report as lines of a log.")
+    parser.add_argument("--file", required=True, choices=("report.json", "report.html"), help="file of the report")
+    parser.add_argument("--out", required=True, help="directory of the reports, or a URL of a Hadoop file system")
+    parser.add_argument(
+        "--conf", action="append", default=[], help="key=value of Spark's configuration (repeat for more)"
+    )
+    parser.add_argument("--termination-log", help="file for a short summary, for the pod's status")
     args = parser.parse_args(argv)
     try:
         data = _read(args.out, args.file, dict(pair.split("=", 1) for pair in args.conf))
@@ -63,5 +65,5 @@ def _read(out: str, name: str, conf: dict[str, str]) -> bytes:
 def _file(store: OutputStore, name: str) -> bytes:
     data = store.read(name)
     if data is None:
-        raise SourceError(f"there is no report in {store.url()} yet")
+        raise SourceError(f"{store.url()} holds no report yet")
     return data

@@ -68,7 +68,7 @@ class Options:
         self.brokers = [b.strip() for b in options.get("brokers", "").split(",") if b.strip()]
         for broker in self.brokers:
             if not _is_http(broker):
-                raise SourceError(f"option brokers: {broker!r} is no address; write http://HOST:PORT")
+                raise SourceError(f"option brokers: {broker!r} is not an address; write http://HOST:PORT")
         self.cluster = options.get("cluster", "").strip()
         kinds = sum((bool(self.paths), bool(self.brokers), bool(self.cluster)))
         if kinds != 1:
@@ -110,7 +110,7 @@ class Options:
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise SourceError(
-                f"two logs are called {min(twice)}: copies of one log would count everything twice; give one of each"
+                f"two logs have the name {min(twice)}: copies of one log would count twice; give each log once"
             )
         return logs
 
@@ -119,8 +119,8 @@ def unreachable_warnings(logs: Sequence[Any]) -> list[str]:
     """Return a warning for each address that does not answer and may belong to a missing group."""
     groups = ", ".join(log.name for log in logs)
     return [
-        f"{why}; if it is of another group than {groups}, the records of that are missing: write the group before "
-        f"each address (GROUP=http://HOST:PORT), then this can be told"
+        f"{why}; if it belongs to another group than {groups}, that group's records are missing: write each address "
+        f"with its group (GROUP=http://HOST:PORT) to detect this"
         for why in dict.fromkeys(warning for log in logs for warning in log.unreachable)
     ]
 
@@ -166,7 +166,7 @@ class ExpiredPartition(InputPartition):
     def __init__(self, log: str, start: int, end: int) -> None:
         super().__init__((start, end))
         self.log = log
-        self.damage = Damage(start, end, "expired before it was read")
+        self.damage = Damage(start, end, "expired before the read")
 
 
 def read_parts(partition: InputPartition, wanted: StructType, where: RecordFilter, options: Options) -> Iterator[Any]:
@@ -200,8 +200,8 @@ def _read(
                 if batch is not None:
                     yield batch
     except Expired as gone:
-        logger.warning("%s: bytes %d to %d expired while they were read", log.name, at, part.range.stop)
-        lost = Damage(at, part.range.stop, f"expired while it was read: {gone}")
+        logger.warning("%s: bytes %d to %d expired during the read", log.name, at, part.range.stop)
+        lost = Damage(at, part.range.stop, f"expired during the read: {gone}")
         batch = damage_batch(log.name, segment, lost, columns, schema, where) if options.damage_rows else None
         if batch is not None:
             yield batch
@@ -214,7 +214,7 @@ def partitions_of(options: Options, where: RecordFilter) -> list[InputPartition]
         logger.warning("%s", warning)
     gone = {name for name, spans in (options.ranges or {}).items() if spans} - {log.name for log in logs}
     if gone:
-        raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
+        raise SourceError(f"log {min(gone)} is no longer available")
     found: list[InputPartition] = []
     total = sum(s.limit - s.start for log in logs for s in log.segments)
     target = options.partition_bytes or partitioning.partition_bytes_for(total, options.parallelism)
@@ -288,7 +288,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = self.options.logs()
         gone = {name for name in end if end[name] != start.get(name)} - {log.name for log in logs}
         if gone:
-            raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
+            raise SourceError(f"log {min(gone)} is no longer available")
         for log in logs:
             if log.name not in end or not log.segments:
                 continue
@@ -296,7 +296,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = max(start.get(log.name, first), first)
             lost = (start.get(log.name, first), min(first, end[log.name]))
             if lost[0] < lost[1]:
-                logger.warning("%s: bytes %d to %d expired before the stream had read them", log.name, *lost)
+                logger.warning("%s: bytes %d to %d expired before the stream read them", log.name, *lost)
                 found.append(ExpiredPartition(log.name, *lost))
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin

@@ -1,4 +1,4 @@
-"""The figures of the report in plain Python, one record after the other: the reference for Spark's."""
+"""The numbers of the report in plain Python, record by record: the reference for Spark's numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantry_broker.protocol.message import Record
 HOUR = 3_600_000
 SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
 Offsets = Mapping[tuple[str, str, str, int], int]
-"""(group, log, topic, queue): offset. Of a queue that a group has not begun there is none: all of it is unread."""
+"""(group, log, topic, queue): offset. A group has no offset of a queue that it has not begun to read."""
 Spans = dict[tuple[str, int], tuple[int, int]]
 """(log, queue): first and last queue offset."""
 
@@ -20,7 +20,7 @@ Spans = dict[tuple[str, int], tuple[int, int]]
 def figures(
     logs: Mapping[str, list[Record]], now_ms: int, tombstone_ms: int, offsets: Offsets, since_ms: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """By topic what the report says of it, of the figures that are compared."""
+    """Return the compared numbers of the report by topic."""
     by_topic: dict[str, list[tuple[str, Record]]] = defaultdict(list)
     spans = _spans(logs)
     for log, records in logs.items():
@@ -36,8 +36,10 @@ def figures(
 def growth(
     logs: Mapping[str, list[Record]], now_ms: int, disks: Sequence[tuple[int, int]], reserved_hours: int
 ) -> dict[str, Any]:
-    """What the report says of growth: of the logs as a whole, whatever it is on. `disks`: for each disk (not for each
-    log) its free bytes and how many logs lie on it."""
+    """Return the growth in the report, of the whole logs for every window.
+
+    `disks`: the free bytes and the number of logs of each disk (not of each log).
+    """
     stored = [(r.store_ms // HOUR, r.size) for records in logs.values() for r in records]
     last = max((hour for hour, _ in stored if hour <= now_ms // HOUR), default=now_ms // HOUR)
     begin = max(min((hour for hour, _ in stored), default=last), last - 72)
@@ -60,7 +62,7 @@ def _key(record: Record) -> str:
 
 
 def _survivors(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Record]]:
-    """The newest version of each key: last in its log; among logs the one stored last."""
+    """Return the newest version of each key: the last in its log; across logs the last by store time."""
     last: dict[tuple[str, str], Record] = {}
     for log, record in rows:
         if _key(record):
@@ -74,7 +76,7 @@ def _survivors(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Recor
 
 
 def _spans(logs: Mapping[str, list[Record]]) -> dict[str, Spans]:
-    """By topic, log and queue the first and last offset, whatever the window."""
+    """Return the first and last offset by topic, log and queue, for every window."""
     found: dict[str, Spans] = defaultdict(dict)
     for log, records in logs.items():
         for r in records:
@@ -183,7 +185,7 @@ def _queues(
 def _groups(
     topic: str, spans: Spans, gone: list[tuple[str, Record]], offsets: Offsets
 ) -> dict[str, tuple[int, int, int]]:
-    """By group: records behind, records that compaction would take, records that expired unread."""
+    """Return by group: lag in records, unread records that compaction removes, records that expired unread."""
     found: dict[str, tuple[int, int, int]] = {}
     if topic in SYSTEM:
         return found
@@ -198,11 +200,11 @@ def _groups(
 
 
 def comparable(topic: Mapping[str, Any]) -> dict[str, Any]:
-    """What a topic of the report says, in the form of `figures`."""
+    """Return a topic of the report in the form of `figures`."""
     same = (
         "records", "bytes", "bodyBytes", "keyedRecords", "keyedBytes", "distinctKeys", "supersededRecords",
-        "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes", "redelivered",
-        "delayed", "transactions",
+        "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes",
+        "redelivered", "delayed", "transactions",
     )  # fmt: skip
     from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""The partial figures that tasks count, against plain Python: whatever the log and its partitions, they add up."""
+"""The partial aggregates of tasks against plain Python: they add up for every log and every partitioning."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_partial_figures_add_up(
     records, lost = read_plain(root)
     if since is not None:
         records, lost = [r for r in records if r.store_ms >= since], []
-    # What a damaged head says of the time is kept within the years that can be written.
+    # The reader clips the store time of a damaged header to the supported years.
     for record in records:
         record.store_ms = min(max(record.store_ms, 0), MAX_TIME_MS)
     assert_counts(kinds["count"], records)

@@ -1,4 +1,4 @@
-"""The commands and what they say when something is wrong, as a user runs them."""
+"""The commands and their error messages, as a user runs them."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def test_analyze_and_report(tmp_path: Path) -> None:
         (
             ("analyze", "http://127.0.0.1:1,http://127.0.0.1:abc"),
             1,
-            "option brokers: 'http://127.0.0.1:abc' is no address; write http://HOST:PORT",
+            "option brokers: 'http://127.0.0.1:abc' is not an address; write http://HOST:PORT",
         ),
-        (("analyze", ".", "--since", "soon"), 2, "--since: 'soon' is no length of time"),
+        (("analyze", ".", "--since", "soon"), 2, "--since: 'soon' is not a duration"),
         (("compact", "Table", ".", "--dry-run", "--as-of", "noon"), 2, "write a time such as"),
     ],
 )
@@ -89,8 +89,8 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, args: tuple[str, ...]
     ("args", "says"),
     [
         (("--conf", "spark.driver.memory"), "--conf: 'spark.driver.memory'; write key=value"),
-        (("--since", "soon"), "--since: 'soon' is no length of time"),
-        (("--tombstones", "1y"), "--tombstones: '1y' is no length of time"),
+        (("--since", "soon"), "--since: 'soon' is not a duration"),
+        (("--tombstones", "1y"), "--tombstones: '1y' is not a duration"),
         (("--history", "0"), "--history: '0'; write a whole number of at least 1"),
         (("--rate", "-1"), "--rate: '-1'; write a whole number of at least 0"),
     ],
@@ -126,7 +126,7 @@ def test_report_takes_the_urls_that_analyze_takes(tmp_path: Path) -> None:
 
 
 def test_what_is_no_log_is_said_before_spark_starts(tmp_path: Path) -> None:
-    """Without a Java it could not start."""
+    """Spark could not start without Java."""
     folder = tmp_path / "store" / "commitlog"
     folder.mkdir(parents=True)
     (folder / f"{0:020d}").write_bytes(random.Random(5).randbytes(3_000_000))

@@ -1,4 +1,4 @@
-"""The compacted log: what was promised is saved, a broker's store opens it, offsets are kept."""
+"""The compacted log: its savings equal the report's, a broker's store opens it, and offsets stay."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, t
     says = "it has keys that are not UTF-8"
     with pytest.raises(SourceError, match=f"Table cannot be compacted: {says}"):
         compact(spark, job, "Table", None)
-    # The report promises and recommends nothing that is then refused.
+    # The report does not recommend a compaction that the command refuses.
     (topic,) = run(spark, job).report["topics"]
     assert (topic["compactable"], topic["savedBytes"], topic["recommendation"]) == (False, 0, "no change")
     assert topic["supersededRecords"] == 91
@@ -107,14 +107,14 @@ def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, t
 
 
 def test_a_log_of_which_a_part_is_missing_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
-    """The newest version of a key may have been there, or its tombstone."""
+    """The missing part may hold the newest version of a key or its tombstone."""
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message("Table", 0, b"x" * 1000, f"k{i % 10}", store_ms=START) for i in range(300))
     job = Job(paths=(str(tmp_path / "store"),), now_ms=NOW)
     writer.path(0).unlink()
     assert check_compaction(job, "Table", None)
     writer.path(2 * writer.segment).unlink()
-    says = r"store: bytes 131,072 to 196,608 are missing: .*\. Newest versions may have been there, so nothing is comp"
+    says = r"store: no segment holds bytes 131,072 to 196,608\. The missing parts may hold newer versions, so nothing"
     for work in (check_compaction, lambda *args: compact(spark, *args)):
         with pytest.raises(SourceError, match=says):
             work(job, "Table", tmp_path / "out")
@@ -146,7 +146,7 @@ def test_damage_and_what_expires_is_said(
         return Environment()
 
     monkeypatch.setattr("gantry_spark.compact.read_environment", expires)
-    says = rf"output {tmp_path}/out is not whole: .*{0:020d} is gone; delete the directory and run this again"
+    says = rf"output {tmp_path}/out is incomplete: .*{0:020d} is gone; delete the directory and run this again"
     with pytest.raises(OutputError, match=says):
         compact(spark, job, "Table", tmp_path / "out")
 
@@ -154,7 +154,7 @@ def test_damage_and_what_expires_is_said(
 def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of a file are there up to a page's end: records that come later begin, and end, on both sides of it."""
+    """Records appended during the run begin and end on both sides of the counted end."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"x" * 500, f"k{i % 10}", store_ms=START) for i in range(30))
@@ -177,17 +177,17 @@ def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
 
 def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:
     job = Job(paths=(str(root),), now_ms=NOW)
-    with pytest.raises(SourceError, match="no record of topic Nothing"):
+    with pytest.raises(SourceError, match="holds no record of topic Nothing"):
         compact(spark, job, "Nothing", None)
-    with pytest.raises(SourceError, match="broker's own topics"):
+    with pytest.raises(SourceError, match="is a system topic"):
         compact(spark, job, "%RETRY%group", None)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="already exists"):
         compact(spark, job, "Table", tmp_path / "full")
-    with pytest.raises(OutputError, match="file is no directory"):
+    with pytest.raises(OutputError, match="file is not a directory"):
         check_compaction(job, "Table", tmp_path / "full" / "file" / "out")
-    with pytest.raises(SourceError, match="no record of topic Nothing"):
+    with pytest.raises(SourceError, match="holds no record of topic Nothing"):
         compact(spark, job, "Nothing", tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
     keyless = LogWriter(tmp_path / "keyless")

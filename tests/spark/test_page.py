@@ -1,4 +1,4 @@
-"""The page in a headless browser: every plot is drawn, nothing is loaded from elsewhere."""
+"""The page: its texts, its layout, and its plots in a headless browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def report() -> dict[str, Any]:
-    """A report of made-up rows, as Spark's queries give them."""
+    """A report of made-up rows, in the form of the results of Spark's queries."""
     found = Summary()
     for topic, keyed, size in (("Prices", True, 300), ("Clicks <b>", False, 90), ("%RETRY%billing", True, 100)):
         hours = range(NOW // HOUR - 30, NOW // HOUR)
@@ -95,12 +95,12 @@ def test_the_text_uses_the_singular_for_one() -> None:
     ("disks", "hours"),
     [
         ([Disk("a", 10**9, 60_000)], 60),
-        # Two logs on one disk: known by its device, by the machine, or by its bytes.
+        # Two logs on one disk, identified by its device, by the machine, or by its bytes.
         ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 5")], 60),
         ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 6")], 120),
         ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 60),
         ([Disk("a", 10**9, 60_000, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 60),
-        # Two disks: each takes half.
+        # Two disks: each receives half.
         ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 120),
         ([Disk("a", 10**9, 9 * 10**8, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 120),
         ([Disk("a", 10**9, 60_500), Disk("b", 10**9, 60_000)], 120),
@@ -227,7 +227,7 @@ frame.addEventListener("load", () => {
 
 
 def measured(tmp_path: Path, width: int) -> dict[str, float]:
-    """The page's layout in a frame of `width` pixels: a window of Chromium has a least width of 500."""
+    """Return the page's layout in a frame of `width` pixels. Chromium's own window is at least 500 pixels wide."""
     made = report()
     made["topics"][0]["topic"] = "prices-of-all-articles-in-all-countries-with-a-very-long-name"
     frame = tmp_path / "frame.html"

@@ -1,4 +1,4 @@
-"""Properties found in many records at once, against the broker's own parser, on bytes that no client should send."""
+"""The properties of many records against the broker's own parser, also for bytes that no client should send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many cursors find the borders that a single walk finds, whatever the bytes are."""
+"""Many cursors find the boundaries that a single walk finds, for every input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def single_walk(buf: bytes, filled: int, stop: int) -> tuple[list[int], int]:
 
 
 def block(rng: random.Random, records: int, spread: int, traps: float, breaks: float) -> bytearray:
-    """Records of random bytes; `traps`: share that hold a size and a magic inside, `breaks`: that have a wrong size."""
+    """Return records of random bytes. `traps`: share with a size and a magic inside. `breaks`: share with a wrong
+    size.
+    """
     out = bytearray()
     for _ in range(records):
         size = MIN_RECORD + (rng.randrange(spread) if rng.random() < 0.5 else spread)

@@ -78,7 +78,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
     by_name_server = rows_of({"cluster": cluster.name_server, "tokenFile": token})
     assert [r for r in by_name_server if r["topic"] == "Orders"] == found
     (log,) = remote.open_logs(cluster.urls, token, 0)
-    assert [url for url, _ in log.sources] == [cluster.urls[1], cluster.urls[0]]  # the slave first
+    assert [url for url, _ in log.sources] == [cluster.urls[1], cluster.urls[0]]  # The slave is first.
     assert log.master == cluster.urls[0]
 
     job = Job(brokers=tuple(cluster.urls), token_file=token, name="demo", out=str(tmp_path / "out"), rate=64 << 20)
@@ -89,7 +89,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
     assert report["growth"]["disks"][0]["freeBytes"] > 0
     assert not report["notes"]
 
-    # Without the slave nothing more is confirmed, and the bytes come from the master.
+    # Without the slave the group confirms nothing more, and the master serves the bytes.
     cluster.kill(1)
     first = cluster.send_unconfirmed("Orders", b"nobody confirmed this")
     assert first != "SEND_OK"
@@ -98,7 +98,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
 
 
 class Answers:
-    """A broker's HTTP interface over the bytes of a store directory, which can be told to fail."""
+    """A broker's HTTP interface over the bytes of a store directory. A test can make it fail."""
 
     def __init__(self, root: Path, group: str = "a") -> None:
         self.root = root
@@ -182,7 +182,7 @@ def test_failed_answers_are_asked_for_again(served: tuple[Answers, str], monkeyp
     rows = rows_of({"brokers": url})
     assert [r["keys"] for r in rows] == [str(i) for i in range(400)]
     answers.fail = lambda start, stop: 500
-    with pytest.raises(SourceError, match=r"bytes 0 to .* of the log cannot be had: .*500"):
+    with pytest.raises(SourceError, match=r"bytes 0 to .* of the log are not available: .*500"):
         rows_of({"brokers": url})
 
 
@@ -195,10 +195,10 @@ def test_a_segment_that_expires_meanwhile_is_left_out_and_said(served: tuple[Ans
     answers.fail = lambda start, stop: 410 if start < answers.size else 200
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
     gone = [r for r in rows if r["damage"] is not None]
-    assert [r["damage"].split(":")[0] for r in gone] == ["expired while it was read"]
+    assert [r["damage"].split(":")[0] for r in gone] == ["expired during the read"]
     expected = [r.props["KEYS"] for r in read_plain(answers.root)[0] if r.phys_offset >= answers.size]
     assert [r["keys"] for r in rows if r["damage"] is None] == expected
-    # A read that begins now does not stumble over it either.
+    # A read that begins now skips the expired segment too.
     again = CommitLogReader(spark_schema(("keys",)), Options({"brokers": url}))
     assert sum(b.num_rows for p in again.partitions() for b in again.read(p)) == len(expected)
 
@@ -207,16 +207,16 @@ def test_reading_is_limited_in_rate(served: tuple[Answers, str]) -> None:
     answers, url = served
     began = time.monotonic()
     rows_of({"brokers": url, "rateLimit": str(answers.end)})
-    # The first answers come at once; then a second for the whole log.
+    # The first responses are immediate. Then the whole log takes one more second.
     assert time.monotonic() - began > 0.3
-    # The limit of a run is that of its tasks together.
+    # The limit of a run is the sum of the limits of its tasks.
     assert Job(brokers=(url,), rate=1000).options(4)["rateLimit"] == "250"
 
 
 def test_what_is_no_broker_is_said(served: tuple[Answers, str]) -> None:
     answers, url = served
     answers.get = lambda path: (200, b"<html>")  # type: ignore[method-assign]
-    with pytest.raises(SourceError, match=r"gives no listing of a log"):
+    with pytest.raises(SourceError, match=r"returns no listing of a log"):
         rows_of({"brokers": url})
     answers.get = lambda path: (404, b"not here")  # type: ignore[method-assign]
     with pytest.raises(SourceError, match=r"answers 404: not here"):
@@ -230,7 +230,7 @@ def test_a_group_of_which_nobody_answers_fails_the_run(
     spark: SparkSession, served: tuple[Answers, str], tmp_path: Path
 ) -> None:
     _, url = served
-    says = rf"nobody of group b answers, .*: broker {DEAD} does not answer: .*; broker {DEAD}0 does not answer"
+    says = rf"no member of group b answers, .*: broker {DEAD} does not answer: .*; broker {DEAD}0 does not answer"
     dead = f"b={DEAD}", f"b={DEAD}0"
     with pytest.raises(SourceError, match=says):
         rows_of({"brokers": ",".join((f"a={url}", *dead))})
@@ -244,7 +244,7 @@ def test_a_group_of_which_nobody_answers_fails_the_run(
     with pytest.raises(SourceError, match=rf"broker {url} is of group a, not of b"):
         rows_of({"brokers": f"b={url}"})
 
-    # One that answers is enough.
+    # One member that answers is enough.
     half = Job(brokers=(f"a={DEAD}", f"a={url}"))
     assert len(rows_of({"brokers": ",".join(half.brokers)})) == 400
     report = run(spark, half).report
@@ -257,7 +257,9 @@ def test_an_address_that_may_be_of_another_group_is_said(
     spark: SparkSession, served: tuple[Answers, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, url = served
-    says = rf"broker {DEAD} does not answer: .*; if it is of another group than a, the records of that are missing"
+    says = (
+        rf"broker {DEAD} does not answer: .*; if it belongs to another group than a, that group's records are missing"
+    )
     assert len(rows_of({"brokers": f"{url},{DEAD}"})) == 400
     assert re.search(says, caplog.text)
     out = str(tmp_path / "out")
@@ -269,33 +271,33 @@ def test_an_address_that_may_be_of_another_group_is_said(
         with pytest.raises(SourceError, match=says):
             work(Job(brokers=(url, DEAD)), "Orders", tmp_path / "compacted")
 
-    # What an earlier run has counted of another group is not thrown away.
+    # The state keeps the counts of another group.
     LogWriter(tmp_path / "other").append(Message(key="other"))
     with serving(Answers(tmp_path / "other", "b")) as other:
         assert run(spark, Job(brokers=(url, other), out=out)).report["totals"]["records"] == 401
     good = (tmp_path / "out" / "state" / "state.json").read_bytes()
-    with pytest.raises(SourceError, match=r"log b was there in the last run, and nobody answers for it: broker"):
+    with pytest.raises(SourceError, match=r"the last run read log b, and none of its members answers: broker"):
         run(spark, Job(brokers=(url, other), out=out))
     assert (tmp_path / "out" / "state" / "state.json").read_bytes() == good
-    # Without its addresses it is gone on purpose.
+    # A log without addresses was removed on purpose.
     alone = run(spark, Job(brokers=(url,), out=out)).report
     assert alone["totals"]["records"] == 400
-    assert "b: it was there in the last run, and is not any more: left out" in alone["notes"]
+    assert "b: the last run read this log, and it no longer exists: left out" in alone["notes"]
 
 
 def test_a_log_that_cannot_be_reached_any_more_is_not_read_as_empty(served: tuple[Answers, str]) -> None:
     _, url = served
     brokers = f"{url},{DEAD}"
-    with pytest.raises(SourceError, match="log b was there, and cannot be reached any more"):
+    with pytest.raises(SourceError, match="log b is no longer available"):
         rows_of({"brokers": brokers, "ranges": '{"a": [[0, 1000]], "b": [[0, 1000]]}'})
     stream = CommitLogStream(spark_schema(("keys",)), Options({"brokers": brokers}))
     assert stream.partitions({"a": 0, "b": 7}, {"a": 1000, "b": 7})
-    with pytest.raises(SourceError, match="log b was there, and cannot be reached any more"):
+    with pytest.raises(SourceError, match="log b is no longer available"):
         stream.partitions({"a": 0, "b": 7}, {"a": 1000, "b": 900})
 
 
 def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of whose brokers none answers is missed; one of Apache RocketMQ's has nothing to read there."""
+    """A group without a broker that answers is an error. A broker of Apache RocketMQ has no HTTP interface."""
     info = {"10.0.0.1:1": {"gantryHttp": "10.0.0.1:2"}, "10.0.0.4:1": {"brokerVersion": "1"}}
     groups = {"a": BrokerData("demo", "a", {0: "10.0.0.1:1", 1: "10.0.0.2:1"})}
     monkeypatch.setattr(remoting, "_runtime_info", info.get)
@@ -306,7 +308,7 @@ def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> Non
     groups["apache"] = BrokerData("other", "apache", {0: "10.0.0.4:1"})
     assert remoting.broker_urls("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
-    with pytest.raises(SourceError, match=r"nobody names an HTTP interface of group b \(10.0.0.3:1\), which"):
+    with pytest.raises(SourceError, match=r"no broker names the HTTP interface of group b \(10.0.0.3:1\), registered"):
         remoting.broker_urls("ns:9876")
 
 
@@ -350,7 +352,7 @@ def test_addresses_with_their_group_on_the_command_line() -> None:
 
 
 def test_many_segments_are_opened_at_no_great_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What TLS trusts takes 25 ms to read, and the listing says already when each segment begins."""
+    """Loading the trusted certificates takes 25 ms. The listing already has the first store time of each segment."""
     made: list[int] = []
     create = ssl.create_default_context
 

@@ -1,4 +1,4 @@
-"""The report against plain Python, figure by figure; incremental against full; promise against deed."""
+"""The report against plain Python, incremental runs against full runs, and savings against compaction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOPICS = ("Prices", "Customers", "Clicks", "Mixed", "täglich", "%RETRY%billing"
 
 
 def messages(rng: random.Random, count: int, begin_h: float, hours: float) -> Iterator[Message]:
-    """All kinds: keyed, keyless, mixed, tombstones, batches of equal times, transactions, delays, retries."""
+    """Yield all kinds: keyed, keyless, mixed, tombstones, batches of equal times, transactions, delays, retries."""
     for i in range(count):
         topic = rng.choice(TOPICS)
         key = None
@@ -98,7 +98,7 @@ def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, sinc
 
 
 def assert_growth(report: dict[str, Any], logs: dict[str, Any]) -> None:
-    """All logs of a test lie on one disk; what is free there changes from one look to the next."""
+    """All logs of a test share one disk. Its free bytes change from one reading to the next."""
     found = report["growth"]
     free = min(d["freeBytes"] for d in found["disks"])
     expected = growth(logs, NOW, [(free, len(logs))], found["reservedHours"])
@@ -106,14 +106,14 @@ def assert_growth(report: dict[str, Any], logs: dict[str, Any]) -> None:
 
 
 def without_run(report: dict[str, Any]) -> dict[str, Any]:
-    """What must not differ between a full run and an incremental one."""
+    """Return the parts of a report that must be equal in a full and an incremental run."""
     return {k: v for k, v in report.items() if k not in ("run", "durationSeconds", "scan", "growth")} | {
         "growth": {k: v for k, v in report["growth"].items() if k not in ("disks", "hoursToFull", "fullAt")}
     }
 
 
 def of_all(spark: SparkSession, root: Path) -> dict[str, Any]:
-    """What a run says that has no state of another one."""
+    """Return the report of a run without the state of earlier runs."""
     return without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
 
 
@@ -148,7 +148,7 @@ def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Pat
 def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Queues that a group has not begun to read count from their first record, and a window loses nobody's records."""
+    """Queues without an offset count from their first record. A window does not change the lag."""
     root, out = tmp_path / "store", tmp_path / "out"
     make_log(root, 3)
     table = {("slow", "Prices", 0): 0, ("done", "Prices", 1): 10**6}
@@ -186,7 +186,7 @@ def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkS
     assert second["scan"]["scannedBytes"] < 0.6 * second["scan"]["logBytes"]
     full = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
     assert without_run(second) == without_run(full)
-    # Only the newest hours: one segment is cut by the window and read again, the others come from the state.
+    # The window splits one segment, which is read again. The others come from the state.
     since = START + 20 * HOUR
     windowed = run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW, since_ms=since)).report
     assert_matches(windowed, [root], {}, since)
@@ -218,7 +218,7 @@ def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> No
     assert {t["topic"] for t in report["topics"]} == {"Prices", "Customers"}
     with pytest.raises(SourceError, match=r"no topic matches Nothing; there are .*Prices"):
         run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
-    # A topic that is there, but has no record in the window.
+    # The topic exists but has no record in the window.
     quiet = Job(paths=(str(root),), now_ms=NOW, topics=("Prices",), since_ms=NOW)
     assert "No record of the log was looked at" in run(spark, quiet).report["notes"][-1]
 
@@ -226,7 +226,7 @@ def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> No
 def test_the_disk_fills_with_the_whole_log(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever topics and hours the report is on."""
+    """The forecast is the same for all topics and windows."""
     root = tmp_path / "store"
     writer = LogWriter(root)
     for hour in range(40):
@@ -234,7 +234,7 @@ def test_the_disk_fills_with_the_whole_log(
             writer.append(Message(topic, 0, b"x" * size, f"k{hour}", store_ms=START + hour * HOUR))
     logs = {root.name: read_plain(root)[0]}
     rate = growth(logs, NOW, [], 72)["bytesPerHour"]
-    # Another 32 hours of it come until retention begins; a log of the last 12 hours alone would need 60.
+    # Retention starts after another 32 hours of this growth. A log of only the last 12 hours would need 60.
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=50 * rate))
     out = str(tmp_path / "out")
     for chosen in (
@@ -249,7 +249,7 @@ def test_the_disk_fills_with_the_whole_log(
 
 
 def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is free there may change between the answers of two."""
+    """The free bytes may differ between the responses of two brokers."""
     free = iter((5_000_000, 4_999_000, 4_998_000))
     monkeypatch.setattr(
         "gantry_spark.environment.fetch_status",
@@ -278,7 +278,7 @@ def test_queues_beyond_32_bits(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
-    """A head has no checksum. Records from the future do not make the hours before them idle ones."""
+    """A header has no checksum. Records from the future do not make the hours before them idle."""
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message("Prices", 0, b"x" * 100, f"k{i}", store_ms=START + i * HOUR // 4) for i in range(150))
@@ -331,7 +331,7 @@ def test_queue_offsets_that_cannot_be(spark: SparkSession, tmp_path: Path) -> No
 
 
 def test_names_that_spark_takes_for_patterns(spark: SparkSession, tmp_path: Path) -> None:
-    """The second run reads what the first has counted."""
+    """The second run reads the rows of the first."""
     root, out = tmp_path / "st{o}re[1]*", tmp_path / "o?ut [1] {a,b}\\*"
     make_log(root, 5, 60)
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
@@ -345,7 +345,7 @@ def test_queues_beyond_the_first_64(spark: SparkSession, tmp_path: Path) -> None
     writer = LogWriter(root)
     writer.extend(Message("It's", queue * 40, key=str(i)) for i in range(5) for queue in range(3))
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], {})
-    # Nor is there any below 0, but in a damaged head.
+    # Only a damaged header has a negative queue id.
     below = LogWriter(tmp_path / "below")
     below.extend(Message("Prices", queue, key=str(i)) for i in range(5) for queue in (-7, 0))
     assert_matches(run(spark, Job(paths=(str(below.root),), now_ms=NOW)).report, [below.root], {})
@@ -382,7 +382,7 @@ def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSessio
 
 
 def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
-    """The log is cut off at `end`, and others are written there."""
+    """Truncate the log at `end` and append other messages there."""
     for path in (writer.root / "commitlog").iterdir():
         if int(path.name) > end:
             path.unlink()
@@ -392,7 +392,7 @@ def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new
 
 
 def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
-    """A failover cuts off what was not confirmed, and others are written there."""
+    """A failover truncates unconfirmed records, and others take their place."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
@@ -408,12 +408,12 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     assert (report["totals"]["records"], report["damage"]["ranges"]) == (170, 0)
     assert without_run(report) == of_all(spark, root)
 
-    # Of a log that has only grown nothing is read again.
+    # A log that has only grown is not read again.
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
     grown = run(spark, job).report
     assert grown["totals"]["records"] == 180
     assert grown["scan"]["scannedBytes"] < 8 * 1024
-    # The state of an earlier version does not say what stood there.
+    # The state of an earlier version has no checksums.
     at = out / "state" / "state.json"
     state = json.loads(at.read_bytes())
     for segment in state["segments"]:
@@ -429,7 +429,7 @@ def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
     confirmed, offsets = writer.end, dict(writer.offsets)
-    # It does not fit, so a filler goes before it.
+    # The record does not fit, so a filler precedes it.
     writer.append(Message("Table", 0, b"undone" * 10_000, "old"))
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
     assert run(spark, job).report["totals"]["records"] == 101
@@ -444,9 +444,9 @@ def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path
 def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next run must not take what it finds there for what was counted."""
+    """The next run must detect that the bytes differ from the counted ones."""
     out = tmp_path / "out"
-    # In the middle of the last segment; and before a filler, where another segment follows again.
+    # In the middle of the last segment, and before a filler with another segment after it.
     cases = (
         ([b"undone"] * 5, [Message("Table", 0, b"undone", f"new-{i}") for i in range(5)]),
         ([b"undone" * 10_000], [Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100)]),
@@ -476,7 +476,7 @@ def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
 def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was as the run before had left it when it was compared, and is another one when a task comes to it."""
+    """The bytes match the state at the comparison, and are rewritten before a task reads them."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
@@ -502,7 +502,7 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
 def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes that the last task has read are there still, but not all of those that came before."""
+    """The bytes of the last task are unchanged, but earlier bytes are rewritten."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
@@ -526,7 +526,7 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
 
 
 class Blank:
-    """A log of nothing but zeros."""
+    """A log of zeros."""
 
     name = "blank"
 
@@ -559,7 +559,7 @@ def test_the_marks_of_many_segments_take_little_memory() -> None:
 
 
 def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
-    """It is no record that was not there yet."""
+    """The damaged record is not a new record."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(100))
@@ -573,13 +573,13 @@ def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSessi
 
 
 def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
-    """A broker gets what its disk has lost from another member, and writes it to its place."""
+    """A broker repairs a damaged record with the bytes of another member."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(200))
     end, whole = writer.end, {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
     last = max(place for place in places if place < writer.segment)
-    # A body, a head, the last record of a segment, and one in the last segment.
+    # A body, a header, the last record of a segment, and one in the last segment.
     for at in (places[3] + 500, places[10] + 4, last + 500, writer.segment + 500, places[-2] + 500):
         writer.write(at, b"damage")
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
@@ -596,7 +596,7 @@ def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: 
 
 
 class SegmentCount(DirectoryLog):
-    """Counts the times that it is opened, and the bytes that are read."""
+    """Counts the calls of `open` and the bytes read."""
 
     opened = 0
     taken = 0
@@ -618,7 +618,7 @@ class SegmentCount(DirectoryLog):
 
 
 def test_of_many_damaged_places_the_first_ones_are_looked_at_again(spark: SparkSession) -> None:
-    """However many there are, no more of them are held."""
+    """The state holds a bounded number of damaged ranges."""
     rng = random.Random(1)
     places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * RECHECKED_DAMAGE), (2, 3))}
     rows = [("damage", "a", segment, at, 5) for segment, found in places.items() for at in found]
@@ -655,7 +655,7 @@ def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) 
     result, taken = found()
     assert not result
     assert taken < 2 * len(damaged) * size
-    # Whoever does not check bodies reads the first one as a record.
+    # Without a check of bodies, the first damaged record is accepted.
     result, taken = found(False)
     assert list(result) == [("store", 0)]
     assert taken < 2 * size
@@ -664,7 +664,7 @@ def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) 
 
 
 def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
-    """Where a file system cannot tell holes, the last segment has bytes to its end."""
+    """On a file system that reports no holes, the last segment has bytes to its end."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root, segment=1 << 20)
     writer.extend(Message("Table", 0, b"x" * 100, f"k{i}") for i in range(100))
@@ -693,7 +693,7 @@ def test_foreign_and_missing_files_are_said(spark: SparkSession, tmp_path: Path)
     report = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
     foreign.unlink()
     assert_matches(report, [root], {})
-    missing = f"store: bytes {2 * size:,} to {3 * size:,} are missing: no segment holds them"
+    missing = f"store: no segment holds bytes {2 * size:,} to {3 * size:,}"
     assert report["notes"][0] == missing
-    assert "store: not part of the log, left out: 99999999999999999999" in report["notes"]
+    assert "store: ignored files, not part of the log: 99999999999999999999" in report["notes"]
     assert f"Note: {missing}." in summary_text(run_summary(report, None))

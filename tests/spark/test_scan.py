@@ -106,7 +106,7 @@ def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> 
     manifest = json.loads((DATA / f"{version}-manifest.json").read_text())
     rows, damage = read_all(tmp_path / state)
     expected = manifest["stores"][state]["records"]
-    # Apache RocketMQ made the first file of the running store longer than what was copied of it: no records there.
+    # Apache RocketMQ made the first file of the running store longer than the copied part, without records there.
     assert [d.reason for d in damage if "before the end" not in d.reason] == []
     assert len(rows) == len(expected) == manifest["stores"][state]["recordCount"]
     for row, record in zip(rows, expected, strict=True):
@@ -162,13 +162,13 @@ def test_small_parts_are_read_together(tmp_path: Path) -> None:
     assert (
         len(pack_tasks(parts, 1)) == len(parts) > len(pack_tasks(parts, 100_000)) > len(pack_tasks(parts, 1 << 30)) == 1
     )
-    # What is just begun goes with what is before it, though that is as big as it should be.
+    # The start of a new segment joins the range before it, although that range has the full size.
     assert len(pack_tasks([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
     assert pack_tasks([], 1) == []
 
 
 class Looked(list[tuple[int, int]]):
-    """Ranges that count how often one of them is looked at."""
+    """Ranges that count the accesses to them."""
 
     looks = 0
 
@@ -227,7 +227,7 @@ def test_a_segment_outside_the_times_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("segment", [0, 3, -1])
 @pytest.mark.parametrize("target", [20_000, 1 << 30])
 def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wrong: int, target: int) -> None:
-    """A head has no checksum, and where a segment begins its time says what the one before it holds."""
+    """A header has no checksum, and the first store time of a segment bounds the times of the one before."""
     writer = LogWriter(tmp_path)
     hour, start = 3_600_000, 1_700_000_000_000
     writer.extend(Message(body=b"x" * 1000, store_ms=start + i * hour // 10) for i in range(400))
@@ -242,7 +242,7 @@ def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wron
 
 
 def places_of(log: DirectoryLog, where: RecordFilter, target: int) -> list[int]:
-    """Where the records of a log begin that are read with a filter."""
+    """Return the offsets of the records of a log that pass a filter."""
     found: list[int] = []
     for part in plan_ranges(log, target, where):
         with log.open(part.segment) as source:
@@ -253,7 +253,7 @@ def places_of(log: DirectoryLog, where: RecordFilter, target: int) -> list[int]:
 
 
 def test_records_from_the_future_hide_none_after_them(tmp_path: Path) -> None:
-    """Nothing follows the last part that would say that its first time cannot be."""
+    """No range follows the last one, so nothing contradicts its first time."""
     start, future = 1_700_000_000_000, 4_000_000_000_000
     times = (future, future, *range(start, start + 50))
     places = LogWriter(tmp_path).extend(Message(body=b"x" * 100, store_ms=ms) for ms in times)
@@ -310,15 +310,15 @@ def test_the_crcs_of_bodies_of_any_length(longest: int) -> None:
 
 @pytest.fixture
 def two_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryLog:
-    """A log of which all but the last 50,000 bytes are settled."""
-    monkeypatch.setattr(directory, "UNSETTLED", 50_000)
+    """A log whose bytes are immutable except for the last 50,000."""
+    monkeypatch.setattr(directory, "MUTABLE_TAIL_BYTES", 50_000)
     writer = LogWriter(tmp_path, segment=1 << 20)
     writer.extend(Message(topic=f"t{i % 3}", body=bytes([i % 251]) * (i % 1500)) for i in range(2_000))
     return DirectoryLog(find(str(tmp_path)))
 
 
 def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Damage]]:
-    """Offsets of the records of a segment that others follow, and its damage."""
+    """Return the record offsets and the damage of a segment that is not the last one."""
     offsets: list[int] = []
     damage: list[Damage] = []
     for found in scan(source, Range(segment.start, segment.limit, segment.limit, segment.end, False), block=block):
@@ -352,7 +352,7 @@ def test_what_may_be_cut_off_reaches_into_the_segment_before(
 ) -> None:
     log = two_segments
     first, last = log.segments
-    monkeypatch.setattr(directory, "UNSETTLED", last.limit - last.start + 1_000)
+    monkeypatch.setattr(directory, "MUTABLE_TAIL_BYTES", last.limit - last.start + 1_000)
     with log.open(0) as before, log.open(1) as newest:
         assert before.map_range(first.end - 1_100, 100) is not None
         assert before.map_range(first.end - 1_100, 101) is None
@@ -389,13 +389,13 @@ def test_what_is_named_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
 
 
 def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None:
-    """They are left out wherever they stand; damaged segments are none of them."""
+    """Unrelated files are left out at every position. Damaged segments are kept."""
     root = tmp_path / "store"
     writer = LogWriter(root, start=3 * 64 * 1024)
     writer.extend(Message(body=b"x" * 5000, key=str(i)) for i in range(60))
     size, folder = writer.segment, root / "commitlog"
     real = sorted(int(p.name) for p in folder.iterdir())
-    # Damaged segments: one has no record at all, the last one is cut short and has lost its first record.
+    # Damaged segments: one without any record, and a truncated last one without its first record.
     writer.path(4 * size).write_bytes(b"\xff" * size)
     writer.write(real[-1], b"\xff" * 50)
     last = writer.path(real[-1])
@@ -410,7 +410,7 @@ def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None
     for name in foreign:
         (folder / name).unlink()
     assert_reads_like_plain(root)
-    # What holds a record is a segment, and of two that overlap it is not known which one is right.
+    # A file with a record is a segment. Of two overlapping segments the right one is unknown.
     other = LogWriter(tmp_path / "other", start=3 * size + 200)
     other.append(Message())
     (folder / foreign[2]).write_bytes(b"?" * 100 + other.path(3 * size).read_bytes()[200:1000])
@@ -421,7 +421,7 @@ def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None
 
 
 def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failover deletes the newest ones: what is left is the log."""
+    """A failover deletes the newest files. The rest is the log."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(100))
     files = sorted((tmp_path / "commitlog").iterdir())
 
@@ -429,14 +429,14 @@ def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest
         files.pop().unlink()
         return sizes
 
-    monkeypatch.setattr(directory, "_without_foreign", sized)
+    monkeypatch.setattr(directory, "_without_unrelated", sized)
     while len(files) > 1:
         log = DirectoryLog(find(str(tmp_path)))
         assert [s.start for s in log.segments] == [int(path.name) for path in files]
 
 
 def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One goes after it was looked at, and the one before it, which ends there, is found to be the last."""
+    """One file disappears after its check. The file before it is then the last."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(30))
     files = sorted((tmp_path / "commitlog").iterdir())
     written = directory._data_end
@@ -448,7 +448,7 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
             Path(path).unlink()
         return written(path, size)
 
-    monkeypatch.setattr(directory, "_written", measured)
+    monkeypatch.setattr(directory, "_data_end", measured)
     while files:
         gone.clear()
         log = find(str(tmp_path))
@@ -459,7 +459,7 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Root may read everything, and so is somebody else meanwhile."""
+    """Drop root's right to read everything."""
     if os.geteuid() == 0:
         os.seteuid(65534)
         try:
@@ -483,7 +483,7 @@ def test_what_may_not_be_read_is_said() -> None:
             with nobody(), pytest.raises(SourceError, match=rf"{path}.* cannot be (read|listed): Permission denied"):
                 find(str(root))
             path.chmod(before)
-        # Without consumer offsets there is a report, and a note in it.
+        # Without consumer offsets the report has a note.
         (root / "config").chmod(0)
         with nobody():
             found = read_environment([DirectoryLog(find(str(root)))], None)

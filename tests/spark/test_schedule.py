@@ -1,4 +1,4 @@
-"""Scheduling in Kubernetes without one: the manifests, the cron schedules, the status."""
+"""Scheduling without a Kubernetes cluster: the manifests, the cron schedules, the status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     conf = conf_of(objects)
     assert conf["spark.executor.instances"] == "2"
-    # Executors call the driver at the address that it binds to: a wildcard leads them to themselves.
+    # Executors call the driver at its bind address, and a wildcard would lead them to themselves.
     assert conf["spark.driver.bindAddress"] == conf["spark.driver.host"] == "$(POD_IP)"
     assert conf["spark.kubernetes.driver.pod.name"] == "$(POD_NAME)"
     assert conf["spark.kubernetes.executor.volumes.persistentVolumeClaim.reports.options.claimName"] == "demo-analytics"
@@ -185,7 +185,12 @@ def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
 @pytest.mark.parametrize(
     ("source", "out", "code", "says"),
     [
-        (("--path", "{}/empty"), "out", 1, "no commit log in {0}/empty: {0}/empty is empty; expected files named by"),
+        (
+            ("--path", "{}/empty"),
+            "out",
+            1,
+            "no commit log in {0}/empty: {0}/empty is empty; expected files with names of",
+        ),
         (("--path", "{}/nowhere"), "out", 1, "{}/nowhere does not exist; give a store directory"),
         (("--path", "{}/junk"), "out", 3, "{}/junk holds no commit log: none of its 5,000 bytes"),
         (("--brokers", "127.0.0.1:1"), "out", 1, "broker http://127.0.0.1:1 does not answer: "),
@@ -196,7 +201,7 @@ def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
 def test_bad_input_is_said_in_the_status(
     tmp_path: Path, source: tuple[str, str], out: str, code: int, says: str
 ) -> None:
-    """The driver's own exit code and termination message, through to `status.analytics`, and the old report stays."""
+    """The driver's exit code and termination message appear in `status.analytics`, and the old report stays."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "junk" / "commitlog").mkdir(parents=True)
@@ -279,7 +284,7 @@ def test_the_pod_that_shows_the_page_and_what_it_writes(tmp_path: Path, capsys: 
     with pytest.raises(SystemExit) as stopped:
         showlog.main(args)
     assert stopped.value.code == 1
-    assert "there is no report in" in left.read_text()
+    assert "holds no report yet" in left.read_text()
     page = ("<html>" + "".join(chr(33 + i * i % 900) for i in range(50_000)) + "</html>").encode()
     (tmp_path / "out" / "report.html").write_bytes(page)
     capsys.readouterr()
@@ -300,7 +305,7 @@ def test_errors_of_java_become_one_line() -> None:
     python = f"{java}pyspark.errors: Traceback\ngantry_spark.errors.SourceError: broker http://x does not answer\n"
     assert main.error_message(RuntimeError(python)) == "broker http://x does not answer"
     gone = java.replace("Job aborted.", "Job 0 cancelled because SparkContext was shut down")
-    assert main.error_message(RuntimeError(gone)).startswith("Spark gave up, as it does when its executors fail")
+    assert main.error_message(RuntimeError(gone)).startswith("Spark has stopped because its executors failed too often")
     assert main.error_message(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 

@@ -1,4 +1,4 @@
-"""The data source in Spark: columns, pruning, pushed filters, damage, streams, and errors that speak."""
+"""The data source in Spark: columns, pruning, pushed filters, damage, streams, and errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> N
     with_damage = read.option("damaged", "rows").option("body", "true").load(str(root))
     assert {f.name for f in with_damage.schema if not f.nullable} == DAMAGE_COLUMNS - {"damage"}
     assert with_damage.where("body is null").count() == 0
-    # Spark itself makes a schema that is given as text nullable; one of types may say more than holds.
+    # Spark makes a schema from text nullable. A schema of types may claim more.
     with pytest.raises(SourceError, match="column keys may be null: leave out NOT NULL"):
         CommitLogReader(StructType([StructField("keys", StringType(), False)]), Options({"path": str(root)}))
 
@@ -146,15 +146,15 @@ def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) ->
         rows = [row for part in parts for batch in read.read(part) for row in batch.to_pylist()]
         assert [r["keys"] for r in rows if r["damage"] is None] == kept
         (gone,) = (r["damage"] for r in rows if r["damage"] is not None)
-        assert gone.startswith("expired while it was read: ")
-    # A stream that goes on from there takes what is left.
+        assert gone.startswith("expired during the read: ")
+    # A stream that resumes there reads the rest.
     again = [row for p in stream.partitions(begin, end) for b in stream.read(p) for row in b.to_pylist()]
     assert [r["keys"] for r in again if r["damage"] is None] == kept
-    assert [r["damage"] for r in again if r["damage"] is not None] == ["expired before it was read"]
+    assert [r["damage"] for r in again if r["damage"] is not None] == ["expired before the read"]
 
 
 class ExpiresLater(Options):
-    """Lists a log whose first segment goes before it is opened."""
+    """Lists a log whose first segment disappears before it is opened."""
 
     def __init__(self, given: dict[str, str], gone: Path) -> None:
         super().__init__(given)
@@ -179,8 +179,8 @@ def test_a_segment_that_expires_before_it_is_planned_is_said(tmp_path: Path, cap
         assert [r["keys"] for r in rows if r["damage"] is None] == kept
         (gone,) = (r for r in rows if r["damage"] is not None)
         assert (gone["physical_offset"], gone["size"]) == (0, writer.segment)
-        assert gone["damage"].startswith("expired while it was read: ")
-        assert f"{kind}: bytes 0 to {writer.segment} expired while they were read" in caplog.text
+        assert gone["damage"].startswith("expired during the read: ")
+        assert f"{kind}: bytes 0 to {writer.segment} expired during the read" in caplog.text
 
 
 def test_a_stream_passes_over_a_segment_that_expires_when_it_looks_for_its_end(tmp_path: Path) -> None:
@@ -228,7 +228,9 @@ def test_filters_are_pushed_exactly(root: Path) -> None:
     assert rest == [filters[2], filters[3]]
     micro = datetime(2023, 11, 14, 22, 13, 20, 500, tzinfo=UTC)
     assert push([GreaterThan(time_at, micro)])[0].min_ms == START + 1
-    assert push([EqualTo(time_at, micro)])[0].max_ms == START  # no whole millisecond equals it: nothing matches
+    assert (
+        push([EqualTo(time_at, micro)])[0].max_ms == START
+    )  # No whole millisecond equals this time, so nothing matches.
     assert push([EqualTo(time_at, micro)])[0].min_ms == START + 1
 
 
@@ -246,7 +248,7 @@ def test_segments_outside_the_times_are_no_partitions(root: Path) -> None:
     assert rows == sum(1 for r in read_plain(root)[0] if r.store_ms > START + 850 * 60_000)
     everything = reader(root, partitionBytes="20000").partitions()
     assert len(everything) > len(pieces(whole))
-    # So small a log is read by one task.
+    # One task reads a log of this size.
     assert len(whole) == 1
 
 
@@ -380,7 +382,7 @@ def read_columns(options: dict[str, str]) -> Any:
 
 
 def test_a_worker_that_reads_files_imports_nothing_for_the_network() -> None:
-    """Every query starts workers anew: what they import is paid for by each."""
+    """Every query starts new workers, and each pays for its imports."""
     says = "import sys, gantry_spark.aggregates; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == ""
@@ -389,7 +391,7 @@ def test_a_worker_that_reads_files_imports_nothing_for_the_network() -> None:
 def test_what_is_no_log_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist; give a store directory"):
         read_columns({"path": str(tmp_path / "nowhere")})
-    with pytest.raises(SourceError, match=r"no commit log in .* is empty; expected files named by 20 digits"):
+    with pytest.raises(SourceError, match=r"no commit log in .* is empty; expected files with names of 20 digits"):
         read_columns({"path": str(tmp_path)})
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(SourceError, match=r"no commit log in .* holds notes.txt"):
@@ -434,12 +436,12 @@ def test_what_expired_before_a_stream_had_read_it_is_said(tmp_path: Path, caplog
     found = read(places[10], writer.end, "rows")
     assert found[0] == {
         "log": "store", "keys": None, "physical_offset": places[10], "size": first - places[10],
-        "damage": "expired before it was read",
+        "damage": "expired before the read",
     }  # fmt: skip
     assert [r["keys"] for r in found[1:]] == left
-    assert f"store: bytes {places[10]} to {first} expired before the stream had read them" in caplog.text
+    assert f"store: bytes {places[10]} to {first} expired before the stream read them" in caplog.text
     assert [r["keys"] for r in read(places[10], writer.end, "skip")] == left
-    # Nothing is left of this batch, and of the next one nothing is lost.
+    # This batch is empty, and the next one loses nothing.
     (only,) = read(places[10], places[20], "rows")
     assert (only["physical_offset"], only["size"]) == (places[10], places[20] - places[10])
     assert [r["damage"] for r in read(first, writer.end, "rows")] == [None] * len(left)
