@@ -42,7 +42,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_promise_and_deed_are_equal_and_a_store_opens_it(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+def test_compaction_saves_the_reported_bytes_and_a_store_opens_the_result(
+    spark: SparkSession, root: Path, tmp_path: Path
+) -> None:
     job = Job(paths=(str(root),), now_ms=NOW, topics=("Table",))
     promised = next(t for t in run(spark, job).report["topics"] if t["topic"] == "Table")
     dry = compact(spark, job, "Table", None)
@@ -89,7 +91,7 @@ def _records(data: bytes) -> list[object]:
     return list(decode_records(data))
 
 
-def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+def test_ambiguous_keys_are_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     keys = ("@1", "@2", *["plain"] * 91)
     LogWriter(root).extend(Message("Table", 0, b"x", key, store_ms=START) for key in keys)
@@ -106,7 +108,7 @@ def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, t
     assert topic["reason"].startswith(f"Not compactable: {says}")
 
 
-def test_a_log_of_which_a_part_is_missing_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_incomplete_log_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
     """The missing part may hold the newest version of a key or its tombstone."""
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message("Table", 0, b"x" * 1000, f"k{i % 10}", store_ms=START) for i in range(300))
@@ -124,7 +126,7 @@ def test_a_log_of_which_a_part_is_missing_is_not_compacted(spark: SparkSession, 
     assert re.match(r"Compaction would save .* but a part of the log is missing", topic["reason"])
 
 
-def test_damage_and_what_expires_is_said(
+def test_compact_reports_damage_and_expired_segments(
     spark: SparkSession, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
@@ -151,7 +153,7 @@ def test_damage_and_what_expires_is_said(
         compact(spark, job, "Table", tmp_path / "out")
 
 
-def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
+def test_records_appended_during_a_run_are_not_compacted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records appended during the run begin and end on both sides of the counted end."""
@@ -175,7 +177,7 @@ def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
     assert (done["keptRecords"], len(after), len({r.props["KEYS"] for r in after})) == (10, 10, 10)
 
 
-def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+def test_compact_refuses_unsuitable_topics_and_outputs(spark: SparkSession, root: Path, tmp_path: Path) -> None:
     job = Job(paths=(str(root),), now_ms=NOW)
     with pytest.raises(SourceError, match="holds no record of topic Nothing"):
         compact(spark, job, "Nothing", None)

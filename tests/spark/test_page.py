@@ -108,7 +108,7 @@ def test_the_text_uses_the_singular_for_one() -> None:
         ([Disk("a", 10**9, 60_000, "x"), Disk("b", 10**9, 60_000, "x"), Disk("c", 10**8, 60_000, "x")], 90),
     ],
 )
-def test_a_disk_counts_once_however_many_logs_lie_on_it(disks: list[Disk], hours: float) -> None:
+def test_a_disk_counts_once_for_all_its_logs(disks: list[Disk], hours: float) -> None:
     at = NOW // HOUR
     found = forecast(dict.fromkeys(range(at - 10, at + 1), 1000), NOW, disks, 72)
     assert found["bytesPerHour"] == 1000
@@ -125,7 +125,7 @@ def test_the_page_is_whole_and_escapes_names() -> None:
         assert f"<h2>{title}</h2>" in page
 
 
-def test_topics_that_begin_alike_are_bars_of_their_own() -> None:
+def test_topics_with_equal_prefixes_have_separate_bars() -> None:
     names = [f"{'a' * 40}{end}" for end in "xyz"]
     topics = [{"topic": name, "kind": "user", "bytes": 9, "savedBytes": 3} for name in names]
     page = savings(topics)
@@ -133,7 +133,7 @@ def test_topics_that_begin_alike_are_bars_of_their_own() -> None:
     assert all(name in page for name in names)
 
 
-def test_a_report_of_nothing_is_a_page_too() -> None:
+def test_an_empty_report_has_a_page() -> None:
     assert "no topics of users" in render(build(Summary(), Context("empty", NOW)) | {"run": "r", "durationSeconds": 0})
 
 

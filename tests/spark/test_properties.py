@@ -38,7 +38,7 @@ def test_values_and_maps_are_those_of_the_broker(records: list[bytes], gap: int)
 
 @settings(max_examples=100, deadline=None)
 @given(records=st.lists(pieces | usual, max_size=30), piece=st.integers(1, 12))
-def test_a_name_is_found_wherever_a_search_is_cut(records: list[bytes], piece: int) -> None:
+def test_a_name_across_search_blocks_is_found(records: list[bytes], piece: int) -> None:
     buf = np.frombuffer(b"".join(records), dtype=np.uint8)
     lengths = np.array([len(r) for r in records], dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:

@@ -167,7 +167,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Answers, str]]:
         yield answers, url
 
 
-def test_failed_answers_are_asked_for_again(served: tuple[Answers, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_requests_are_retried(served: tuple[Answers, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 0.01)
     answers, url = served
     seen: set[int] = set()
@@ -186,7 +186,7 @@ def test_failed_answers_are_asked_for_again(served: tuple[Answers, str], monkeyp
         rows_of({"brokers": url})
 
 
-def test_a_segment_that_expires_meanwhile_is_left_out_and_said(served: tuple[Answers, str]) -> None:
+def test_a_segment_expired_during_the_read_is_reported(served: tuple[Answers, str]) -> None:
     answers, url = served
     reader = CommitLogReader(
         spark_schema(("keys", "physical_offset", "damage"), True), Options({"brokers": url, "damaged": "rows"})
@@ -203,7 +203,7 @@ def test_a_segment_that_expires_meanwhile_is_left_out_and_said(served: tuple[Ans
     assert sum(b.num_rows for p in again.partitions() for b in again.read(p)) == len(expected)
 
 
-def test_reading_is_limited_in_rate(served: tuple[Answers, str]) -> None:
+def test_the_read_rate_is_limited(served: tuple[Answers, str]) -> None:
     answers, url = served
     began = time.monotonic()
     rows_of({"brokers": url, "rateLimit": str(answers.end)})
@@ -213,7 +213,7 @@ def test_reading_is_limited_in_rate(served: tuple[Answers, str]) -> None:
     assert Job(brokers=(url,), rate=1000).options(4)["rateLimit"] == "250"
 
 
-def test_what_is_no_broker_is_said(served: tuple[Answers, str]) -> None:
+def test_an_error_names_a_server_that_is_no_broker(served: tuple[Answers, str]) -> None:
     answers, url = served
     answers.get = lambda path: (200, b"<html>")  # type: ignore[method-assign]
     with pytest.raises(SourceError, match=r"returns no listing of a log"):
@@ -226,7 +226,7 @@ def test_what_is_no_broker_is_said(served: tuple[Answers, str]) -> None:
 DEAD = "http://127.0.0.1:1"
 
 
-def test_a_group_of_which_nobody_answers_fails_the_run(
+def test_a_group_without_any_answer_fails_the_run(
     spark: SparkSession, served: tuple[Answers, str], tmp_path: Path
 ) -> None:
     _, url = served
@@ -253,7 +253,7 @@ def test_a_group_of_which_nobody_answers_fails_the_run(
     assert compact(spark, half, "Orders", tmp_path / "compacted")["keptRecords"] == 400
 
 
-def test_an_address_that_may_be_of_another_group_is_said(
+def test_an_unreachable_address_without_group_is_reported(
     spark: SparkSession, served: tuple[Answers, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, url = served
@@ -285,7 +285,7 @@ def test_an_address_that_may_be_of_another_group_is_said(
     assert "b: the last run read this log, and it no longer exists: left out" in alone["notes"]
 
 
-def test_a_log_that_cannot_be_reached_any_more_is_not_read_as_empty(served: tuple[Answers, str]) -> None:
+def test_an_unreachable_log_is_not_read_as_empty(served: tuple[Answers, str]) -> None:
     _, url = served
     brokers = f"{url},{DEAD}"
     with pytest.raises(SourceError, match="log b is no longer available"):
@@ -296,7 +296,7 @@ def test_a_log_that_cannot_be_reached_any_more_is_not_read_as_empty(served: tupl
         stream.partitions({"a": 0, "b": 7}, {"a": 1000, "b": 900})
 
 
-def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group without a broker that answers is an error. A broker of Apache RocketMQ has no HTTP interface."""
     info = {"10.0.0.1:1": {"gantryHttp": "10.0.0.1:2"}, "10.0.0.4:1": {"brokerVersion": "1"}}
     groups = {"a": BrokerData("demo", "a", {0: "10.0.0.1:1", 1: "10.0.0.2:1"})}
@@ -312,7 +312,7 @@ def test_groups_that_a_name_server_knows(monkeypatch: pytest.MonkeyPatch) -> Non
         remoting.broker_urls("ns:9876")
 
 
-def test_a_token_file_that_cannot_be_used_is_no_broker_that_does_not_answer(tmp_path: Path) -> None:
+def test_an_unusable_token_file_is_not_reported_as_an_unreachable_broker(tmp_path: Path) -> None:
     file = tmp_path / "token"
     with pytest.raises(SourceError, match=rf"^option tokenFile: {file} cannot be read: No such file"):
         remote.open_logs([f"a={DEAD}"], str(file), 0)
@@ -324,7 +324,7 @@ def test_a_token_file_that_cannot_be_used_is_no_broker_that_does_not_answer(tmp_
     assert remote.headers(str(file)) == {"Authorization": "Bearer se cret"}
 
 
-def test_members_of_a_local_cluster_are_named_with_their_group(tmp_path: Path) -> None:
+def test_addresses_of_a_local_cluster_have_their_group(tmp_path: Path) -> None:
     folder = ClusterFolder(tmp_path)
     cluster = load_manifest(Path(__file__).parents[2] / "examples" / "quickstart.yaml")
     cluster.spec.brokerGroups.append(cluster.spec.brokerGroups[0].model_copy(update={"name": "b"}))
@@ -351,7 +351,7 @@ def test_addresses_with_their_group_on_the_command_line() -> None:
     assert remote.split_group("http://10.0.0.1:2/?a=b") == (None, "http://10.0.0.1:2/?a=b")
 
 
-def test_many_segments_are_opened_at_no_great_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_many_segments_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading the trusted certificates takes 25 ms. The listing already has the first store time of each segment."""
     made: list[int] = []
     create = ssl.create_default_context
@@ -377,7 +377,7 @@ def test_many_segments_are_opened_at_no_great_cost(monkeypatch: pytest.MonkeyPat
     assert not opened
 
 
-def test_a_first_time_that_is_not_listed_is_read(served: tuple[Answers, str]) -> None:
+def test_a_missing_first_store_time_is_read(served: tuple[Answers, str]) -> None:
     _, url = served
     (log,) = remote.open_logs([url], None, 0)
     assert {s.first_ms for s in log.segments} == {-1}

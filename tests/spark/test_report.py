@@ -112,12 +112,12 @@ def without_run(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def of_all(spark: SparkSession, root: Path) -> dict[str, Any]:
+def report_without_state(spark: SparkSession, root: Path) -> dict[str, Any]:
     """Return the report of a run without the state of earlier runs."""
     return without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
 
 
-def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_numbers_of_two_logs_with_damage(spark: SparkSession, tmp_path: Path) -> None:
     roots = [tmp_path / "group-a", tmp_path / "group-b"]
     offsets = {}
     for seed, root in enumerate(roots):
@@ -145,9 +145,7 @@ def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Pat
     assert not clicks["compactable"]
 
 
-def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_lag_covers_the_whole_log_in_every_window(spark: SparkSession, tmp_path: Path) -> None:
     """Queues without an offset count from their first record. A window does not change the lag."""
     root, out = tmp_path / "store", tmp_path / "out"
     make_log(root, 3)
@@ -168,7 +166,7 @@ def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
     assert_matches(again, [root], offsets)
 
 
-def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_incremental_run_reads_only_new_bytes_and_equals_a_full_run(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     writer = make_log(root, 7, 800)
     torn = writer.end
@@ -211,7 +209,7 @@ def test_state_of_many_runs_is_merged(spark: SparkSession, tmp_path: Path, monke
     assert_matches(again, [root], {})
 
 
-def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_are_selected_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     make_log(root, 5, 100)
     report = run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Pri*", "Cu?tomers"))).report
@@ -277,7 +275,7 @@ def test_queues_beyond_32_bits(spark: SparkSession, tmp_path: Path) -> None:
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], offsets)
 
 
-def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
+def test_impossible_store_times(spark: SparkSession, tmp_path: Path) -> None:
     """A header has no checksum. Records from the future do not make the hours before them idle."""
     root = tmp_path / "store"
     writer = LogWriter(root)
@@ -294,7 +292,7 @@ def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None
     assert (topic["firstStoreTime"][:10], topic["lastStoreTime"][:10]) == ("1970-01-01", "9999-12-31")
 
 
-def test_a_store_time_that_cannot_be_is_in_no_other_figures_way(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_impossible_store_time_does_not_affect_other_numbers(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message("Prices", 0, b"x" * 100, f"k{i % 7}", store_ms=START + i * HOUR // 4) for i in range(150))
@@ -317,7 +315,7 @@ def test_a_store_time_that_cannot_be_is_in_no_other_figures_way(spark: SparkSess
         assert abs(new["bytes"] - old["bytes"]) < 1000
 
 
-def test_queue_offsets_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
+def test_impossible_queue_offsets(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message("Prices", 0, b"x", f"k{i}", store_ms=START) for i in range(10))
@@ -330,7 +328,7 @@ def test_queue_offsets_that_cannot_be(spark: SparkSession, tmp_path: Path) -> No
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], offsets)
 
 
-def test_names_that_spark_takes_for_patterns(spark: SparkSession, tmp_path: Path) -> None:
+def test_paths_with_glob_characters(spark: SparkSession, tmp_path: Path) -> None:
     """The second run reads the rows of the first."""
     root, out = tmp_path / "st{o}re[1]*", tmp_path / "o?ut [1] {a,b}\\*"
     make_log(root, 5, 60)
@@ -351,7 +349,7 @@ def test_queues_beyond_the_first_64(spark: SparkSession, tmp_path: Path) -> None
     assert_matches(run(spark, Job(paths=(str(below.root),), now_ms=NOW)).report, [below.root], {})
 
 
-def test_rows_that_were_removed_are_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_deleted_rows_are_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     writer = make_log(root, 5, 60)
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
@@ -362,7 +360,7 @@ def test_rows_that_were_removed_are_counted_again(spark: SparkSession, tmp_path:
     assert_matches(run(spark, job).report, [root], {})
 
 
-def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_failed_run_keeps_the_last_report(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     make_log(root, 5, 60)
     run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW))
@@ -381,7 +379,7 @@ def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSessio
         run(spark, Job(paths=(str(root),), out=str(tmp_path / "file" / "out"), now_ms=NOW))
 
 
-def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
+def truncate_and_append(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
     """Truncate the log at `end` and append other messages there."""
     for path in (writer.root / "commitlog").iterdir():
         if int(path.name) > end:
@@ -391,7 +389,7 @@ def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new
     writer.extend(new)
 
 
-def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_truncated_end_of_the_log_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """A failover truncates unconfirmed records, and others take their place."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
@@ -406,7 +404,7 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     writer.extend(Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20))
     report = run(spark, job).report
     assert (report["totals"]["records"], report["damage"]["ranges"]) == (170, 0)
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
     # A log that has only grown is not read again.
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
@@ -424,7 +422,7 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     assert again["scan"]["scannedBytes"] == again["scan"]["logBytes"]
 
 
-def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_truncated_filler_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
@@ -438,10 +436,10 @@ def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path
     writer.extend(Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100))
     report = run(spark, job).report
     assert report["totals"]["records"] == 200
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
 
-def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
+def test_a_truncation_during_the_count_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run must detect that the bytes differ from the counted ones."""
@@ -464,16 +462,16 @@ def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
             undo()
             return rows
 
-        undo = partial(undone, writer, confirmed, offsets, new)
+        undo = partial(truncate_and_append, writer, confirmed, offsets, new)
         with monkeypatch.context() as patch:
             patch.setattr("gantry_spark.report.counted_segments", partial(after_counting, undo=undo))
             assert run(spark, job).report["totals"]["records"] == 150 + len(old)
         report = run(spark, job).report
         assert report["totals"]["records"] == 150 + len(new)
-        assert without_run(report) == of_all(spark, root)
+        assert without_run(report) == report_without_state(spark, root)
 
 
-def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
+def test_a_truncation_before_the_next_read_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes match the state at the comparison, and are rewritten before a task reads them."""
@@ -488,7 +486,9 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
 
     def compared(*args: Any) -> Any:
         ahead = pending_scan(*args)
-        undone(writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)])
+        truncate_and_append(
+            writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)]
+        )
         return ahead
 
     with monkeypatch.context() as patch:
@@ -496,10 +496,10 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 170
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
 
-def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
+def test_a_truncation_between_two_tasks_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of the last task are unchanged, but earlier bytes are rewritten."""
@@ -514,7 +514,7 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
 
     def counted(*args: Any) -> Any:
         rows = counted_segments(*args)
-        undone(writer, confirmed, offsets, new)
+        truncate_and_append(writer, confirmed, offsets, new)
         return rows
 
     with monkeypatch.context() as patch:
@@ -522,7 +522,7 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 300
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
 
 class Blank:
@@ -542,7 +542,7 @@ class Blank:
         return len(into)
 
 
-def test_the_marks_of_many_segments_take_little_memory() -> None:
+def test_the_checksums_of_many_segments_need_little_memory() -> None:
     size = 1 << 16
     log = Blank(300, size)
     mark = crc32(bytes(size - 8))
@@ -572,7 +572,7 @@ def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSessi
     assert without_run(second) == without_run(first)
 
 
-def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_repaired_damage_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     """A broker repairs a damaged record with the bytes of another member."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
@@ -591,7 +591,7 @@ def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: 
         writer.write(int(path.name), data[: end - int(path.name)])
     mended = run(spark, job).report
     assert (mended["totals"]["records"], mended["damage"]["ranges"]) == (210, 0)
-    assert without_run(mended) == of_all(spark, root)
+    assert without_run(mended) == report_without_state(spark, root)
     assert run(spark, job).report["scan"]["scannedBytes"] < 4096
 
 
@@ -617,7 +617,7 @@ class SegmentCount(DirectoryLog):
             yield SimpleNamespace(read_into=read_into, map_range=map_range)
 
 
-def test_of_many_damaged_places_the_first_ones_are_looked_at_again(spark: SparkSession) -> None:
+def test_only_the_first_damaged_ranges_are_checked_again(spark: SparkSession) -> None:
     """The state holds a bounded number of damaged ranges."""
     rng = random.Random(1)
     places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * RECHECKED_DAMAGE), (2, 3))}
@@ -634,7 +634,7 @@ def test_of_many_damaged_places_the_first_ones_are_looked_at_again(spark: SparkS
     }
 
 
-def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) -> None:
+def test_a_check_of_damage_reads_only_the_damaged_records(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=4 << 20)
     places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(3000))
     size = places[1] - places[0]
@@ -663,7 +663,7 @@ def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) 
     assert list(found()[0]) == [("store", 0)]
 
 
-def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_unwritten_space_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     """On a file system that reports no holes, the last segment has bytes to its end."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root, segment=1 << 20)
@@ -683,7 +683,7 @@ def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_p
         assert scan["incremental"]
 
 
-def test_foreign_and_missing_files_are_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_unrelated_and_missing_files_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = make_log(root, 5)
     foreign = root / "commitlog" / "99999999999999999999"

@@ -135,7 +135,7 @@ def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> 
     affected=damages,
     torn=st.integers(0, 200),
 )
-def test_reads_what_plain_python_reads(
+def test_the_scan_equals_plain_python(
     tmp_path_factory: pytest.TempPathFactory,
     written: list[Message],
     target: int,
@@ -148,7 +148,7 @@ def test_reads_what_plain_python_reads(
     assert_reads_like_plain(root, target, block)
 
 
-def test_small_parts_are_read_together(tmp_path: Path) -> None:
+def test_one_task_reads_several_small_ranges(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
     parts = plan_ranges(DirectoryLog(find(str(tmp_path))), 30_000, RecordFilter())
@@ -167,26 +167,26 @@ def test_small_parts_are_read_together(tmp_path: Path) -> None:
     assert pack_tasks([], 1) == []
 
 
-class Looked(list[tuple[int, int]]):
+class VisitCounter(list[tuple[int, int]]):
     """Ranges that count the accesses to them."""
 
-    looks = 0
+    visits = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         for one in super().__iter__():
-            self.looks += 1
+            self.visits += 1
             yield one
 
 
-def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None:
+def test_planning_visits_each_range_once(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1024)
     places = writer.extend(Message(body=b"x" * 100, key=str(i)) for i in range(1000))
     log = DirectoryLog(find(str(tmp_path)))
     assert len(log.segments) > 150
     everything = [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter())]
-    within = Looked(reversed(everything))
+    within = VisitCounter(reversed(everything))
     assert [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter(), within)] == everything
-    assert within.looks == len(everything)
+    assert within.visits == len(everything)
     # Over several segments, within one, empty, and outside of the log.
     first, size = log.segments[-1].limit, writer.segment
     some = [(places[500], places[510]), (places[1], places[3]), (places[5], places[5]), (first, first + size)]
@@ -198,7 +198,7 @@ def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None
     assert [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter(), some)] == expected
 
 
-def test_partitions_meet_at_record_borders(tmp_path: Path) -> None:
+def test_partitions_meet_at_record_boundaries(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1 << 20)
     places = writer.extend(Message(body=b"x" * (i % 700), key=str(i)) for i in range(4000))
     log = DirectoryLog(find(str(tmp_path)))
@@ -268,7 +268,7 @@ def test_a_record_larger_than_a_block(tmp_path: Path) -> None:
     assert_reads_like_plain(tmp_path, block=1 << 16)
 
 
-def test_an_absurd_size_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
+def test_an_impossible_size_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1 << 20)
     places = writer.extend(Message(body=b"x" * 500) for _ in range(20))
     writer.write(places[5], (900_000).to_bytes(4, "big"))
@@ -330,7 +330,7 @@ def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Dama
 
 
 @pytest.mark.parametrize("block", [5_000, 100_000, 1 << 24])
-def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(two_segments: DirectoryLog, block: int) -> None:
+def test_the_mutable_tail_is_read_and_the_rest_mapped(two_segments: DirectoryLog, block: int) -> None:
     log = two_segments
     with log.open(0) as first, log.open(1) as last:
         assert first.map_range(log.segments[0].start, 100) is not None
@@ -347,7 +347,7 @@ def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(two_segment
     assert not by_map[1]
 
 
-def test_what_may_be_cut_off_reaches_into_the_segment_before(
+def test_the_mutable_tail_reaches_into_the_segment_before(
     two_segments: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = two_segments
@@ -367,7 +367,7 @@ def test_a_mapped_segment_may_be_deleted_while_it_is_read(two_segments: Director
         assert scanned(source, log.segments[0], 100_000) == expected
 
 
-def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(two_segments: DirectoryLog) -> None:
+def test_a_truncated_segment_is_read_to_its_end(two_segments: DirectoryLog) -> None:
     log = two_segments
     with log.open(0) as source:
         all_of_it, _ = scanned(source, log.segments[0], 100_000)
@@ -378,7 +378,7 @@ def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(two_segments: D
     assert [d.start for d in damage] == [all_of_it[500]]
 
 
-def test_what_is_named_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
+def test_a_name_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.append(Message())
     for name in ("99999999999999999999", str(2**63).zfill(20), str(2**63 - 1).zfill(20), "\u0661" * 20):
@@ -388,7 +388,7 @@ def test_what_is_named_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
     assert len(log.foreign) == 4
 
 
-def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None:
+def test_unrelated_files_with_names_of_segments(tmp_path: Path) -> None:
     """Unrelated files are left out at every position. Damaged segments are kept."""
     root = tmp_path / "store"
     writer = LogWriter(root, start=3 * 64 * 1024)
@@ -420,7 +420,7 @@ def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None
         find(str(root))
 
 
-def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_deleted_during_the_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover deletes the newest files. The rest is the log."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(100))
     files = sorted((tmp_path / "commitlog").iterdir())
@@ -435,7 +435,7 @@ def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest
         assert [s.start for s in log.segments] == [int(path.name) for path in files]
 
 
-def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_deleted_during_the_search_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file disappears after its check. The file before it is then the last."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(30))
     files = sorted((tmp_path / "commitlog").iterdir())
@@ -458,7 +458,7 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
+def without_root() -> Iterator[None]:
     """Drop root's right to read everything."""
     if os.geteuid() == 0:
         os.seteuid(65534)
@@ -470,7 +470,7 @@ def nobody() -> Iterator[None]:
         yield
 
 
-def test_what_may_not_be_read_is_said() -> None:
+def test_an_error_names_an_unreadable_file() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         root = Path(folder) / "store"
@@ -480,19 +480,22 @@ def test_what_may_not_be_read_is_said() -> None:
         for path, mode in ((root / "commitlog" / f"{0:020d}", 0), (root / "commitlog", 0o444), (root, 0)):
             before = path.stat().st_mode
             path.chmod(mode)
-            with nobody(), pytest.raises(SourceError, match=rf"{path}.* cannot be (read|listed): Permission denied"):
+            with (
+                without_root(),
+                pytest.raises(SourceError, match=rf"{path}.* cannot be (read|listed): Permission denied"),
+            ):
                 find(str(root))
             path.chmod(before)
         # Without consumer offsets the report has a note.
         (root / "config").chmod(0)
-        with nobody():
+        with without_root():
             found = read_environment([DirectoryLog(find(str(root)))], None)
         (root / "config").chmod(0o755)
         assert not found.offsets
         assert "Permission denied" in found.notes[0]
 
 
-def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
+def test_missing_segments_in_the_middle(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message(body=b"x" * 5000) for _ in range(100))
     size = writer.segment

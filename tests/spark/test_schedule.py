@@ -162,7 +162,7 @@ def pod(owner: str, message: str) -> dict[str, Any]:
     }
 
 
-def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
+def test_a_failed_run_keeps_the_last_results() -> None:
     spec = cluster(schedule="0 3 * * *").spec.analytics
     assert spec is not None
     good = job("demo-1", "2026-03-01T03:00:00Z", "Complete")
@@ -198,9 +198,7 @@ def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
         (("--path", "{}/log"), "file/out", 3, "output {}/file/out cannot be written: "),
     ],
 )
-def test_bad_input_is_said_in_the_status(
-    tmp_path: Path, source: tuple[str, str], out: str, code: int, says: str
-) -> None:
+def test_the_status_names_bad_input(tmp_path: Path, source: tuple[str, str], out: str, code: int, says: str) -> None:
     """The driver's exit code and termination message appear in `status.analytics`, and the old report stays."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -250,7 +248,7 @@ def test_only_one_run_at_a_time() -> None:
     assert held["CronJob"]["spec"]["suspend"] is True
 
 
-def test_a_run_that_would_fail_again_is_not_tried_again() -> None:
+def test_a_permanent_failure_is_not_retried() -> None:
     spec = rendered()["CronJob"]["spec"]["jobTemplate"]["spec"]
     fail, ignore = spec["podFailurePolicy"]["rules"]
     assert fail["onExitCodes"] == {"containerName": "driver", "operator": "In", "values": [main.EXIT_PERMANENT]}
@@ -259,7 +257,7 @@ def test_a_run_that_would_fail_again_is_not_tried_again() -> None:
     assert spec["podReplacementPolicy"] == "Failed"
 
 
-def test_the_pod_that_shows_the_page_and_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pod_for_the_page_and_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = rendered(sparkConf={"spark.hadoop.fs.s3a.endpoint": "http://x"})["CronJob"]
     made["metadata"]["uid"] = "cron-uid"
     shown = jobs.show_pod(made, "report.html", "1")

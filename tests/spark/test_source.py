@@ -68,7 +68,7 @@ def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -
     ]
 
 
-def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> None:
+def test_required_columns_are_not_null(spark: SparkSession, root: Path) -> None:
     read = spark.read.format("commitlog")
     assert {f.name for f in read.load(str(root)).schema if f.nullable} == NULLABLE_COLUMNS - {"damage"}
     with_damage = read.option("damaged", "rows").option("body", "true").load(str(root))
@@ -79,7 +79,7 @@ def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> N
         CommitLogReader(StructType([StructField("keys", StringType(), False)]), Options({"path": str(root)}))
 
 
-def test_workers_are_forked_by_a_daemon_that_is_prepared(spark: SparkSession) -> None:
+def test_workers_are_forked_by_the_preloaded_daemon(spark: SparkSession) -> None:
     context = spark.sparkContext
     assert ARROW_OPTIONS in context.getConf().get("spark.driver.extraJavaOptions", "")
     (started,) = context.parallelize([0], 1).map(lambda _: sys.modules["__main__"].__spec__.name).collect()
@@ -132,7 +132,7 @@ def reader(root: Path, **options: str) -> CommitLogReader:
     return CommitLogReader(spark_schema(("topic", "size"), chosen.damage_rows), chosen)
 
 
-def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) -> None:
+def test_segments_expired_during_the_read_are_reported(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
     kept = [r.props["KEYS"] for r in read_plain(tmp_path)[0] if r.phys_offset >= writer.segment]
@@ -166,7 +166,7 @@ class ExpiresLater(Options):
         return found
 
 
-def test_a_segment_that_expires_before_it_is_planned_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_segment_expired_before_planning_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     columns = spark_schema(("keys", "physical_offset", "size", "damage"), True)
     for kind in ("once", "stream"):
         writer = LogWriter(tmp_path / kind)
@@ -183,7 +183,7 @@ def test_a_segment_that_expires_before_it_is_planned_is_said(tmp_path: Path, cap
         assert f"{kind}: bytes 0 to {writer.segment} expired during the read" in caplog.text
 
 
-def test_a_stream_passes_over_a_segment_that_expires_when_it_looks_for_its_end(tmp_path: Path) -> None:
+def test_a_stream_skips_a_segment_expired_during_the_search_for_the_end(tmp_path: Path) -> None:
     ends = []
     for name in ("whole", "part"):
         writer = LogWriter(tmp_path / name)
@@ -196,9 +196,7 @@ def test_a_stream_passes_over_a_segment_that_expires_when_it_looks_for_its_end(t
     assert writer.segment + 5_000 <= ends[1] < writer.segment + 6_000
 
 
-def test_what_was_read_before_the_rest_expired_is_not_said_to_have_expired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_unread_bytes_are_reported_as_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = LogWriter(tmp_path).extend(Message(body=b"x" * 500, key=str(i)) for i in range(50))
     columns, options = spark_schema(("physical_offset", "damage"), True), Options({"path": str(tmp_path)})
     options.damage_rows = True
@@ -298,7 +296,7 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
     assert drain() == sorted([*map(str, range(300)), *(f"new-{i}" for i in range(50))])
 
 
-def test_a_stream_of_what_there_is_reads_all_of_it_in_batches(spark: SparkSession, tmp_path: Path) -> None:
+def test_available_now_reads_everything_in_batches(spark: SparkSession, tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     for root, count in zip(roots, (500, 100), strict=True):
         LogWriter(root).extend(Message(body=b"x" * 300, key=f"{root.name}{i}") for i in range(count))
@@ -328,7 +326,7 @@ def test_a_stream_of_what_there_is_reads_all_of_it_in_batches(spark: SparkSessio
     assert max(sizes) < 60_000 + 2 * 500
 
 
-def test_a_stream_keeps_to_what_spark_asks_for(tmp_path: Path) -> None:
+def test_a_stream_respects_the_read_limit(tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(300))
@@ -381,14 +379,14 @@ def read_columns(options: dict[str, str]) -> Any:
     return source.reader(source.schema()).partitions()
 
 
-def test_a_worker_that_reads_files_imports_nothing_for_the_network() -> None:
+def test_a_worker_for_files_imports_no_network_modules() -> None:
     """Every query starts new workers, and each pays for its imports."""
     says = "import sys, gantry_spark.aggregates; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == ""
 
 
-def test_what_is_no_log_is_said(tmp_path: Path) -> None:
+def test_an_error_names_a_directory_without_a_log(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist; give a store directory"):
         read_columns({"path": str(tmp_path / "nowhere")})
     with pytest.raises(SourceError, match=r"no commit log in .* is empty; expected files with names of 20 digits"):
@@ -404,7 +402,7 @@ def test_what_is_no_log_is_said(tmp_path: Path) -> None:
         read_columns({"cluster": "127.0.0.1:1"})
 
 
-def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_path: Path) -> None:
+def test_a_file_without_records_is_damage_and_unrelated_files_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "commitlog"
     folder.mkdir()
     (folder / f"{0:020d}").write_bytes(b"this is no commit log" * 100)
@@ -417,7 +415,7 @@ def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_p
     assert "body" in COLUMNS
 
 
-def test_what_expired_before_a_stream_had_read_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_reports_bytes_expired_before_the_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = LogWriter(tmp_path / "store")
     places = writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(600))
     columns = ("log", "keys", "physical_offset", "size", "damage")
