@@ -315,7 +315,7 @@ class AggregatesSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return "commitlog-figures"
+        return "commitlog-aggregates"
 
     def schema(self) -> StructType:
         return SCHEMA

@@ -73,11 +73,11 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
         found = summarize(rows)
         newest_by_key(rows, found.keys_span_blocks).write.parquet(f"file://{at}")
         keys = spark.read.parquet(escape_glob(f"file://{at}"))
-        gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
-        context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
-        summarize_keys(found, rows, keys, gone_before, 1, [], rows)
-        figures = build(found, context)
-        mine = next((t for t in figures["topics"] if t["topic"] == topic), None)
+        tombstone_cutoff = now_ms - int(job.tombstone_hours * 3_600_000)
+        context = Context(job.source, now_ms, tombstone_ms=now_ms - tombstone_cutoff)
+        summarize_keys(found, rows, keys, tombstone_cutoff, 1, [], rows)
+        report = build(found, context)
+        mine = next((t for t in report["topics"] if t["topic"] == topic), None)
         if mine is None:
             raise SourceError(f"{job.source} holds no record of topic {topic}")
         refused = not_compactable(mine)
@@ -92,7 +92,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             "savedBytes": mine["savedBytes"],
             "keptRecords": mine["records"] - mine["savedRecords"],
             "keptBytes": mine["bytes"] - mine["savedBytes"],
-            "damage": {name: figures["damage"][name] for name in ("ranges", "bytes")},
+            "damage": {name: report["damage"][name] for name in ("ranges", "bytes")},
             "stores": [],
         }
         if out is not None:
@@ -101,7 +101,7 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             environment = read_environment(logs, job.token_file)
             for log in logs:
                 root = out if len(logs) == 1 else out / log.name
-                kept = _kept_offsets(keys, log.name, gone_before)
+                kept = _kept_offsets(keys, log.name, tombstone_cutoff)
                 within = incremental.ranges(log.name)
                 result["stores"].append(_write(log, topic, kept, within, root, environment, incremental.options))
             written = sum(s["bytes"] for s in result["stores"])
@@ -123,18 +123,18 @@ def _require_new_directory(out: Path) -> None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise OutputError(f"{out} already exists: name a new or an empty directory")
         # `_write` creates the directory, so a refused command leaves nothing behind.
-        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+        existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     except OSError as error:
         raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
-    if not there.is_dir():
-        raise OutputError(f"output {out} cannot be written: {there} is not a directory")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"output {out} cannot be written: {there} is not writable")
+    if not existing.is_dir():
+        raise OutputError(f"output {out} cannot be written: {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"output {out} cannot be written: {existing} is not writable")
 
 
-def _kept_offsets(keys: DataFrame, log: str, gone_before_ms: int) -> Ints:
+def _kept_offsets(keys: DataFrame, log: str, tombstone_cutoff_ms: int) -> Ints:
     """Return the sorted physical offsets of the newest versions that stay in this log: 8 bytes a key."""
-    chosen = keys.filter((keys.log == log) & ~(keys.tombstone & (keys.ms < gone_before_ms))).select("phys")
+    chosen = keys.filter((keys.log == log) & ~(keys.tombstone & (keys.ms < tombstone_cutoff_ms))).select("phys")
     places: Ints = chosen.toArrow().column("phys").to_numpy().astype(np.int64)
     places.sort()
     return places

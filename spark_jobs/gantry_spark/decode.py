@@ -41,23 +41,23 @@ class RecordFilter:
         """Return a mask of the matching records, or None if all records match."""
         keep: Bools | None = None
 
-        def also(mark: Bools) -> None:
+        def restrict(mark: Bools) -> None:
             nonlocal keep
             keep = mark if keep is None else keep & mark
 
         if self.min_ms is not None:
-            also(records.store_ms >= self.min_ms)
+            restrict(records.store_ms >= self.min_ms)
         if self.max_ms is not None:
-            also(records.store_ms <= self.max_ms)
+            restrict(records.store_ms <= self.max_ms)
         if self.queues is not None:
-            also(np.isin(records.field("queue_id"), list(self.queues)))
+            restrict(np.isin(records.field("queue_id"), list(self.queues)))
         if self.min_offset is not None:
-            also(records.base + records.at >= self.min_offset)
+            restrict(records.base + records.at >= self.min_offset)
         if self.max_offset is not None:
-            also(records.base + records.at <= self.max_offset)
+            restrict(records.base + records.at <= self.max_offset)
         if self.topics is not None:
             wanted = pa.array(sorted(self.topics), type=pa.string())
-            also(pc.is_in(records.topics, value_set=wanted).to_numpy(zero_copy_only=False))
+            restrict(pc.is_in(records.topics, value_set=wanted).to_numpy(zero_copy_only=False))
         return keep
 
     def excludes(self, first_ms: int | None, last_ms: int | None, slack_ms: int) -> bool:

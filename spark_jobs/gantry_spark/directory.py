@@ -93,10 +93,10 @@ def _without_unrelated(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
     """Return the files without the unrelated ones: files without any record and with a size unlike other segments'."""
     if len(set(sizes.values())) < 2:
         return sizes
-    usual = {size for name, size in sizes.items() if _has_record(folder / name, size, False)}
-    if not usual:
+    segment_sizes = {size for name, size in sizes.items() if _has_record(folder / name, size, False)}
+    if not segment_sizes:
         return sizes
-    return {n: size for n, size in sizes.items() if size in usual or _has_record(folder / n, size, True)}
+    return {n: size for n, size in sizes.items() if size in segment_sizes or _has_record(folder / n, size, True)}
 
 
 def _has_record(path: Path, size: int, anywhere: bool) -> bool:
@@ -183,10 +183,10 @@ class FileBytes:
             return None
         before = (offset - self._start) % mmap.ALLOCATIONGRANULARITY
         try:
-            there = mmap.mmap(self._fd, before + size, _FLAGS, mmap.PROT_READ, offset=offset - self._start - before)
+            mapping = mmap.mmap(self._fd, before + size, _FLAGS, mmap.PROT_READ, offset=offset - self._start - before)
         except (OSError, ValueError):  # The file system supports no mapping, or the range is beyond the end.
             return None
-        return memoryview(there)[before:]
+        return memoryview(mapping)[before:]
 
     def read_into(self, offset: int, into: memoryview) -> int:
         done = 0

@@ -50,9 +50,9 @@ def newest_hour(hours: Iterable[int], now_ms: int) -> int:
     return max((h for h in known if h <= present), default=known[-1] if known else present)
 
 
-def first_hour(hours: Iterable[int], otherwise: int) -> int:
+def first_hour(hours: Iterable[int], default: int) -> int:
     """Return the first of these hours without hour 0, which holds the impossible times of damaged headers."""
-    return min((h for h in hours if h > 0), default=otherwise)
+    return min((h for h in hours if h > 0), default=default)
 
 
 def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reserved_hours: int) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reser
         result["hoursToFull"] = round(hours_to_full, 1)
         at = now_ms + int(hours_to_full * HOUR_MS)
         result["fullAt"] = _iso_ms(at) if hours_to_full < 24 * 3650 else None
-        growing_for = max(0.0, reserved_hours - used / rate)
-        result["diskFullBeforeRetention"] = bool(hours_to_full < growing_for)
+        hours_to_steady_state = max(0.0, reserved_hours - used / rate)
+        result["diskFullBeforeRetention"] = bool(hours_to_full < hours_to_steady_state)
     return result
 
 

@@ -150,9 +150,9 @@ def error_message(error: BaseException) -> str:
     """Return the message for the user of an error, also of an error from Spark's workers."""
     if isinstance(error, GantrySparkError | ValueError):
         return str(error)
-    said = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
-    if said:
-        return str(said[-1]).strip()
+    details = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
+    if details:
+        return str(details[-1]).strip()
     if _SHUT_DOWN in str(error):
         return (
             "Spark has stopped because its executors failed too often. The logs of their pods name the reason (too "
@@ -202,9 +202,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"gantry: the report failed: {message}", file=sys.stderr)
         if os.environ.get("GANTRY_TRACEBACK"):
             raise
-        took = round(time.monotonic() - started, 1)
+        duration = round(time.monotonic() - started, 1)
         write_termination_message(
-            args.termination_log, {"result": "Failed", "message": message[:1500], "durationSeconds": took}
+            args.termination_log, {"result": "Failed", "message": message[:1500], "durationSeconds": duration}
         )
         retry = not isinstance(error, GantrySparkError) or error.retry
         raise SystemExit(EXIT_FAILED if retry else EXIT_PERMANENT) from None

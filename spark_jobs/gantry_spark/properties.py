@@ -147,10 +147,10 @@ def _value_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
     first = hits.argmax(axis=1)
     known = hits[np.arange(len(first)), first]
     ends = np.where(known, at[rows] + first, len(data))
-    open_: Bools = np.ones(len(at), dtype=np.bool_)
-    open_[rows] = ~known & (at[rows] + _WINDOW < limit[rows])
+    unresolved: Bools = np.ones(len(at), dtype=np.bool_)
+    unresolved[rows] = ~known & (at[rows] + _WINDOW < limit[rows])
     result[rows] = np.minimum(ends, limit[rows])
-    late = np.flatnonzero(open_)
+    late = np.flatnonzero(unresolved)
     if len(late):
         marks = np.append(np.flatnonzero(data == _PIECE_END), len(data))
         result[late] = np.minimum(marks[np.searchsorted(marks, at[late])], limit[late])

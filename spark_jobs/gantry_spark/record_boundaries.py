@@ -112,14 +112,14 @@ def _merge_walks(
     """Merge the cursors' positions in the order of a single walk, and return the end of the last record."""
     # A stable sort merges the steps, because each step is sorted.
     positions = np.sort(np.concatenate(found), kind="stable")
-    wrong = np.flatnonzero(ends[:-1] != begins[1:]).tolist()
-    if not wrong:
+    broken = np.flatnonzero(ends[:-1] != begins[1:]).tolist()
+    if not broken:
         pieces.append(positions)
         return int(ends[-1])
     places = begins.tolist()
     until = frozenset(places)
     begin = 0
-    for cursor in wrong:
+    for cursor in broken:
         if places[cursor] < begin:
             continue  # The single walk has passed this cursor.
         at = int(ends[cursor])

@@ -147,8 +147,8 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock |
     magic = head["magic"]
     size = head["size"].astype(np.int64)
     sys_flag = head["sys_flag"]
-    two = magic == MAGIC_V2
-    ok: Bools = ((magic == MAGIC_V1) | two) & (head["phys"] == base + at)
+    is_v2 = magic == MAGIC_V2
+    ok: Bools = ((magic == MAGIC_V1) | is_v2) & (head["phys"] == base + at)
     born_v6: Bools = (sys_flag & int(SysFlag.BORN_HOST_V6)) != 0
     store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
     store_ms = head["store_ms"].astype(np.int64)
@@ -167,9 +167,9 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock |
     end = at + size
     topic_at = _or_start(ok, body_at + body_len, at)
     topic_len = buf[topic_at].astype(np.int64)
-    if bool(two.any()):
-        topic_len = np.where(two, topic_len << 8 | buf[topic_at + 1], topic_len)
-        topic_at = topic_at + two
+    if bool(is_v2.any()):
+        topic_len = np.where(is_v2, topic_len << 8 | buf[topic_at + 1], topic_len)
+        topic_at = topic_at + is_v2
     topic_at = topic_at + 1
     ok &= topic_at + topic_len + 2 <= end
     props_at = _or_start(ok, topic_at + topic_len, at)

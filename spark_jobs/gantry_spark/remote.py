@@ -69,16 +69,16 @@ def _tls_context() -> ssl.SSLContext:
 def http_get(url: str, token_file: str | None, path: str) -> bytes:
     """Send one GET and return the body. Raises SourceError if the broker does not answer or refuses."""
     try:
-        answer = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
+        response = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
     except httpx.HTTPError as error:
         raise SourceError(f"broker {url} does not answer: {error or type(error).__name__}") from None
-    if answer.status_code in (401, 403):
+    if response.status_code in (401, 403):
         raise SourceError(
-            f"broker {url} refuses access ({answer.status_code}): set option tokenFile to a file with the admin token"
+            f"broker {url} refuses access ({response.status_code}): set option tokenFile to a file with the admin token"
         )
-    if answer.status_code != 200:
-        raise SourceError(f"broker {url}{path} answers {answer.status_code}: {answer.text[:200]}")
-    return answer.content
+    if response.status_code != 200:
+        raise SourceError(f"broker {url}{path} answers {response.status_code}: {response.text[:200]}")
+    return response.content
 
 
 def base_url(text: str) -> str:
@@ -202,33 +202,33 @@ class HttpBytes:
         problems: dict[str, str] = {}
         pause = _FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
-            asked = gone = 0
+            requests = gone = 0
             for source in list(self._sources):
                 url, confirmed = source
                 if start >= confirmed:
                     continue
-                asked += 1
+                requests += 1
                 try:
-                    upto = min(stop, confirmed)
-                    answer = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": upto})
+                    end = min(stop, confirmed)
+                    response = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": end})
                 except httpx.HTTPError as error:
                     problems[url] = str(error) or type(error).__name__
                     continue
-                if answer.status_code == 200 and answer.content:
+                if response.status_code == 200 and response.content:
                     # The member that answered comes first, so that later reads do not wait for the others.
                     self._sources.remove(source)
                     self._sources.insert(0, source)
-                    self._slow_down(len(answer.content))
-                    return answer.content
-                gone += answer.status_code == _EXPIRED_STATUS
-                problems[url] = f"{answer.status_code} {answer.text[:120]}"
-            if asked and gone == asked:
+                    self._slow_down(len(response.content))
+                    return response.content
+                gone += response.status_code == _EXPIRED_STATUS
+                problems[url] = f"{response.status_code} {response.text[:120]}"
+            if requests and gone == requests:
                 raise Expired(f"offset {start} is below the start of the log of every member")
             if attempt < ATTEMPTS - 1:
                 time.sleep(pause)
                 pause = min(pause * 2, 8.0)
-        said = "; ".join(f"{url}: {why}" for url, why in problems.items())
-        raise SourceError(f"bytes {start} to {stop} of the log are not available: {said}")
+        details = "; ".join(f"{url}: {why}" for url, why in problems.items())
+        raise SourceError(f"bytes {start} to {stop} of the log are not available: {details}")
 
     def _slow_down(self, count: int) -> None:
         self._taken += count

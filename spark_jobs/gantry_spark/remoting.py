@@ -25,11 +25,11 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
     if not host or not port.isdigit():
         raise SourceError(f"{address!r} is not an address: write host:port")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as link:
-            link.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
+            connection.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
             decoder = FrameDecoder(_MAX_FRAME_BYTES)
             while True:
-                data = link.recv(256 * 1024)
+                data = connection.recv(256 * 1024)
                 if not data:
                     raise SourceError(f"{address} closed the connection before it answered request {code}")
                 for frame in decoder.feed(data):
@@ -53,23 +53,23 @@ def broker_urls(name_servers: str) -> list[str]:
         if not server:
             continue
         try:
-            answer = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
-            info = ClusterInfo.from_json(loads(answer.body))
+            response = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            info = ClusterInfo.from_json(loads(response.body))
         except (SourceError, ValueError) as error:
             problems.append(f"NameServer {error}")
             continue
         found: list[str] = []
-        silent: list[str] = []
+        without_http: list[str] = []
         for group, broker in info.brokers.items():
             addresses = dict.fromkeys(broker.addresses.values())
             urls = [f"{group}={url}" for url in map(_http_url, addresses) if url is not None]
             found += urls
             if not urls and not any(map(_lacks_http, addresses)):
-                silent.append(f"group {group} ({', '.join(addresses) or 'no address'})")
-        if found and silent:
+                without_http.append(f"group {group} ({', '.join(addresses) or 'no address'})")
+        if found and without_http:
             raise SourceError(
-                f"no broker names the HTTP interface of {'; '.join(silent)}, registered with NameServer {server}, and "
-                f"its part of the cluster would be missing: wait until it answers, or give option brokers"
+                f"no broker names the HTTP interface of {'; '.join(without_http)}, registered with NameServer {server}, "
+                f"and its part of the cluster would be missing: wait until it answers, or give option brokers"
             )
         if found:
             return found

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 ROWS_DIR: Final = "state/rows"
 STATE_FILE: Final = "state/state.json"
-HOURLY: Final = ("n", "bytes", "keyed", "keyed_bytes")
+HOUR_COLUMNS: Final = ("n", "bytes", "keyed", "keyed_bytes")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def run(spark: SparkSession, job: Job) -> ReportResult:
         for folder in (f"reports/{name}/", ""):
             store.write(f"{folder}report.json", data)
             store.write(f"{folder}report.html", page.encode())
-        store.write(f"reports/{name}/hours.parquet", _table(found.hours, ("topic", "hour", *HOURLY)))
+        store.write(f"reports/{name}/hours.parquet", _table(found.hours, ("topic", "hour", *HOUR_COLUMNS)))
         store.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
         _delete_old_reports(store, job.history)
         return ReportResult(report, page, None if job.out is None else out)
@@ -265,12 +265,12 @@ class IncrementalScan:
         if not previous.runs <= {name.removeprefix("run=") for name in self.store.names(ROWS_DIR)}:
             previous = scan_state.State()  # The rows of an earlier run were deleted.
         self._clean(previous.runs)
-        now = [scan_state.LogSnapshot(log.name, log.segments, _first_times(log)) for log in self.logs]
+        present_logs = [scan_state.LogSnapshot(log.name, log.segments, _first_times(log)) for log in self.logs]
         verify = Options(self.options).verify
-        seen = _current_checksums(self.logs, previous.segments) | _repaired_segments(
+        present = _current_checksums(self.logs, previous.segments) | _repaired_segments(
             self.logs, previous.segments, verify
         )
-        pending = scan_state.pending_scan(previous, now, seen)
+        pending = scan_state.pending_scan(previous, present_logs, present)
         counted: dict[tuple[str, int], scan_state.SegmentCount] = {}
         damaged_at: dict[tuple[str, int], list[int]] = {}
         damaged: dict[tuple[str, int], int] = {}
@@ -285,7 +285,7 @@ class IncrementalScan:
                     *earlier, (end, begin, checksum) = sorted(tuple(mark) for mark in r["checksums"])
                     counted[key] = scan_state.SegmentCount(end, r["min_ms"], r["max_ms"], begin, checksum)
                     marks += [scan_state.CountedSegment(*key, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
-        state = scan_state.advance(pending, now, self.run, counted, damaged_at)
+        state = scan_state.advance(pending, present_logs, self.run, counted, damaged_at)
         state = scan_state.with_checksums(
             state, _end_checksums(self.logs, scan_state.fully_read(state, self.run), verify)
         )
@@ -335,7 +335,7 @@ class IncrementalScan:
         options = self.options | {"ranges": orjson.dumps(ranges).decode()}
         if since_ms is not None:
             options["sinceMs"] = str(since_ms)
-        frame = self.spark.read.format("commitlog-figures").options(**options).load()
+        frame = self.spark.read.format("commitlog-aggregates").options(**options).load()
         frame.write.mode("overwrite").partitionBy("kind").parquet(self.store.url(at))
 
     def _parquet(self, names: Sequence[str], base: str) -> DataFrame:
@@ -359,11 +359,11 @@ class IncrementalScan:
         table = [
             (run, k.log, k.segment, end, run == k.runs[-1][0]) for k in segments for run, end in k.runs
         ]  # fmt: skip
-        live = self.spark.createDataFrame(table, "run string, log string, segment long, upto long, latest boolean")
+        valid = self.spark.createDataFrame(table, "run string, log string, segment long, upto long, latest boolean")
         runs = sorted({row[0] for row in table})
         if not runs:
             return self.spark.createDataFrame([], SCHEMA)
-        rows = self._read(runs).join(f.broadcast(live), ["run", "log", "segment"])
+        rows = self._read(runs).join(f.broadcast(valid), ["run", "log", "segment"])
         rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("upto")) | f.col("latest"))
         return rows.select(*SCHEMA.fieldNames())
 
@@ -448,8 +448,8 @@ def _repaired_segments(
 ) -> dict[tuple[str, int], None]:
     """Return the segments with a record in a damaged place: a broker has repaired it from another member."""
     places = _segments_by_key(logs)
-    looked_at = (k for k in segments if k.damaged and (k.log, k.segment) in places)
-    return {(k.log, k.segment): None for k in looked_at if _has_record(*places[k.log, k.segment], k.damaged, verify)}
+    candidates = (k for k in segments if k.damaged and (k.log, k.segment) in places)
+    return {(k.log, k.segment): None for k in candidates if _has_record(*places[k.log, k.segment], k.damaged, verify)}
 
 
 def _end_checksums(

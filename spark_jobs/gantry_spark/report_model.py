@@ -19,8 +19,8 @@ from gantry_spark.summary import GroupOffset, Row, Summary
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
 """The report gives the savings for these hours back from the newest record, and for the whole log."""
 AGES_H: Final = (1, 6, 24, 72, 168, 720)
-RETRY: Final = "%RETRY%"
-DEAD: Final = "%DLQ%"
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
 DAMAGE_LISTED: Final = 100
 
 
@@ -47,9 +47,9 @@ class Context:
 
 def topic_kind(topic: str) -> str:
     """Return the kind of a topic: user, retry, dead letters or system. Compaction applies only to user topics."""
-    if topic.startswith(RETRY):
+    if topic.startswith(RETRY_PREFIX):
         return "retry"
-    if topic.startswith(DEAD):
+    if topic.startswith(DLQ_PREFIX):
         return "dead letters"
     system = topic in SYSTEM_TOPICS or topic == CONTROL_TOPIC or topic.startswith("rmq_sys_")
     return "system" if system or topic.endswith("_REPLY_TOPIC") else "user"
@@ -72,9 +72,9 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
     hours = _per_hour(summary.hours) if context.hours is None else context.hours
     growth = forecast(hours, context.now_ms, context.disks, context.reserved_hours)
     for topic in topics:
-        affected = [g for g in groups if g["topic"] == topic["topic"]]
-        topic["groups"] = affected
-        topic["recommendation"], topic["reason"] = recommend(topic, affected, growth, context)
+        of_topic = [g for g in groups if g["topic"] == topic["topic"]]
+        topic["groups"] = of_topic
+        topic["recommendation"], topic["reason"] = recommend(topic, of_topic, growth, context)
     return {
         "version": 1,
         "source": context.source,
@@ -117,7 +117,7 @@ class _ByTopic:
         self.kept_queues = _grouped(summary.kept_queues)
         self.kept_hours = _grouped(summary.kept_hours)
         self.versions = _grouped(summary.versions)
-        self.hot = _grouped(summary.hot)
+        self.hot_keys = _grouped(summary.hot_keys)
 
 
 def _grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -161,7 +161,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
         "versions": _versions(summary.versions[name]),
         "hotKeys": [
             {"key": h["key"], "records": h["n"], "bytes": h["bytes"], "share": _ratio(h["n"], total["n"])}
-            for h in summary.hot[name]
+            for h in summary.hot_keys[name]
         ],
         "sizes": _sizes(summary.sizes[name]),
         "ages": _ages(hours, context.now_ms),
@@ -222,17 +222,18 @@ def _windows(hours: list[Row], kept: Mapping[int, Row], newest: int) -> list[dic
 
 
 def _versions(rows: list[Row]) -> list[dict[str, Any]]:
-    mine = sorted(rows, key=lambda r: int(r["bucket"]))
+    ordered = sorted(rows, key=lambda r: int(r["bucket"]))
     return [
-        {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "keys": r["keys"], "records": r["n"]} for r in mine
+        {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "keys": r["keys"], "records": r["n"]}
+        for r in ordered
     ]
 
 
 def _sizes(rows: list[Row]) -> list[dict[str, Any]]:
-    mine = sorted(rows, key=lambda r: int(r["bucket"]))
+    ordered = sorted(rows, key=lambda r: int(r["bucket"]))
     return [
         {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "records": r["n"], "bytes": r["bytes"]}
-        for r in mine
+        for r in ordered
     ]
 
 
@@ -257,7 +258,9 @@ def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
 def _groups(summary: Summary, context: Context, compactable: Collection[str]) -> list[dict[str, Any]]:
     """Return consumer groups by topic: their lag, and the unread records lost to compaction or to retention."""
     ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.spans}
-    affected = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
+    compacted_unread = {
+        (g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups
+    }
     oldest: dict[tuple[str, str], int] = {}
     for g in summary.groups:
         if g["oldest"] is not None:
@@ -281,7 +284,7 @@ def _groups(summary: Summary, context: Context, compactable: Collection[str]) ->
         entry["lagRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
         entry["expiredUnreadRecords"] += max(0, end["min_qo"] - o.offset)
         if o.topic in compactable:
-            entry["compactedUnreadRecords"] += affected.get((o.group, o.log, o.topic, o.queue_id), 0)
+            entry["compactedUnreadRecords"] += compacted_unread.get((o.group, o.log, o.topic, o.queue_id), 0)
     for (group, topic), entry in found.items():
         unread = oldest.get((group, topic))
         entry["lagHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
@@ -294,7 +297,7 @@ def _retries(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return retries and dead letters by consumer group."""
     found: dict[str, dict[str, Any]] = {}
     for topic in topics:
-        for prefix, column in ((RETRY, "retries"), (DEAD, "deadLetters")):
+        for prefix, column in ((RETRY_PREFIX, "retries"), (DLQ_PREFIX, "deadLetters")):
             if topic["topic"].startswith(prefix):
                 group = topic["topic"][len(prefix) :]
                 entry = found.setdefault(

@@ -85,9 +85,9 @@ class _BlockReader:
         The bytes are valid until the next call. A call reuses bytes that the last call has read.
         """
         want = min(self.size, reach - base)
-        there = self._source.map_range(base, want)
-        if there is not None:
-            return there, len(there)
+        mapped = self._source.map_range(base, want)
+        if mapped is not None:
+            return mapped, len(mapped)
         rest = max(0, self._base + self._filled - base) if base >= self._base else 0
         old = memoryview(self._buf)[self._filled - rest : self._filled]
         if len(self._buf) < self.size:

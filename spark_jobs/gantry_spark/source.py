@@ -107,10 +107,10 @@ class Options:
             brokers = self.brokers or remoting.broker_urls(self.cluster)
             logs = list(remote.open_logs(brokers, self.token_file, self.rate))
         names = [log.name for log in logs]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
+        duplicates = {name for name in names if names.count(name) > 1}
+        if duplicates:
             raise SourceError(
-                f"two logs have the name {min(twice)}: copies of one log would count twice; give each log once"
+                f"two logs have the name {min(duplicates)}: copies of one log would count twice; give each log once"
             )
         return logs
 

@@ -52,7 +52,7 @@ class Summary:
     kept_queues: list[Row] = field(default_factory=list)
     kept_hours: list[Row] = field(default_factory=list)
     versions: list[Row] = field(default_factory=list)
-    hot: list[Row] = field(default_factory=list)
+    hot_keys: list[Row] = field(default_factory=list)
     groups: list[Row] = field(default_factory=list)
     spans: list[Row] = field(default_factory=list)
     """First and last queue offset by log, topic and queue, of the whole log for every window."""
@@ -186,38 +186,38 @@ def summarize_keys(
     result: Summary,
     rows: DataFrame,
     keys: DataFrame,
-    gone_before_ms: int,
+    tombstone_cutoff_ms: int,
     top: int,
     offsets: Sequence[GroupOffset],
     counts: DataFrame,
 ) -> None:
     """Add everything with a key, and the groups. `keys` is the stored result of `newest_by_key(rows)`.
 
-    `counts`: the counts of the whole log for every window. `gone_before_ms`: compaction drops a key if its newest
+    `counts`: the counts of the whole log for every window. `tombstone_cutoff_ms`: compaction drops a key if its newest
     version is a tombstone stored before this time (Unix milliseconds).
     """
-    _summarize_keys(result, keys, gone_before_ms, top)
+    _summarize_keys(result, keys, tombstone_cutoff_ms, top)
     if offsets:
-        _summarize_groups(result, rows, keys, gone_before_ms, offsets, counts)
+        _summarize_groups(result, rows, keys, tombstone_cutoff_ms, offsets, counts)
 
 
-def _kept(gone_before_ms: int) -> Any:
+def _kept(tombstone_cutoff_ms: int) -> Any:
     """Return whether compaction keeps the newest version of a key."""
-    return ~(f.col("tombstone") & (f.col("ms") < gone_before_ms))
+    return ~(f.col("tombstone") & (f.col("ms") < tombstone_cutoff_ms))
 
 
-def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: int) -> None:
-    laid = keys.select(
+def _summarize_keys(result: Summary, keys: DataFrame, tombstone_cutoff_ms: int, top: int) -> None:
+    classified = keys.select(
         "topic", "log", "queue_id",
         f.floor(f.col("ms") / HOUR_MS).cast("long").alias("hour"),
         (f.length(f.bin("n")) - 1).alias("bucket"),
-        f.when(_kept(gone_before_ms), 1).otherwise(0).alias("stays"),
+        f.when(_kept(tombstone_cutoff_ms), 1).otherwise(0).alias("stays"),
         f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
         # Invalid UTF-8 has become U+FFFD.
         f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("ambiguous"),
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
-    laid.createOrReplaceTempView("gantry_keys")
+    classified.createOrReplaceTempView("gantry_keys")
     found = keys.sparkSession.sql(
         """select topic, log, queue_id, hour, bucket,
              count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(dead) as tombstones,
@@ -239,8 +239,8 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
     # Spark keeps only the first `top` rows of each task before the shuffle, so one topic may have all the keys.
     rank = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
     ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(rank).alias("rank"))
-    result.hot = _rows(ranked.filter(f.col("rank") <= top))
-    result.hot.sort(key=lambda h: (h["topic"], h["rank"]))
+    result.hot_keys = _rows(ranked.filter(f.col("rank") <= top))
+    result.hot_keys.sort(key=lambda h: (h["topic"], h["rank"]))
 
 
 def _count_keys_of_queues(result: Summary, keys: DataFrame) -> None:
@@ -268,7 +268,7 @@ def _summarize_groups(
     result: Summary,
     rows: DataFrame,
     keys: DataFrame,
-    gone_before_ms: int,
+    tombstone_cutoff_ms: int,
     offsets: Sequence[GroupOffset],
     counts: DataFrame,
 ) -> None:
@@ -289,14 +289,16 @@ def _summarize_groups(
     ahead = bitmaps.filter(f.col("bucket") >= at).select(
         "group", *on, f.bit_count(ahead_bits).cast("long").alias("keyed"), none.alias("kept"), none.alias("oldest")
     )
-    newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
-    stays = newest.select("group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest"))
+    newest = keys.filter(_kept(tombstone_cutoff_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
+    kept_rows = newest.select(
+        "group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest")
+    )
     spans = counts.select(*on, "max_qo", "min_ms").join(table, on)
     # A time in the first hour of 1970 is that of a damaged header.
     unread = spans.filter((f.col("max_qo") >= f.col("offset")) & (f.col("min_ms") >= HOUR_MS)).select(
         "group", *on, none.alias("keyed"), none.alias("kept"), f.col("min_ms").alias("oldest")
     )
-    whole = ahead.unionByName(stays).unionByName(unread).groupBy("group", *on)
+    whole = ahead.unionByName(kept_rows).unionByName(unread).groupBy("group", *on)
     result.groups = _rows(
         whole.agg(
             f.coalesce(f.sum("keyed"), f.lit(0)).alias("keyed"),

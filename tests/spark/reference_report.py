@@ -17,7 +17,7 @@ Spans = dict[tuple[str, int], tuple[int, int]]
 """(log, queue): first and last queue offset."""
 
 
-def figures(
+def expected_topics(
     logs: Mapping[str, list[Record]], now_ms: int, tombstone_ms: int, offsets: Offsets, since_ms: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the compared numbers of the report by topic."""
@@ -61,7 +61,7 @@ def _key(record: Record) -> str:
     return record.props.get("KEYS", "")
 
 
-def _survivors(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Record]]:
+def _newest_versions(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Record]]:
     """Return the newest version of each key: the last in its log; across logs the last by store time."""
     last: dict[tuple[str, str], Record] = {}
     for log, record in rows:
@@ -95,7 +95,7 @@ def _topic(
     spans: Spans,
 ) -> dict[str, Any]:
     keyed = [(log, r) for log, r in rows if _key(r)]
-    newest = _survivors(rows)
+    newest = _newest_versions(rows)
     dropped = {k: v for k, v in newest.items() if len(v[1].body) == 0 and v[1].store_ms < now_ms - tombstone_ms}
     kept = {id(r) for k, (_, r) in newest.items() if k not in dropped}
     compactable = bool(keyed) and not name.startswith(("%", "rmq_sys_")) and name not in SYSTEM
@@ -109,7 +109,7 @@ def _topic(
     key_bytes: Counter[str] = Counter()
     for _, r in keyed:
         key_bytes[_key(r)] += r.size
-    hot = sorted(versions.items(), key=lambda kv: (-kv[1], -key_bytes[kv[0]], kv[0].encode()))
+    hot_keys = sorted(versions.items(), key=lambda kv: (-kv[1], -key_bytes[kv[0]], kv[0].encode()))
     hours = Counter(r.store_ms // HOUR for _, r in rows)
     return {
         "records": len(rows),
@@ -134,7 +134,7 @@ def _topic(
         },
         "versions": [{"from": 2**b, "keys": n} for b, n in sorted(by_version.items())],
         "sizes": [{"from": 2**b, "records": n} for b, n in sorted(sizes.items())],
-        "hotKeys": [{"key": k, "records": n, "bytes": key_bytes[k]} for k, n in hot],
+        "hotKeys": [{"key": k, "records": n, "bytes": key_bytes[k]} for k, n in hot_keys],
         "hours": sorted(hours.items()),
         "windows": _windows(rows, {id(r) for _, r in gone}, newest_ms) if compactable else [],
         "queues": _queues(rows, ids, kept, compactable),
@@ -200,7 +200,7 @@ def _groups(
 
 
 def comparable(topic: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a topic of the report in the form of `figures`."""
+    """Return a topic of the report in the form of `expected_topics`."""
     same = (
         "records", "bytes", "bodyBytes", "keyedRecords", "keyedBytes", "distinctKeys", "supersededRecords",
         "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes",

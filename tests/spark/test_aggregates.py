@@ -95,7 +95,7 @@ def marked(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
     torn=st.integers(0, 200),
     since=st.none() | st.integers(1_700_000_000_000, 1_700_000_100_000),
 )
-def test_partial_figures_add_up(
+def test_partial_aggregates_add_up(
     tmp_path_factory: pytest.TempPathFactory,
     written: list[Message],
     target: int,

@@ -17,7 +17,7 @@ from gantry_spark.environment import Environment
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
 from reference_log import LogWriter, Message, read_plain
-from reference_report import _survivors as survivors
+from reference_report import _newest_versions as newest_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def test_compaction_saves_the_reported_bytes_and_a_store_opens_the_result(
     assert len(before) - len(after) == promised["savedRecords"] == done["savedRecords"]
     assert promised["expiredTombstones"] > 0
 
-    newest = {id(r) for _, r in survivors([("", r) for r in before]).values()}
+    newest = {id(r) for _, r in newest_versions([("", r) for r in before]).values()}
     dead = NOW - 24 * HOUR
     wanted = [
         r for r in before

@@ -48,7 +48,7 @@ def report() -> dict[str, Any]:
             found.queue_keys.append({"topic": topic, "location_log": "a", "location_queue": 0, "locations": 50})
             found.kept_hours.append({"topic": topic, "hour": NOW // HOUR - 1, "kept_bytes": 49 * size})
             found.versions += [{"topic": topic, "bucket": b, "keys": 25, "n": n // 2} for b in (0, 4)]
-            found.hot += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
+            found.hot_keys += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
     found.groups = [{"group": "late", "log": "a", "topic": "Prices", "queue_id": 0, "keyed": 900, "kept": 40,
                      "oldest": NOW - 9 * HOUR}]  # fmt: skip
     found.spans = found.queues

@@ -29,7 +29,7 @@ from gantry_spark.scan_state import CountedSegment, pending_scan
 from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
 from pyspark.sql import functions as f
 from reference_log import LogWriter, Message, read_plain
-from reference_report import comparable, figures, growth
+from reference_report import comparable, expected_topics, growth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,7 +84,7 @@ def write_offsets(root: Path, table: dict[tuple[str, str, int], int]) -> None:
 
 def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, since_ms: int | None = None) -> None:
     logs = {root.name: read_plain(root)[0] for root in roots}
-    expected = figures(logs, NOW, 24 * HOUR, offsets, since_ms)
+    expected = expected_topics(logs, NOW, 24 * HOUR, offsets, since_ms)
     found = {t["topic"]: comparable(t) for t in report["topics"]}
     assert found.keys() == expected.keys()
     for topic, values in expected.items():
