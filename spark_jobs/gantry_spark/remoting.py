@@ -68,7 +68,7 @@ def broker_urls(name_servers: str) -> list[str]:
                 without_http.append(f"group {group} ({', '.join(addresses) or 'no address'})")
         if found and without_http:
             raise SourceError(
-                f"no broker names the HTTP interface of {'; '.join(without_http)}, registered with NameServer {server}, "
+                f"no broker names the HTTP interface of {'; '.join(without_http)}, known to NameServer {server}, "
                 f"and its part of the cluster would be missing: wait until it answers, or give option brokers"
             )
         if found:

@@ -69,7 +69,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
     assert cluster.token_file is not None
     token = str(cluster.token_file)
 
-    with pytest.raises(SourceError, match=r"refuses to be read \(401\): give the admin token by tokenFile"):
+    with pytest.raises(SourceError, match=r"refuses access \(401\): set option tokenFile to a file with the admin token"):
         rows_of({"brokers": ",".join(cluster.urls)})
     options = {"brokers": ",".join(cluster.urls), "tokenFile": token}
     found = [r for r in rows_of(options) if r["topic"] == "Orders"]
@@ -308,7 +308,7 @@ def test_groups_of_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
     groups["apache"] = BrokerData("other", "apache", {0: "10.0.0.4:1"})
     assert remoting.broker_urls("ns:9876") == ["a=http://10.0.0.1:2"]
     groups["b"] = BrokerData("demo", "b", {0: "10.0.0.3:1"})
-    with pytest.raises(SourceError, match=r"no broker names the HTTP interface of group b \(10.0.0.3:1\), registered"):
+    with pytest.raises(SourceError, match=r"no broker names the HTTP interface of group b \(10.0.0.3:1\), known"):
         remoting.broker_urls("ns:9876")
 
 
