@@ -267,14 +267,14 @@ class IncrementalScan:
         self._clean(previous.runs)
         present_logs = [scan_state.LogSnapshot(log.name, log.segments, _first_times(log)) for log in self.logs]
         verify = Options(self.options).verify
-        present = _current_checksums(self.logs, previous.segments) | _repaired_segments(
+        present_checksums = _current_checksums(self.logs, previous.segments) | _repaired_segments(
             self.logs, previous.segments, verify
         )
-        pending = scan_state.pending_scan(previous, present_logs, present)
+        pending = scan_state.pending_scan(previous, present_logs, present_checksums)
         counted: dict[tuple[str, int], scan_state.SegmentCount] = {}
         damaged_at: dict[tuple[str, int], list[int]] = {}
         damaged: dict[tuple[str, int], int] = {}
-        marks: list[scan_state.CountedSegment] = []
+        task_ends: list[scan_state.CountedSegment] = []
         if pending.ranges:
             logger.info("reading %s bytes of %d logs", f"{pending.bytes:,}", len(pending.ranges))
             self._count(pending.ranges, None, f"{ROWS_DIR}/run={self.run}")
@@ -282,14 +282,14 @@ class IncrementalScan:
                 key = (r["log"], r["segment"])
                 damaged_at[key], damaged[key] = r["damaged_at"], r["damaged"] or 0
                 if r["checksums"]:
-                    *earlier, (end, begin, checksum) = sorted(tuple(mark) for mark in r["checksums"])
+                    *earlier, (end, begin, checksum) = sorted(tuple(row) for row in r["checksums"])
                     counted[key] = scan_state.SegmentCount(end, r["min_ms"], r["max_ms"], begin, checksum)
-                    marks += [scan_state.CountedSegment(*key, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
+                    task_ends += [scan_state.CountedSegment(*key, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
         state = scan_state.advance(pending, present_logs, self.run, counted, damaged_at)
         state = scan_state.with_checksums(
             state, _end_checksums(self.logs, scan_state.fully_read(state, self.run), verify)
         )
-        state = scan_state.with_checksums(state, _truncated_segments(self.logs, pending, marks))
+        state = scan_state.with_checksums(state, _truncated_segments(self.logs, pending, task_ends))
         ends = {(k.log, k.segment): max(k.end, damaged.get((k.log, k.segment), 0)) for k in state.segments}
         unwritten = sum(
             log.segments[-1].limit - ends[log.name, log.segments[-1].start] for log in self.logs if log.segments
@@ -308,9 +308,9 @@ class IncrementalScan:
             for known in chosen.partial:
                 ranges.setdefault(known.log, []).append((known.segment, known.end))
             self.scanned += sum(b - a for spans in ranges.values() for a, b in spans)
-            at = f"reports/{self.run}/partly/run={self.run}"
+            at = f"reports/{self.run}/partial/run={self.run}"
             self._count(ranges, since_ms, at)
-            rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partly").select(rows.columns))
+            rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partial").select(rows.columns))
         return rows
 
     def _require_known_logs(self, previous: scan_state.State) -> None:
@@ -359,12 +359,14 @@ class IncrementalScan:
         table = [
             (run, k.log, k.segment, end, run == k.runs[-1][0]) for k in segments for run, end in k.runs
         ]  # fmt: skip
-        valid = self.spark.createDataFrame(table, "run string, log string, segment long, upto long, latest boolean")
+        valid = self.spark.createDataFrame(
+            table, "run string, log string, segment long, counted_end long, latest boolean"
+        )
         runs = sorted({row[0] for row in table})
         if not runs:
             return self.spark.createDataFrame([], SCHEMA)
         rows = self._read(runs).join(f.broadcast(valid), ["run", "log", "segment"])
-        rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("upto")) | f.col("latest"))
+        rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("counted_end")) | f.col("latest"))
         return rows.select(*SCHEMA.fieldNames())
 
     def _merge(self, state: scan_state.State) -> scan_state.State:
@@ -428,16 +430,16 @@ def _current_checksums(
 
 
 def _truncated_segments(
-    logs: Sequence[Any], pending: scan_state.PendingScan, marks: Sequence[scan_state.CountedSegment]
+    logs: Sequence[Any], pending: scan_state.PendingScan, task_ends: Sequence[scan_state.CountedSegment]
 ) -> dict[tuple[str, int], None]:
     """Return the segments that were truncated before the start of a task: their checksums no longer match.
 
-    An earlier run or another task has counted the bytes before that start. `marks`: the ends of the tasks.
+    An earlier run or another task has counted the bytes before that start. `task_ends`: the ends of the tasks.
     """
     least = {log.name: log.segments[-1].limit - MUTABLE_TAIL_BYTES for log in logs if log.segments}
     begins = {(log, a) for log, spans in pending.ranges.items() for a, _ in spans}
     old = [k for k in pending.kept if (k.log, k.end) in begins]
-    mine = [*old, *(k for k in marks if k.records_end > least[k.log])]
+    mine = [*old, *(k for k in task_ends if k.records_end > least[k.log])]
     return {
         (k.log, k.segment): None for k, data in _segment_ends(logs, mine) if data is None or crc32(data) != k.checksum
     }
@@ -550,7 +552,7 @@ def _delete_old_reports(store: OutputStore, history: int) -> None:
         if name not in whole[-history:]:
             store.delete(f"reports/{name}")
         else:
-            store.delete(f"reports/{name}/partly")
+            store.delete(f"reports/{name}/partial")
 
 
 if __name__ == "__main__":

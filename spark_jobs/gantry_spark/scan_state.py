@@ -14,7 +14,7 @@ from zlib import crc32
 
 import orjson
 
-VERSION: Final = 4
+VERSION: Final = 5
 MERGE_AT: Final = 12
 """Above this number of runs their rows are merged into one run."""
 

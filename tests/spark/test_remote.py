@@ -69,7 +69,7 @@ def test_a_live_cluster(spark: SparkSession, cluster: LiveCluster, tmp_path: Pat
     assert cluster.token_file is not None
     token = str(cluster.token_file)
 
-    with pytest.raises(SourceError, match=r"refuses access \(401\): set option tokenFile to a file with the admin token"):
+    with pytest.raises(SourceError, match=r"refuses access \(401\): set option tokenFile to a file with the"):
         rows_of({"brokers": ",".join(cluster.urls)})
     options = {"brokers": ",".join(cluster.urls), "tokenFile": token}
     found = [r for r in rows_of(options) if r["topic"] == "Orders"]
