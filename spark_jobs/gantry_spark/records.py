@@ -47,7 +47,7 @@ class Records:
     buf: Bytes
     base: int
     at: Ints
-    head: Any
+    headers: Any
     store_ms: Ints
     body_at: Ints
     body_len: Ints
@@ -63,7 +63,7 @@ class Records:
     @property
     def end(self) -> int:
         """The log offset after the last record. There is at least one record."""
-        return self.base + int(self.at[-1]) + int(self.head["size"][-1])
+        return self.base + int(self.at[-1]) + int(self.headers["size"][-1])
 
     def field(self, name: str) -> Ints:
         """Return a field of the header by its name in `layout.RECORD_HEADER`, also for IPv6 hosts."""
@@ -71,7 +71,7 @@ class Records:
             shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
             kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
             return gather_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
-        result: Ints = self.head[name].astype(np.int64)
+        result: Ints = self.headers[name].astype(np.int64)
         return result
 
     def where(self, keep: Bools) -> Records:
@@ -80,7 +80,7 @@ class Records:
             self.buf,
             self.base,
             self.at[keep],
-            self.head[keep],
+            self.headers[keep],
             self.store_ms[keep],
             self.body_at[keep],
             self.body_len[keep],
@@ -99,7 +99,7 @@ class CheckedBlock:
     buf: Bytes
     base: int
     at: Ints
-    head: Any
+    headers: Any
     structure: Bools
     content: Bools
     store_ms: Ints
@@ -126,7 +126,7 @@ class CheckedBlock:
 
     def _all(self, topics: Any) -> Records:
         return Records(
-            self.buf, self.base, self.at, self.head, self.store_ms, self.body_at, self.body_len, topics,
+            self.buf, self.base, self.at, self.headers, self.store_ms, self.body_at, self.body_len, topics,
             self.props_at, self.props_len, self.born_v6, self.store_v6,
         )  # fmt: skip
 
@@ -143,16 +143,16 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock |
     """
     if not len(at):
         return None, []
-    head = gather_fixed(buf, at, RECORD_HEADER)
-    magic = head["magic"]
-    size = head["size"].astype(np.int64)
-    sys_flag = head["sys_flag"]
+    headers = gather_fixed(buf, at, RECORD_HEADER)
+    magic = headers["magic"]
+    size = headers["size"].astype(np.int64)
+    sys_flag = headers["sys_flag"]
     is_v2 = magic == MAGIC_V2
-    ok: Bools = ((magic == MAGIC_V1) | is_v2) & (head["phys"] == base + at)
+    ok: Bools = ((magic == MAGIC_V1) | is_v2) & (headers["phys"] == base + at)
     born_v6: Bools = (sys_flag & int(SysFlag.BORN_HOST_V6)) != 0
     store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
-    store_ms = head["store_ms"].astype(np.int64)
-    body_len = head["body_len"].astype(np.int64)
+    store_ms = headers["store_ms"].astype(np.int64)
+    body_len = headers["body_len"].astype(np.int64)
     fixed = np.full(len(at), RECORD_HEADER.itemsize, dtype=np.int64)
     if bool((born_v6 | store_v6).any()):
         fixed += 12 * (born_v6.astype(np.int64) + store_v6)
@@ -176,10 +176,10 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock |
     props_len = buf[props_at].astype(np.int64) << 8 | buf[props_at + 1]
     props_at = props_at + 2
     ok &= props_at + props_len == end
-    content, topics, damage = _check_content(buf, base, at, head, ok, body_at, body_len, topic_at, topic_len, verify)
+    content, topics, damage = _check_content(buf, base, at, headers, ok, body_at, body_len, topic_at, topic_len, verify)
     return (
         CheckedBlock(
-            buf, base, at, head, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
+            buf, base, at, headers, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
             born_v6, store_v6,
         ),
         damage,
@@ -219,7 +219,7 @@ def _check_content(
     buf: Bytes,
     base: int,
     at: Ints,
-    head: Any,
+    headers: Any,
     ok: Bools,
     body_at: Ints,
     body_len: Ints,
@@ -233,7 +233,7 @@ def _check_content(
     if verify:
         rows = np.flatnonzero(ok)
         sums = body_crcs(buf, body_at[ok], body_len[ok])
-        for index in rows[(sums & 0x7FFFFFFF) != head["crc"][ok]].tolist():
+        for index in rows[(sums & 0x7FFFFFFF) != headers["crc"][ok]].tolist():
             content[index] = False
             bad.append((index, "the body does not match its CRC"))
     topics = gather_slices(buf, topic_at[ok], topic_len[ok])
@@ -251,5 +251,5 @@ def _check_content(
                     bad.append((index, "the topic is not UTF-8"))
         topics = pa.array(texts, type=pa.string())
     bad.sort()
-    places = [(base + int(at[i]), base + int(at[i]) + int(head["size"][i]), why) for i, why in bad]
+    places = [(base + int(at[i]), base + int(at[i]) + int(headers["size"][i]), why) for i, why in bad]
     return content, topics, [Damage(*place) for place in places]

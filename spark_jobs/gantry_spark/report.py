@@ -449,9 +449,9 @@ def _repaired_segments(
     logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment], verify: bool
 ) -> dict[tuple[str, int], None]:
     """Return the segments with a record in a damaged place: a broker has repaired it from another member."""
-    places = _segments_by_key(logs)
-    candidates = (k for k in segments if k.damaged and (k.log, k.segment) in places)
-    return {(k.log, k.segment): None for k in candidates if _has_record(*places[k.log, k.segment], k.damaged, verify)}
+    by_key = _segments_by_key(logs)
+    candidates = (k for k in segments if k.damaged and (k.log, k.segment) in by_key)
+    return {(k.log, k.segment): None for k in candidates if _has_record(*by_key[k.log, k.segment], k.damaged, verify)}
 
 
 def _end_checksums(
@@ -461,7 +461,7 @@ def _end_checksums(
 
     A broker may truncate the filler with the records before it. None: that happened, and uncounted records are there.
     """
-    places = _segments_by_key(logs)
+    by_key = _segments_by_key(logs)
     found: dict[tuple[str, int], int | None] = {}
     for known, data in _segment_ends(logs, segments):
         before = known.records_end - known.checksum_start
@@ -469,22 +469,22 @@ def _end_checksums(
             data = None
         # A damaged record stays damaged, so only a valid one means a truncation.
         if data is not None and _is_message(data[before:]):
-            log, index = places[known.log, known.segment]
+            log, index = by_key[known.log, known.segment]
             data = None if _has_record(log, index, [known.records_end], verify) else data
         found[known.log, known.segment] = None if data is None else crc32(data)
     return found
 
 
-def _is_message(head: bytearray) -> bool:
-    return len(head) == FILLER_HEADER_BYTES and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
+def _is_message(header: bytearray) -> bool:
+    return len(header) == FILLER_HEADER_BYTES and int.from_bytes(header[4:], "big") in (MAGIC_V1, MAGIC_V2)
 
 
-def _has_record(log: Any, index: int, places: Sequence[int], verify: bool) -> bool:
+def _has_record(log: Any, index: int, offsets: Sequence[int], verify: bool) -> bool:
     """Return whether a valid record begins at one of these offsets. True if the segment has expired."""
     segment = log.segments[index]
     whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
     with contextlib.suppress(Expired), log.open(index) as source:
-        return any(is_good_record(source, at, whole, verify) for at in places)
+        return any(is_good_record(source, at, whole, verify) for at in offsets)
     return True
 
 
@@ -496,10 +496,10 @@ def _segment_ends(
     logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment]
 ) -> Iterator[tuple[scan_state.CountedSegment, bytearray | None]]:
     """Yield the existing segments with the bytes around the end of their last counted record; None: not available."""
-    places = _segments_by_key(logs)
+    by_key = _segments_by_key(logs)
     for known in segments:
-        if (known.log, known.segment) in places:
-            yield known, _end_bytes(*places[known.log, known.segment], known)
+        if (known.log, known.segment) in by_key:
+            yield known, _end_bytes(*by_key[known.log, known.segment], known)
 
 
 def _end_bytes(log: Any, index: int, known: scan_state.CountedSegment) -> bytearray | None:

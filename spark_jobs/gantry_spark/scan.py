@@ -250,11 +250,11 @@ def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
 
 def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | None) -> bool:
     """Return whether `scan` with this `verify` accepts a record at `offset`. None: ignore body and topic."""
-    head = bytearray(MIN_RECORD)
-    if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+    header = bytearray(MIN_RECORD)
+    if source.read_into(offset, memoryview(header)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return False
-    size, magic = _size_magic_at(head, 0)
-    if magic not in (MAGIC_V1, MAGIC_V2) or _phys_at(head, _PHYS_AT)[0] != offset:
+    size, magic = _size_magic_at(header, 0)
+    if magic not in (MAGIC_V1, MAGIC_V2) or _phys_at(header, _PHYS_AT)[0] != offset:
         return False
     if not MIN_RECORD <= size <= MAX_RECORD or offset + size > wanted.limit:
         return False
@@ -267,14 +267,14 @@ def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | 
 
 def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
     """Return the store time of the record at `offset` in Unix milliseconds, or None if no record begins there."""
-    head = bytearray(MIN_RECORD)
-    if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+    header = bytearray(MIN_RECORD)
+    if source.read_into(offset, memoryview(header)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return None
-    fields = np.frombuffer(head, dtype=np.uint8)[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]
+    fields = np.frombuffer(header, dtype=np.uint8)[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]
     if int(fields["magic"]) not in (MAGIC_V1, MAGIC_V2) or int(fields["phys"]) != offset:
         return None
     moved = 12 if int(fields["sys_flag"]) & int(SysFlag.BORN_HOST_V6) else 0
-    return int(_phys_at(head, 56 + moved)[0])
+    return int(_phys_at(header, 56 + moved)[0])
 
 
 def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None:

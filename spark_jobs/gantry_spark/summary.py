@@ -211,8 +211,8 @@ def _summarize_keys(result: Summary, keys: DataFrame, tombstone_cutoff_ms: int, 
         "topic", "log", "queue_id",
         f.floor(f.col("ms") / HOUR_MS).cast("long").alias("hour"),
         (f.length(f.bin("n")) - 1).alias("bucket"),
-        f.when(_kept(tombstone_cutoff_ms), 1).otherwise(0).alias("stays"),
-        f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
+        f.when(_kept(tombstone_cutoff_ms), 1).otherwise(0).alias("kept"),
+        f.when(f.col("tombstone"), 1).otherwise(0).alias("is_tombstone"),
         # Invalid UTF-8 has become U+FFFD.
         f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("ambiguous"),
         f.col("n").alias("versions"), "size",
@@ -220,9 +220,9 @@ def _summarize_keys(result: Summary, keys: DataFrame, tombstone_cutoff_ms: int, 
     classified.createOrReplaceTempView("gantry_keys")
     found = keys.sparkSession.sql(
         """select topic, log, queue_id, hour, bucket,
-             count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(dead) as tombstones,
+             count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(is_tombstone) as tombstones,
              sum(ambiguous) as ambiguous,
-             sum(stays) as kept, sum(stays * size) as kept_bytes,
+             sum(kept) as kept, sum(kept * size) as kept_bytes,
              grouping_id(topic, log, queue_id, hour, bucket) as grouped
            from gantry_keys
            group by grouping sets ((topic), (topic, log, queue_id), (topic, hour), (topic, bucket))"""

@@ -259,8 +259,8 @@ def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) 
         log.name, log.master, log.unreachable = name, url, ()
         logs.append(log)
     a, b, c = read_environment(logs, None).disks
-    assert a.same(b)
-    assert not a.same(c)
+    assert a.is_same_disk(b)
+    assert not a.is_same_disk(c)
 
 
 def test_queues_beyond_32_bits(spark: SparkSession, tmp_path: Path) -> None:
@@ -686,12 +686,12 @@ def test_unwritten_space_is_not_counted(spark: SparkSession, tmp_path: Path) -> 
 def test_unrelated_and_missing_files_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = make_log(root, 5)
-    foreign = root / "commitlog" / "99999999999999999999"
-    foreign.write_bytes(b"foreign")
+    unrelated = root / "commitlog" / "99999999999999999999"
+    unrelated.write_bytes(b"foreign")
     size = writer.segment
     writer.path(2 * size).unlink()
     report = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
-    foreign.unlink()
+    unrelated.unlink()
     assert_matches(report, [root], {})
     missing = f"store: no segment holds bytes {2 * size:,} to {3 * size:,}"
     assert report["notes"][0] == missing

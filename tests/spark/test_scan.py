@@ -385,7 +385,7 @@ def test_a_name_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
         (tmp_path / "store" / "commitlog" / name).write_bytes(b"foreign")
     log = find(str(tmp_path / "store"))
     assert [s.start for s in log.segments] == [0]
-    assert len(log.foreign) == 4
+    assert len(log.unrelated) == 4
 
 
 def test_unrelated_files_with_names_of_segments(tmp_path: Path) -> None:
@@ -400,20 +400,20 @@ def test_unrelated_files_with_names_of_segments(tmp_path: Path) -> None:
     writer.write(real[-1], b"\xff" * 50)
     last = writer.path(real[-1])
     last.write_bytes(last.read_bytes()[:20_000])
-    foreign = [f"{offset:020d}" for offset in (0, 3 * size - 5, 3 * size + 100, 5 * size + 7, 2**62)]
-    for name in foreign:
+    unrelated = [f"{offset:020d}" for offset in (0, 3 * size - 5, 3 * size + 100, 5 * size + 7, 2**62)]
+    for name in unrelated:
         (folder / name).write_bytes(b"foreign" * 100)
-    (folder / foreign[-1]).write_bytes(bytes(700))
+    (folder / unrelated[-1]).write_bytes(bytes(700))
     found = find(str(root))
     assert [s.start for s in found.segments] == real
-    assert found.foreign == foreign
-    for name in foreign:
+    assert found.unrelated == unrelated
+    for name in unrelated:
         (folder / name).unlink()
     assert_reads_like_plain(root)
     # A file with a record is a segment. Of two overlapping segments the right one is unknown.
     other = LogWriter(tmp_path / "other", start=3 * size + 200)
     other.append(Message())
-    (folder / foreign[2]).write_bytes(b"?" * 100 + other.path(3 * size).read_bytes()[200:1000])
+    (folder / unrelated[2]).write_bytes(b"?" * 100 + other.path(3 * size).read_bytes()[200:1000])
     with pytest.raises(
         SourceError, match=rf"{3 * size + 100:020d} begins within {3 * size:020d}, which has 65536 bytes"
     ):

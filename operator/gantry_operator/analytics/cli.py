@@ -259,7 +259,7 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _damage(found: dict[str, Any]) -> str:
-    return f"{found['ranges']:,} place{'' if found['ranges'] == 1 else 's'}, {size(found['bytes'])}"
+    return f"{found['ranges']:,} range{'' if found['ranges'] == 1 else 's'}, {size(found['bytes'])}"
 
 
 def compact(
