@@ -356,15 +356,15 @@ def stream_of(root: Path, **options: str) -> CommitLogStream:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"columns": "topic,nonsense"}, "'nonsense' is no column"),
+        ({"columns": "topic,nonsense"}, "'nonsense' is not a column"),
         ({"colums": "topic"}, "option colums: unknown"),
         ({"damaged": "maybe"}, "write skip or rows"),
         ({"body": "yes"}, "write true or false"),
         ({"partitionBytes": "many"}, "write a whole number"),
         ({"ranges": "0-5"}, "write JSON"),
         ({"brokers": "http://127.0.0.1:1"}, "give one of"),
-        ({"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"}, "option brokers: 'b=127.0.0.1:x' is no address; write"),
-        ({"brokers": "ftp://127.0.0.1:1"}, "is no address"),
+        ({"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"}, "option brokers: 'b=127.0.0.1:x' is not an address; write"),
+        ({"brokers": "ftp://127.0.0.1:1"}, "is not an address"),
     ],
 )
 def test_wrong_options_are_named(root: Path, options: dict[str, str], says: str) -> None:
