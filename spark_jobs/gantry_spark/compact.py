@@ -49,7 +49,7 @@ def check_compaction(job: Job, topic: str, out: Path | None) -> int:
     Raises GantrySparkError as `compact` does.
     """
     if topic_kind(topic) != "user":
-        raise SourceError(f"{topic} is a system topic ({topic_kind(topic)}); compaction does not apply to them")
+        raise SourceError(f"{topic} is a system topic ({topic_kind(topic)}); compaction does not apply to it")
     if out is not None:
         _require_new_directory(out)
     return preflight(job, whole=True)
