@@ -1,4 +1,4 @@
-"""A log made and read in plain Python: the generator of test stores, and the reference for what reads them."""
+"""A log written and read in plain Python: the generator of test stores, and the reference for the reader."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Message:
 
 
 class LogWriter:
-    """Appends messages to a store directory as a broker does: fixed segments, fillers at their ends."""
+    """Appends messages to a store directory as a broker does, with segments of one size and fillers at their ends."""
 
     def __init__(self, root: Path, segment: int = SEGMENT, start: int = 0) -> None:
         self.root = root
@@ -65,7 +65,7 @@ class LogWriter:
             file.write(data)
 
     def append(self, message: Message) -> int:
-        """The physical offset of the record."""
+        """Append a message and return the physical offset of its record."""
         props = dict(message.props)
         if message.key is not None:
             props["KEYS"] = message.key
@@ -104,7 +104,7 @@ class Lost:
 
 
 def read_plain(root: Path) -> tuple[list[Record], list[Lost]]:
-    """All records of a store directory and its damaged places, one byte after the other."""
+    """Return all records of a store directory and its damaged ranges, byte by byte."""
     records: list[Record] = []
     lost: list[Lost] = []
     paths = sorted((root / "commitlog").glob("[0-9]" * 20))
@@ -153,7 +153,7 @@ def _is_filler(data: bytes, at: int) -> bool:
 
 
 def _structure(data: bytes, at: int, base: int) -> bool:
-    """Whether head and lengths of a record at `at` fit, whatever its body and topic say."""
+    """Return whether the header and the lengths of a record at `at` are valid, for every body and topic."""
     magic = data[at + 4 : at + 8]
     if magic not in (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab") or len(data) - at < 92:
         return False

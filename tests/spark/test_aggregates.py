@@ -1,4 +1,4 @@
-"""The partial figures that tasks count, against plain Python: whatever the log and its partitions, they add up."""
+"""The partial aggregates of tasks against plain Python: they add up for every log and every partitioning."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from gantry_broker.protocol.message import Record
-from gantry_spark.decode import LATEST_MS, Where
-from gantry_spark.figures import MARK_BITS, SUMS, FiguresReader
+from gantry_spark.aggregates import BITMAP_BITS, SUMS, AggregatesReader
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter
 from gantry_spark.source import Options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.spark.plainlog import Message, read_plain
-from tests.spark.randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+from tests.spark.random_logs import NO_SHRINKING, SLOW, damaged_log, damages, messages
+from tests.spark.reference_log import Message, read_plain
 
 HOUR = 3_600_000
 
@@ -29,7 +29,7 @@ def expected_sums(record: Record) -> dict[str, int]:
         "keyed": keyed,
         "keyed_bytes": record.size * keyed,
         "tombstones": keyed and not record.body,
-        "resent": record.reconsume_times > 0,
+        "redelivered": record.reconsume_times > 0,
         "delayed": bool(re.fullmatch("[0-9]{1,9}", record.props.get("DELAY", ""))),
         "prepared": record.sys_flag & 12 == 4,
         "committed": record.sys_flag & 12 == 8,
@@ -80,9 +80,9 @@ def assert_keys(rows: list[dict[str, Any]], keyed: list[Record]) -> None:
 
 def marked(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
     return {
-        (row["topic"], row["queue_id"], row["bucket"] * MARK_BITS + bit)
+        (row["topic"], row["queue_id"], row["bucket"] * BITMAP_BITS + bit)
         for row in rows
-        for bit in range(MARK_BITS)
+        for bit in range(BITMAP_BITS)
         if row["bits"] >> bit & 1
     }
 
@@ -92,21 +92,21 @@ def marked(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
 @given(
     written=st.lists(messages, min_size=1, max_size=60),
     target=st.sampled_from([0, 5_000, 20_000]),
-    hurt=wounds,
+    affected=damages,
     torn=st.integers(0, 200),
     since=st.none() | st.integers(1_700_000_000_000, 1_700_000_100_000),
 )
-def test_partial_figures_add_up(
+def test_partial_aggregates_add_up(
     tmp_path_factory: pytest.TempPathFactory,
     written: list[Message],
     target: int,
-    hurt: list[tuple[int, bytes]],
+    affected: list[tuple[int, bytes]],
     torn: int,
     since: int | None,
 ) -> None:
     root = tmp_path_factory.mktemp("log")
-    log_with_wounds(root, written, hurt, torn)
-    reader = FiguresReader(Options({"path": str(root), "partitionbytes": str(target)}), Where(min_ms=since))
+    damaged_log(root, written, affected, torn)
+    reader = AggregatesReader(Options({"path": str(root), "partitionbytes": str(target)}), RecordFilter(min_ms=since))
     kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for part in reader.partitions():
         for batch in reader.read(part):
@@ -115,13 +115,13 @@ def test_partial_figures_add_up(
     records, lost = read_plain(root)
     if since is not None:
         records, lost = [r for r in records if r.store_ms >= since], []
-    # What a damaged head says of the time is kept within the years that can be written.
+    # The reader clips the store time of a damaged header to the supported years.
     for record in records:
-        record.store_ms = min(max(record.store_ms, 0), LATEST_MS)
+        record.store_ms = min(max(record.store_ms, 0), MAX_TIME_MS)
     assert_counts(kinds["count"], records)
     keyed = [r for r in records if r.props.get("KEYS")]
     assert_keys(kinds["key"], keyed)
-    assert marked(kinds["mark"]) == {(r.topic, r.queue_id, r.queue_offset) for r in keyed}
+    assert marked(kinds["bitmap"]) == {(r.topic, r.queue_id, r.queue_offset) for r in keyed}
     sizes: Counter[tuple[str, int, str]] = Counter()
     for row in kinds["size"]:
         sizes.update({(row["topic"], row["bucket"], name): row[name] for name in ("n", "bytes")})

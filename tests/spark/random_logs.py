@@ -1,4 +1,4 @@
-"""Logs of every kind of record and of damage, drawn by hypothesis."""
+"""Hypothesis strategies for logs with every kind of record and of damage."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from tests.spark.plainlog import SEGMENT, LogWriter, Message
+from tests.spark.reference_log import SEGMENT, LogWriter, Message
 
-# Shrinking logs of whole records takes minutes; the failing example is printed as it was found.
+# Shrinking logs of whole records takes minutes, so the failing example is printed unshrunk.
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
@@ -31,16 +31,18 @@ messages = st.builds(
     v6=st.tuples(st.booleans(), st.booleans()),
 )
 
-wounds = st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=60)), max_size=3)
-"""Where a log is damaged, and what is written there."""
+damages = st.lists(st.tuples(st.integers(0, 10**6), st.binary(min_size=1, max_size=60)), max_size=3)
+"""Positions of damage in a log, and the bytes written there."""
 
 
-def log_with_wounds(root: Path, written: list[Message], hurt: list[tuple[int, bytes]], torn: int) -> None:
-    """A store directory whose first segments have expired, with bytes overwritten and `torn` bytes of its tail lost."""
+def damaged_log(root: Path, written: list[Message], affected: list[tuple[int, bytes]], torn: int) -> None:
+    """Write a store directory with expired first segments, overwritten bytes, and a tail without its last `torn`
+    bytes.
+    """
     begin = 3 * SEGMENT
     writer = LogWriter(root, start=begin)
     writer.extend(written)
-    for place, junk in hurt:
+    for place, junk in affected:
         at = begin + place % (writer.end - begin)
         writer.write(at, junk[: SEGMENT - at % SEGMENT])
     if torn and writer.end % SEGMENT > torn:

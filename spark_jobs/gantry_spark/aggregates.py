@@ -1,15 +1,15 @@
-"""Partial figures of a log, counted where it is read: what the report and its incremental state are made of.
+"""Partial aggregates of a log, computed where it is read. The report and its incremental state consist of them.
 
-`commitlog-figures` is a data source with the partitions and options of `commitlog`, but instead of a row per record a
-task gives a few kinds of sums, so that only these pass through the JVM. Sums of parts add up to those of the whole, so
-Spark merges them, those of an earlier run too. Kinds of rows:
+The data source `commitlog-aggregates` has the partitions and options of `commitlog`, but returns aggregates instead of
+records. Only these rows pass through the JVM. Aggregates of parts add up, so Spark merges them across partitions and
+runs. Kinds of rows:
 
-- `count`: per log, segment, topic, queue and hour of storing.
-- `key`: per log, segment, topic, queue and key: versions, bytes, and the newest version.
-- `size`: per log, segment, topic and power of two of the record's size.
-- `mark`: per log, segment, topic, queue and 64 queue offsets, one bit for each that holds a record with a key.
-- `damage`: a place that holds no records.
-- `end`: where a task found its last record's end, and a checksum of the bytes before it, as they were when it counted.
+- `count`: sums per log, segment, topic, queue and hour of storing.
+- `key`: versions, bytes and the newest version per log, segment, topic, queue and key.
+- `size`: records and bytes per log, segment, topic and power of two of the record's size.
+- `bitmap`: one bit for each queue offset with a keyed record, per log, segment, topic, queue and 64 queue offsets.
+- `damage`: a range without records.
+- `end`: the end of a task's last record, and a checksum of the bytes before it.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
-from gantry_spark.decode import LATEST_MS, Where, batch_of
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of
 from gantry_spark.errors import Expired
 from gantry_spark.forecast import HOUR_MS
 from gantry_spark.layout import Ints
-from gantry_spark.plan import Part
+from gantry_spark.partitioning import LogRange
 from gantry_spark.scan import Damage, Records, scan
 from gantry_spark.schema import arrow_schema, spark_schema
-from gantry_spark.source import LogPart, Options, partitions_of
+from gantry_spark.source import LogPartition, Options, partitions_of
 
-MARK_BITS: Final = 64
+BITMAP_BITS: Final = 64
 FLUSH_ROWS: Final = 200_000
-"""Key rows held before they are handed on."""
-MARKED: Final = 60 * 1024
-"""Bytes before the end of a segment's last counted record that are compared, at most: with those after it no more than
-a broker is asked for at once."""
+"""A task flushes its rows at this many key rows."""
+CHECKSUM_BYTES: Final = 60 * 1024
+"""Length in bytes of the checksum before the end of a segment's last counted record, at most. Together with the
+bytes after it, this fits one request to a broker.
+"""
 
 SUMS: Final = (
-    "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "resent", "delayed", "prepared", "committed",
+    "n", "bytes", "body_bytes", "keyed", "keyed_bytes", "tombstones", "redelivered", "delayed", "prepared", "committed",
     "rolled_back",
 )  # fmt: skip
 """Columns of `count` rows that add up."""
@@ -77,23 +78,27 @@ _READ: Final = ("topic", "queue_id", "queue_offset", "physical_offset", "size", 
 
 
 @dataclass(frozen=True)
-class Mark:
-    """The bytes [begin, end) before the end of a record: a record carries its place, time and CRC, so others there give
-    another checksum."""
+class EndChecksum:
+    """A checksum of the bytes [begin, end) that end with a record.
+
+    The bytes contain a record's offset, time and CRC, so other records in their place yield another checksum.
+    """
 
     begin: int
     end: int
     checksum: int
 
 
-def mark_of(records: Records) -> Mark:
-    """The end of these records, while the bytes behind them are there."""
-    begin = max(records.base, records.end - MARKED)
-    return Mark(begin, records.end, crc32(records.buf[begin - records.base : records.end - records.base].tobytes()))
+def end_checksum(records: Records) -> EndChecksum:
+    """Return the checksum at the end of these records."""
+    begin = max(records.base, records.end - CHECKSUM_BYTES)
+    return EndChecksum(
+        begin, records.end, crc32(records.buf[begin - records.base : records.end - records.base].tobytes())
+    )
 
 
-class Tally:
-    """The figures of the blocks of one partition so far. Memory is bounded: `due` says when to hand rows on."""
+class Aggregator:
+    """The aggregates of one partition so far. `should_flush` bounds their memory."""
 
     def __init__(self, log: str, segment: int) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -105,11 +110,11 @@ class Tally:
         self._keys: list[Any] = []
         self._key_rows = 0
         self._sizes: list[Any] = []
-        self._marks: list[Any] = []
+        self._bitmaps: list[Any] = []
 
     def add(self, batch: Any, ms: Ints) -> None:
-        """Count the records of a block: a batch of the columns `_READ`, with their store times."""
-        ms = np.clip(ms, 0, LATEST_MS)
+        """Add the records of a block. `batch` has the columns `_READ`, `ms` the store times in Unix milliseconds."""
+        ms = np.clip(ms, 0, MAX_TIME_MS)
         keys = batch.column("keys")
         keyed = pc.fill_null(pc.not_equal(keys, ""), False)
         mask = keyed.to_numpy(zero_copy_only=False)
@@ -133,7 +138,7 @@ class Tally:
                 "keyed": pa.array(mask.astype(np.int64)),
                 "keyed_bytes": pa.array(np.where(mask, sizes, 0)),
                 "tombstones": pa.array(empty.astype(np.int64)),
-                "resent": pc.greater(batch.column("reconsume_times"), 0).cast(pa.int64()),
+                "redelivered": pc.greater(batch.column("reconsume_times"), 0).cast(pa.int64()),
                 "delayed": pc.is_valid(batch.column("delay_level")).cast(pa.int64()),
                 "prepared": is_("prepared"),
                 "committed": is_("committed"),
@@ -186,52 +191,52 @@ class Tally:
         merged = _merge_keys(table)
         self._keys.append(merged)
         self._key_rows += merged.num_rows
-        self._add_marks(topics, queues.to_numpy(), offsets.to_numpy())
+        self._add_bitmaps(topics, queues.to_numpy(), offsets.to_numpy())
 
-    def _add_marks(self, topics: Any, queues: Any, offsets: Any) -> None:
+    def _add_bitmaps(self, topics: Any, queues: Any, offsets: Any) -> None:
         code = topics.indices.to_numpy().astype(np.int64)
-        bucket = offsets // MARK_BITS
+        bucket = offsets // BITMAP_BITS
         order = np.lexsort((bucket, queues, code))
         code, queue, place = code[order], queues[order], bucket[order]
         change = (np.diff(code) != 0) | (np.diff(queue) != 0) | (np.diff(place) != 0)
         first = np.concatenate([[0], np.flatnonzero(change) + 1])
-        bit = np.left_shift(np.uint64(1), (offsets[order] % MARK_BITS).astype(np.uint64))
-        marks = {
+        bit = np.left_shift(np.uint64(1), (offsets[order] % BITMAP_BITS).astype(np.uint64))
+        bitmaps = {
             "topic": topics.dictionary.take(pa.array(code[first])),
             "queue_id": pa.array(queue[first], type=pa.int32()),
             "bucket": pa.array(place[first]),
             "bits": pa.array(np.bitwise_or.reduceat(bit, first).view(np.int64)),
         }
-        self._marks.append(pa.table(marks))
+        self._bitmaps.append(pa.table(bitmaps))
 
     @property
-    def due(self) -> bool:
+    def should_flush(self) -> bool:
         return self._key_rows >= FLUSH_ROWS or len(self._counts) >= 64
 
     def rows(self) -> Iterator[Any]:
-        """Everything counted since the last call, as record batches of `SCHEMA`."""
+        """Return the aggregates since the last call, as record batches of `SCHEMA`."""
         if self._counts:
-            yield from self._out("count", _sum_counts(pa.concat_tables(self._counts)))
+            yield from self._batches("count", _sum_counts(pa.concat_tables(self._counts)))
         if self._keys:
-            yield from self._out("key", _merge_keys(pa.concat_tables(self._keys)))
+            yield from self._batches("key", _merge_keys(pa.concat_tables(self._keys)))
         if self._sizes:
             sizes = pa.concat_tables(self._sizes).group_by(["topic", "bucket"], use_threads=False)
             summed = sizes.aggregate([("n", "sum"), ("bytes", "sum")])
-            yield from self._out("size", summed.rename_columns(["topic", "bucket", "n", "bytes"]))
-        if self._marks:
-            yield from self._out("mark", pa.concat_tables(self._marks))
-        self._counts, self._keys, self._sizes, self._marks, self._key_rows = [], [], [], [], 0
+            yield from self._batches("size", summed.rename_columns(["topic", "bucket", "n", "bytes"]))
+        if self._bitmaps:
+            yield from self._batches("bitmap", pa.concat_tables(self._bitmaps))
+        self._counts, self._keys, self._sizes, self._bitmaps, self._key_rows = [], [], [], [], 0
 
     def damage(self, found: Damage) -> Any:
-        """A damaged place as a row."""
+        """Return a damaged range as a row."""
         table = pa.table({"phys": [found.start], "bytes": [found.end - found.start], "reason": [found.reason]})
-        return next(self._out("damage", table))
+        return next(self._batches("damage", table))
 
-    def end(self, of: Mark) -> Any:
-        """Where the last record of a partition ends, as a row."""
-        return next(self._out("end", pa.table({"phys": [of.begin], "end": [of.end], "bits": [of.checksum]})))
+    def end(self, of: EndChecksum) -> Any:
+        """Return the end of a partition's last record as a row."""
+        return next(self._batches("end", pa.table({"phys": [of.begin], "end": [of.end], "bits": [of.checksum]})))
 
-    def _out(self, kind: str, table: Any) -> Iterator[Any]:
+    def _batches(self, kind: str, table: Any) -> Iterator[Any]:
         count = table.num_rows
         fixed = {"kind": kind, "log": self.log, "segment": self.segment}
         columns = []
@@ -246,7 +251,7 @@ class Tally:
 
 
 def _merge_keys(table: Any) -> Any:
-    """One row a key; the rows come in the order of the log, so the last of a key is its newest version."""
+    """Merge rows of a key. Rows are in log order, so the last row of a key is its newest version."""
     newest = ("phys", "size", "ms", "qo", "tombstone")
     grouped = table.group_by(["topic", "queue_id", "key"], use_threads=False).aggregate(
         [("n", "sum"), ("bytes", "sum"), *((name, "last") for name in newest)]
@@ -262,10 +267,10 @@ def _sum_counts(table: Any) -> Any:
     return grouped.rename_columns(["topic", "queue_id", "hour", *SUMS, *(name for name, _ in extremes)])
 
 
-class FiguresReader(DataSourceReader):
-    """The partitions of `CommitLogReader`, counted."""
+class AggregatesReader(DataSourceReader):
+    """Reads the partitions of `CommitLogReader` and aggregates them."""
 
-    def __init__(self, options: Options, where: Where) -> None:
+    def __init__(self, options: Options, where: RecordFilter) -> None:
         self.options = options
         self.where = where
 
@@ -273,49 +278,49 @@ class FiguresReader(DataSourceReader):
         return partitions_of(self.options, self.where)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        if isinstance(partition, LogPart):
+        if isinstance(partition, LogPartition):
             for part in partition.parts:
                 yield from self._count(partition.log, part)
 
-    def _count(self, log: Any, part: Part) -> Iterator[Any]:
-        tally = Tally(log.name, log.segments[part.segment].start)
+    def _count(self, log: Any, part: LogRange) -> Iterator[Any]:
+        aggregator = Aggregator(log.name, log.segments[part.segment].start)
         schema = arrow_schema(spark_schema(_READ))
         at = part.range.start
-        last: Mark | None = None
+        last: EndChecksum | None = None
         try:
             with log.open(part.segment) as source:
                 for found in scan(source, part.range, self.options.verify):
                     at = max(at, found.end)
                     if isinstance(found, Damage):
-                        if self.where.everything:
-                            yield tally.damage(found)
+                        if self.where.matches_all:
+                            yield aggregator.damage(found)
                         continue
-                    last = mark_of(found)
-                    keep = self.where.rows(found)
+                    last = end_checksum(found)
+                    keep = self.where.matching_rows(found)
                     wanted = found if keep is None else found.where(keep)
-                    batch = batch_of(log.name, tally.segment, wanted, _READ, schema, Where())
+                    batch = batch_of(log.name, aggregator.segment, wanted, _READ, schema, RecordFilter())
                     if batch is not None:
-                        tally.add(batch, wanted.store_ms)
-                    if tally.due:
-                        yield from tally.rows()
+                        aggregator.add(batch, wanted.store_ms)
+                    if aggregator.should_flush:
+                        yield from aggregator.rows()
         except Expired as gone:
-            yield tally.damage(Damage(at, part.range.stop, f"expired while it was read: {gone}"))
-        yield from tally.rows()
+            yield aggregator.damage(Damage(at, part.range.stop, f"expired during the read: {gone}"))
+        yield from aggregator.rows()
         if last is not None:
-            yield tally.end(last)
+            yield aggregator.end(last)
 
 
-class FiguresSource(DataSource):
-    """See the module. One more option: `sinceMs`, the least store time that counts."""
+class AggregatesSource(DataSource):
+    """The data source of this module. Additional option `sinceMs`: the least store time, in Unix milliseconds."""
 
     @classmethod
     def name(cls) -> str:
-        return "commitlog-figures"
+        return "commitlog-aggregates"
 
     def schema(self) -> StructType:
         return SCHEMA
 
-    def reader(self, schema: StructType) -> FiguresReader:
+    def reader(self, schema: StructType) -> AggregatesReader:
         options = {name.lower(): value for name, value in self.options.items()}
         since = options.pop("sincems", None)
-        return FiguresReader(Options(options), Where(min_ms=int(since) if since else None))
+        return AggregatesReader(Options(options), RecordFilter(min_ms=int(since) if since else None))

@@ -1,4 +1,4 @@
-"""Where reports and their state lie: a directory of this machine, or any path that Hadoop's file systems know."""
+"""Storage of reports and their state: a local directory, or a path of a Hadoop file system."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Place(Protocol):
+class OutputStore(Protocol):
     """A directory. Names are relative, with '/'. All methods raise OutputError with the path and the reason."""
 
     def url(self, name: str = "") -> str:
-        """What Spark is given to read or write there."""
+        """Return the URL of a file or directory for Spark."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, None when there is none."""
+        """Return the content of a file, or None if it does not exist."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a file there whole, or not at all."""
+        """Write a file atomically."""
         ...
 
     def names(self, name: str) -> list[str]:
-        """What a directory holds, sorted; nothing when there is no such directory."""
+        """Return the sorted names in a directory; an empty list if it does not exist."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a file or a directory with all that is in it, if it is there."""
+        """Delete a file or a directory tree, if it exists."""
         ...
 
 
 def is_local(root: str) -> bool:
-    """Whether an output is a directory of this machine."""
+    """Return whether an output is a local directory."""
     return "://" not in root or root.startswith("file:")
 
 
 def local_path(root: str) -> Path:
-    """The directory of this machine that an output names, as a path or as an URL."""
+    """Return the local directory of an output, given as a path or as a URL."""
     return Path(root.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
 
 
-def literal(url: str) -> str:
-    """An URL for Spark to read just that: it takes what it reads for a pattern."""
+def escape_glob(url: str) -> str:
+    """Escape the glob characters of a URL, since Spark expands patterns in the paths it reads."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", url)
 
 
-class LocalPlace:
-    """A directory of this machine; it is made when it is not there."""
+class LocalOutputStore:
+    """A local directory. It is created if it does not exist."""
 
     def __init__(self, root: str) -> None:
         self.root = local_path(root)
-        with self._speaking(""):
+        with self._output_errors(""):
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".writable-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
 
     @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
+    def _output_errors(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -87,7 +87,7 @@ class LocalPlace:
 
     def write(self, name: str, data: bytes) -> None:
         path = self.root / name
-        with self._speaking(name):
+        with self._output_errors(name):
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{path.name}.{os.getpid()}")
             with part.open("wb") as file:
@@ -110,9 +110,9 @@ class LocalPlace:
             path.unlink(missing_ok=True)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Holds the directory against a second run. Raises OutputError when one is at work."""
-        with self._speaking(".lock"), (self.root / ".lock").open("w") as file:
+    def locked(self) -> Iterator[None]:
+        """Lock the directory against a second run. Raises OutputBusy if another run holds the lock."""
+        with self._output_errors(".lock"), (self.root / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -122,26 +122,26 @@ class LocalPlace:
             yield
 
 
-class HadoopPlace:
+class HadoopOutputStore:
     """A directory of a Hadoop file system, such as s3a:// or hdfs://."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.root = root.rstrip("/")
         self._jvm: Any = spark.sparkContext._jvm
         configuration = spark.sparkContext._jsc.hadoopConfiguration()
-        with self._speaking(""):
+        with self._output_errors(""):
             self._fs = self._path("").getFileSystem(configuration)
             self._fs.mkdirs(self._path(""))
 
     @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
+    def _output_errors(self, name: str) -> Iterator[None]:
         from py4j.protocol import Py4JJavaError
 
         try:
             yield
         except Py4JJavaError as error:
             reason = str(error.java_exception).splitlines()[0]
-            raise OutputError(f"output {self.url(name)} cannot be used: {reason}") from None
+            raise OutputError(f"output {self.url(name)} is not usable: {reason}") from None
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.url(name))
@@ -150,7 +150,7 @@ class HadoopPlace:
         return f"{self.root}/{name}" if name else self.root
 
     def read(self, name: str) -> bytes | None:
-        with self._speaking(name):
+        with self._output_errors(name):
             path = self._path(name)
             if not self._fs.exists(path):
                 return None
@@ -161,7 +161,7 @@ class HadoopPlace:
                 stream.close()
 
     def write(self, name: str, data: bytes) -> None:
-        with self._speaking(name):
+        with self._output_errors(name):
             part = self._path(f"{name}.part")
             stream = self._fs.create(part, True)
             try:
@@ -172,27 +172,27 @@ class HadoopPlace:
             self._fs.rename(part, self._path(name))
 
     def names(self, name: str) -> list[str]:
-        with self._speaking(name):
+        with self._output_errors(name):
             path = self._path(name)
             if not self._fs.exists(path):
                 return []
             return sorted(status.getPath().getName() for status in self._fs.listStatus(path))
 
     def delete(self, name: str) -> None:
-        with self._speaking(name):
+        with self._output_errors(name):
             self._fs.delete(self._path(name), True)
 
 
-def place_of(spark: SparkSession, root: str) -> Place:
-    """The output directory `root`. Raises OutputError when it cannot be made or written to."""
-    return LocalPlace(root) if is_local(root) else HadoopPlace(spark, root)
+def open_output_store(spark: SparkSession, root: str) -> OutputStore:
+    """Open the output directory `root`. Raises OutputError if it cannot be created or written."""
+    return LocalOutputStore(root) if is_local(root) else HadoopOutputStore(spark, root)
 
 
 @contextmanager
-def alone_in(root: str) -> Iterator[None]:
-    """Keeps a second run out of a local output directory; in Kubernetes the CronJob's own rule does that."""
+def lock_output(root: str) -> Iterator[None]:
+    """Lock a local output directory against a second run. In Kubernetes the CronJob's concurrency policy does this."""
     if is_local(root):
-        with LocalPlace(root).alone():
+        with LocalOutputStore(root).locked():
             yield
     else:
         yield

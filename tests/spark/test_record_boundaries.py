@@ -1,12 +1,12 @@
-"""Many cursors find the borders that a single walk finds, whatever the bytes are."""
+"""Many cursors find the boundaries that a single walk finds, for every input."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from gantry_spark.chain import chain
 from gantry_spark.layout import MAGIC_V1, MAGIC_V2, MIN_RECORD
+from gantry_spark.record_boundaries import find_record_boundaries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +24,9 @@ def single_walk(buf: bytes, filled: int, stop: int) -> tuple[list[int], int]:
 
 
 def block(rng: random.Random, records: int, spread: int, traps: float, breaks: float) -> bytearray:
-    """Records of random bytes; `traps`: share that hold a size and a magic inside, `breaks`: that have a wrong size."""
+    """Return records of random bytes. `traps`: share with a size and a magic inside. `breaks`: share with a wrong
+    size.
+    """
     out = bytearray()
     for _ in range(records):
         size = MIN_RECORD + (rng.randrange(spread) if rng.random() < 0.5 else spread)
@@ -47,25 +49,25 @@ def block(rng: random.Random, records: int, spread: int, traps: float, breaks: f
     spread=st.sampled_from([20, 200, 2000]),
     traps=st.sampled_from([0.0, 0.2, 1.0]),
     breaks=st.sampled_from([0.0, 0.02, 0.2]),
-    few=st.sampled_from([0, 20, 100]),
+    single_walk_records=st.sampled_from([0, 20, 100]),
     cut=st.floats(0, 1),
     stop=st.floats(0, 2),
 )
 def test_cursors_find_what_a_single_walk_finds(
-    seed: int, records: int, spread: int, traps: float, breaks: float, few: int, cut: float, stop: float
+    seed: int, records: int, spread: int, traps: float, breaks: float, single_walk_records: int, cut: float, stop: float
 ) -> None:
     rng = random.Random(seed)
     buf = block(rng, records, spread, traps, breaks)
     filled = len(buf) - int(cut * min(len(buf), 100))
     until = int(stop * filled)
-    starts, after = chain(buf, filled, until, few)
+    starts, after = find_record_boundaries(buf, filled, until, single_walk_records)
     assert (starts.tolist(), after) == single_walk(buf, filled, until)
 
 
 @pytest.mark.parametrize("traps", [0.0, 1.0])
 def test_a_block_of_many_records(traps: float) -> None:
     buf = block(random.Random(1), 6000, 400, traps, 0.0)
-    starts, after = chain(buf, len(buf), len(buf))
+    starts, after = find_record_boundaries(buf, len(buf), len(buf))
     assert (starts.tolist(), after) == single_walk(buf, len(buf), len(buf))
     assert len(starts) == 6000
 
@@ -74,5 +76,5 @@ def test_records_longer_than_the_first_ones() -> None:
     rng = random.Random(2)
     buf = block(rng, 100, 20, 0.0, 0.0) + block(rng, 300, 20_000, 0.1, 0.0) + block(rng, 3000, 20, 0.0, 0.0)
     for view in (buf, memoryview(buf).toreadonly()):
-        starts, after = chain(view, len(buf), len(buf), 100)
+        starts, after = find_record_boundaries(view, len(buf), len(buf), 100)
         assert (starts.tolist(), after) == single_walk(buf, len(buf), len(buf))

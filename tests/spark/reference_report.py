@@ -1,4 +1,4 @@
-"""The figures of the report in plain Python, one record after the other: the reference for Spark's."""
+"""The numbers of the report in plain Python, record by record: the reference for Spark's numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gantry_broker.protocol.message import Record
 HOUR = 3_600_000
 SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC")
 Offsets = Mapping[tuple[str, str, str, int], int]
-"""(group, log, topic, queue): offset. Of a queue that a group has not begun there is none: all of it is unread."""
+"""(group, log, topic, queue): offset. A group has no offset of a queue that it has not begun to read."""
 Spans = dict[tuple[str, int], tuple[int, int]]
 """(log, queue): first and last queue offset."""
 
 
-def figures(
+def expected_topics(
     logs: Mapping[str, list[Record]], now_ms: int, tombstone_ms: int, offsets: Offsets, since_ms: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """By topic what the report says of it, of the figures that are compared."""
+    """Return the compared numbers of the report by topic."""
     by_topic: dict[str, list[tuple[str, Record]]] = defaultdict(list)
     spans = _spans(logs)
     for log, records in logs.items():
@@ -36,8 +36,10 @@ def figures(
 def growth(
     logs: Mapping[str, list[Record]], now_ms: int, disks: Sequence[tuple[int, int]], reserved_hours: int
 ) -> dict[str, Any]:
-    """What the report says of growth: of the logs as a whole, whatever it is on. `disks`: for each disk (not for each
-    log) its free bytes and how many logs lie on it."""
+    """Return the growth in the report, of the whole logs for every window.
+
+    `disks`: the free bytes and the number of logs of each disk (not of each log).
+    """
     stored = [(r.store_ms // HOUR, r.size) for records in logs.values() for r in records]
     last = max((hour for hour, _ in stored if hour <= now_ms // HOUR), default=now_ms // HOUR)
     begin = max(min((hour for hour, _ in stored), default=last), last - 72)
@@ -49,9 +51,9 @@ def growth(
     kept = sum(size for _, size in stored)
     return {
         "bytesPerHour": round(rate),
-        "steadyBytes": round(rate * reserved_hours),
+        "steadyStateBytes": round(rate * reserved_hours),
         "hoursToFull": round(min(full), 1) if full else None,
-        "fillsBeforeRetention": bool(full) and min(full) < reserved_hours - kept / rate,
+        "diskFullBeforeRetention": bool(full) and min(full) < reserved_hours - kept / rate,
     }
 
 
@@ -59,8 +61,8 @@ def _key(record: Record) -> str:
     return record.props.get("KEYS", "")
 
 
-def _survivors(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Record]]:
-    """The newest version of each key: last in its log; among logs the one stored last."""
+def _newest_versions(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Record]]:
+    """Return the newest version of each key: the last in its log; across logs the last by store time."""
     last: dict[tuple[str, str], Record] = {}
     for log, record in rows:
         if _key(record):
@@ -74,7 +76,7 @@ def _survivors(rows: Iterable[tuple[str, Record]]) -> dict[str, tuple[str, Recor
 
 
 def _spans(logs: Mapping[str, list[Record]]) -> dict[str, Spans]:
-    """By topic, log and queue the first and last offset, whatever the window."""
+    """Return the first and last offset by topic, log and queue, for every window."""
     found: dict[str, Spans] = defaultdict(dict)
     for log, records in logs.items():
         for r in records:
@@ -93,7 +95,7 @@ def _topic(
     spans: Spans,
 ) -> dict[str, Any]:
     keyed = [(log, r) for log, r in rows if _key(r)]
-    newest = _survivors(rows)
+    newest = _newest_versions(rows)
     dropped = {k: v for k, v in newest.items() if len(v[1].body) == 0 and v[1].store_ms < now_ms - tombstone_ms}
     kept = {id(r) for k, (_, r) in newest.items() if k not in dropped}
     compactable = bool(keyed) and not name.startswith(("%", "rmq_sys_")) and name not in SYSTEM
@@ -107,7 +109,7 @@ def _topic(
     key_bytes: Counter[str] = Counter()
     for _, r in keyed:
         key_bytes[_key(r)] += r.size
-    hot = sorted(versions.items(), key=lambda kv: (-kv[1], -key_bytes[kv[0]], kv[0].encode()))
+    hot_keys = sorted(versions.items(), key=lambda kv: (-kv[1], -key_bytes[kv[0]], kv[0].encode()))
     hours = Counter(r.store_ms // HOUR for _, r in rows)
     return {
         "records": len(rows),
@@ -123,7 +125,7 @@ def _topic(
         "expiredTombstones": len(dropped),
         "savedRecords": len(gone) if compactable else 0,
         "savedBytes": sum(r.size for _, r in gone) if compactable else 0,
-        "resent": sum(1 for _, r in rows if r.reconsume_times > 0),
+        "redelivered": sum(1 for _, r in rows if r.reconsume_times > 0),
         "delayed": sum(1 for _, r in rows if re.fullmatch("[0-9]{1,9}", r.props.get("DELAY", ""))),
         "transactions": {
             "prepared": sum(1 for _, r in rows if r.sys_flag & 12 == 4),
@@ -132,7 +134,7 @@ def _topic(
         },
         "versions": [{"from": 2**b, "keys": n} for b, n in sorted(by_version.items())],
         "sizes": [{"from": 2**b, "records": n} for b, n in sorted(sizes.items())],
-        "hotKeys": [{"key": k, "records": n, "bytes": key_bytes[k]} for k, n in hot],
+        "hotKeys": [{"key": k, "records": n, "bytes": key_bytes[k]} for k, n in hot_keys],
         "hours": sorted(hours.items()),
         "windows": _windows(rows, {id(r) for _, r in gone}, newest_ms) if compactable else [],
         "queues": _queues(rows, ids, kept, compactable),
@@ -183,26 +185,26 @@ def _queues(
 def _groups(
     topic: str, spans: Spans, gone: list[tuple[str, Record]], offsets: Offsets
 ) -> dict[str, tuple[int, int, int]]:
-    """By group: records behind, records that compaction would take, records that expired unread."""
+    """Return by group: lag in records, unread records that compaction removes, records that expired unread."""
     found: dict[str, tuple[int, int, int]] = {}
     if topic in SYSTEM:
         return found
     for group in {group for group, _, name, _ in offsets if name == topic}:
         for (log, queue), (low, high) in spans.items():
             offset = offsets.get((group, log, topic, queue), low)
-            behind, hurt, lost = found.get(group, (0, 0, 0))
+            behind, affected, lost = found.get(group, (0, 0, 0))
             behind += max(0, high + 1 - max(offset, low))
-            hurt += sum(1 for at, r in gone if at == log and r.queue_id == queue and r.queue_offset >= offset)
-            found[group] = (behind, hurt, lost + max(0, low - offset))
+            affected += sum(1 for at, r in gone if at == log and r.queue_id == queue and r.queue_offset >= offset)
+            found[group] = (behind, affected, lost + max(0, low - offset))
     return found
 
 
 def comparable(topic: Mapping[str, Any]) -> dict[str, Any]:
-    """What a topic of the report says, in the form of `figures`."""
+    """Return a topic of the report in the form of `expected_topics`."""
     same = (
         "records", "bytes", "bodyBytes", "keyedRecords", "keyedBytes", "distinctKeys", "supersededRecords",
-        "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes", "resent",
-        "delayed", "transactions",
+        "supersededBytes", "tombstones", "liveTombstones", "expiredTombstones", "savedRecords", "savedBytes",
+        "redelivered", "delayed", "transactions",
     )  # fmt: skip
     from datetime import datetime
 
@@ -211,9 +213,10 @@ def comparable(topic: Mapping[str, Any]) -> dict[str, Any]:
         "sizes": [{"from": s["from"], "records": s["records"]} for s in topic["sizes"]],
         "hotKeys": [{"key": h["key"], "records": h["records"], "bytes": h["bytes"]} for h in topic["hotKeys"]],
         "hours": [(round(datetime.fromisoformat(h["hour"]).timestamp()) // 3600, h["records"]) for h in topic["hours"]],
-        "windows": [{k: w[k] for k in ("hours", "bytes", "savedBytes")} for w in topic["savingByWindow"]],
+        "windows": [{k: w[k] for k in ("hours", "bytes", "savedBytes")} for w in topic["savingsByWindow"]],
         "queues": topic["queues"],
         "groups": {
-            g["group"]: (g["behindRecords"], g["wouldLoseRecords"], g["alreadyLostRecords"]) for g in topic["groups"]
+            g["group"]: (g["lagRecords"], g["compactedUnreadRecords"], g["expiredUnreadRecords"])
+            for g in topic["groups"]
         },
     }

@@ -1,6 +1,6 @@
-"""A few questions to NameServers and brokers over the remoting protocol: who is there, what consumers have read.
+"""Requests to NameServers and brokers over RocketMQ's remoting protocol: addresses, offsets, retention.
 
-One connection a question; the reports that ask run for seconds to hours.
+Each request has its own connection, since a report sends only a few.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode
 from gantry_spark.errors import SourceError
 
 TIMEOUT_S: Final = 5.0
-_BIGGEST: Final = 64 * 1024 * 1024
+_MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 
 
 def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> Frame:
-    """The answer of `host:port` to one request. Raises SourceError: no answer, or a refusal."""
+    """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise SourceError(f"{address!r} is no address: write host:port")
+        raise SourceError(f"{address!r} is not an address: write host:port")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as link:
-            link.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
-            decoder = FrameDecoder(_BIGGEST)
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
+            connection.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
+            decoder = FrameDecoder(_MAX_FRAME_BYTES)
             while True:
-                data = link.recv(256 * 1024)
+                data = connection.recv(256 * 1024)
                 if not data:
                     raise SourceError(f"{address} closed the connection before it answered request {code}")
                 for frame in decoder.feed(data):
@@ -43,49 +43,49 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: fl
         raise SourceError(f"{address} does not speak RocketMQ's protocol: {error}") from None
 
 
-def members(name_servers: str) -> list[str]:
-    """Group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers that the first answering NameServer knows.
+def broker_urls(name_servers: str) -> list[str]:
+    """Return group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers of the first NameServer that answers.
 
-    Raises SourceError, also when nobody of a group says where its HTTP interface is.
+    Raises SourceError, also if no broker of a group names its HTTP interface.
     """
     problems: list[str] = []
     for server in (s.strip() for s in name_servers.replace(",", ";").split(";")):
         if not server:
             continue
         try:
-            answer = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
-            info = ClusterInfo.from_json(loads(answer.body))
+            response = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            info = ClusterInfo.from_json(loads(response.body))
         except (SourceError, ValueError) as error:
             problems.append(f"NameServer {error}")
             continue
         found: list[str] = []
-        silent: list[str] = []
+        without_http: list[str] = []
         for group, broker in info.brokers.items():
             addresses = dict.fromkeys(broker.addresses.values())
-            urls = [f"{group}={url}" for url in map(_http_of, addresses) if url is not None]
+            urls = [f"{group}={url}" for url in map(_http_url, addresses) if url is not None]
             found += urls
-            if not urls and not any(map(_has_none, addresses)):
-                silent.append(f"group {group} ({', '.join(addresses) or 'no address'})")
-        if found and silent:
+            if not urls and not any(map(_lacks_http, addresses)):
+                without_http.append(f"group {group} ({', '.join(addresses) or 'no address'})")
+        if found and without_http:
             raise SourceError(
-                f"nobody names an HTTP interface of {'; '.join(silent)}, which NameServer {server} knows, and without "
-                f"it there is only a part: wait until it answers, or give option brokers"
+                f"no broker names the HTTP interface of {'; '.join(without_http)}, known to NameServer {server}, "
+                f"and its part of the cluster would be missing: wait until it answers, or give option brokers"
             )
         if found:
             return found
-        problems.append(f"NameServer {server} knows no broker that names its HTTP interface; give option brokers")
+        problems.append(f"NameServer {server} has no broker with a known HTTP interface; give option brokers")
     raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
 
 
-def _http_of(address: str) -> str | None:
-    """None: it does not answer, or has none."""
+def _http_url(address: str) -> str | None:
+    """Return the URL of a broker's HTTP interface, or None if it does not answer or has none."""
     table = _runtime_info(address)
     http = None if table is None else table.get("gantryHttp")
     return f"http://{http}" if http else None
 
 
-def _has_none(address: str) -> bool:
-    """Whether a broker answers that has no HTTP interface: one of Apache RocketMQ, which is not read this way."""
+def _lacks_http(address: str) -> bool:
+    """Return whether a broker answers and has no HTTP interface, as Apache RocketMQ's. Its log is not read this way."""
     table = _runtime_info(address)
     return table is not None and not table.get("gantryHttp")
 
@@ -99,12 +99,12 @@ def _runtime_info(address: str) -> dict[str, Any] | None:
 
 
 def consumer_offsets(address: str) -> dict[tuple[str, str, int], int]:
-    """(group, topic, queue) -> offset of a master's consumer groups. Raises SourceError."""
+    """Return the offsets of a master's consumer groups by (group, topic, queue). Raises SourceError."""
     return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET).body, address)
 
 
 def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
-    """RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
+    """Parse RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
     try:
         table = loads(body).get("offsetTable", {})
         found: dict[tuple[str, str, int], int] = {}
@@ -118,7 +118,7 @@ def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
 
 
 def reserved_hours(address: str) -> int | None:
-    """`fileReservedTime` of a broker in hours; None when it does not say."""
+    """Return `fileReservedTime` of a broker in hours, or None if it does not name it."""
     try:
         text = call(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
     except SourceError:

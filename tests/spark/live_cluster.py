@@ -1,4 +1,4 @@
-"""A NameServer and a broker group of two as processes, told their roles over HTTP by the test."""
+"""A NameServer and a broker group of two as processes. The test assigns their roles over HTTP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any
 
 
 class LiveCluster:
-    """Member 0 leads, member 1 follows; SEND_OK waits for both."""
+    """Member 0 leads and member 1 follows. SEND_OK waits for both."""
 
     def __init__(self, folder: Path, token: str | None = None) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class LiveCluster:
         return MemberStatus.model_validate_json(answer.content) if answer.status_code == 200 else None
 
     def send(self, topic: str, bodies: list[bytes], keys: list[str]) -> list[Any]:
-        """The send results; the whole group has what is SEND_OK."""
+        """Send messages and return the results. After SEND_OK both members hold the message."""
 
         async def work() -> list[Any]:
             async with Producer(self.name_server, "spark-tests") as producer:
@@ -96,7 +96,7 @@ class LiveCluster:
         return asyncio.run(work())
 
     def send_unconfirmed(self, topic: str, body: bytes) -> str:
-        """The status of a send that the group cannot confirm."""
+        """Send a message that the group cannot confirm, and return the status."""
 
         async def work() -> str:
             async with Producer(self.name_server, "spark-tests", retries=0) as producer:
@@ -108,7 +108,7 @@ class LiveCluster:
         return asyncio.run(work())
 
     def caught_up(self) -> None:
-        """Wait until both have confirmed the same, and all of it."""
+        """Wait until both members have confirmed everything."""
 
         def same() -> bool:
             seen = [self.status(u) for u in self.urls]

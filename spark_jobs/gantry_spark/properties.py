@@ -1,7 +1,8 @@
-"""Properties of many records at once: `name 0x01 value 0x02 name 0x01 value ...`, without a Python object a record.
+"""Parses the properties of many records at once, without one Python object per record.
 
-The same rule as `gantry_broker.protocol.message.parse_properties`: a piece without 0x01 or without a name is left out,
-and of a name that occurs twice the last value counts.
+The format is `name 0x01 value 0x02 name 0x01 value ...`. The rules are those of
+`gantry_broker.protocol.message.parse_properties`: a piece without 0x01 or without a name is ignored, and the last value
+of a repeated name counts.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gantry_spark.layout import Bools, Bytes, Ints, as_text, buffers_of, take_fixed, take_slices
+from gantry_spark.layout import Bools, Bytes, Ints, decode_utf8_lossy, gather_fixed, gather_slices, offsets_and_bytes
 
 _NAME_END = 1
 _PIECE_END = 2
 
 
 _WINDOW = 32
-"""Bytes of a value that are searched for its end at once."""
+"""Bytes of a value that one step searches for its end."""
 _PIECE = 256 * 1024
-"""Bytes that are searched for a name at once: what is made of them on the way stays in the processor's cache."""
+"""Bytes that one step searches for a name. Intermediate arrays of this size fit the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """All properties of a block: pair i belongs to `record[i]`; positions are into `data`."""
+    """All properties of a block. Pair i belongs to `record[i]`. Positions are offsets in `data`."""
 
     data: Bytes
     records: int
@@ -37,22 +38,22 @@ class Pairs:
     value_len: Ints
 
     def maps(self) -> Any:
-        """All properties of each record as a pyarrow MapArray."""
+        """Return the properties of each record as a pyarrow MapArray."""
         keep = self._last_of_each_name()
         at, length = self.name_at[keep], self.name_len[keep]
-        names = as_text(take_slices(self.data, at, length))
-        values = as_text(take_slices(self.data, self.value_at[keep], self.value_len[keep]))
+        names = decode_utf8_lossy(gather_slices(self.data, at, length))
+        values = decode_utf8_lossy(gather_slices(self.data, self.value_at[keep], self.value_len[keep]))
         edges = np.zeros(self.records + 1, dtype=np.int32)
         np.cumsum(np.bincount(self.record[keep], minlength=self.records), out=edges[1:])
         return pa.MapArray.from_arrays(pa.array(edges, type=pa.int32()), names, values)
 
     def _last_of_each_name(self) -> Bools:
-        """Marks the pairs that count; all of them unless a record has a name twice."""
+        """Return a mask of the pairs that count: all of them unless a record repeats a name."""
         count = len(self.record)
         everything = np.ones(count, dtype=np.bool_)
         if not count:
             return everything
-        codes = take_slices(self.data, self.name_at, self.name_len).dictionary_encode()
+        codes = gather_slices(self.data, self.name_at, self.name_len).dictionary_encode()
         code = codes.indices.to_numpy().astype(np.int64)
         kinds = len(codes.dictionary)
         if kinds * self.records <= 16 * count:
@@ -77,13 +78,13 @@ class Properties:
         self._edges = edges
 
     def values(self, name: str) -> Any:
-        """The value of one property for each record, null where it has none, as a pyarrow StringArray.
+        """Return one property of each record as a pyarrow StringArray, null if the record has no such property.
 
-        Looks for the name alone, which is cheaper than taking all properties apart.
+        Searching for one name is cheaper than parsing all properties.
         """
         data, records = self._data, len(self._edges) - 1
         raw = name.encode()
-        at = _named(data, raw)
+        at = _name_positions(data, raw)
         owner, in_order = self._owners(at)
         stop = self._edges[1:][owner]
         begins = (at == self._edges[:-1][owner]) | (data[at - 1] == _PIECE_END)
@@ -91,18 +92,18 @@ class Properties:
         if not bool(good.all()):
             at, owner, stop, in_order = at[good], owner[good], stop[good], False
         value = at + len(raw) + 1
-        stop = _ends(data, value, stop)
+        stop = _value_ends(data, value, stop)
         if in_order:
-            return as_text(take_slices(data, value, stop - value))
-        # The last one of a record counts.
+            return decode_utf8_lossy(gather_slices(data, value, stop - value))
+        # The last value in a record counts.
         chosen = np.full(records, -1, dtype=np.int64)
         chosen[owner] = np.arange(len(at))
         has = chosen >= 0
         pairs = chosen[has]
-        return as_text(_spread(take_slices(data, value[pairs], stop[pairs] - value[pairs]), has))
+        return decode_utf8_lossy(_scatter(gather_slices(data, value[pairs], stop[pairs] - value[pairs]), has))
 
     def _owners(self, at: Ints) -> tuple[Ints, bool]:
-        """The record of each position, and whether they are just one in each record."""
+        """Return the record of each position, and whether each record has exactly one position."""
         starts, ends = self._edges[:-1], self._edges[1:]
         if len(at) == len(starts) and bool(((at >= starts) & (at < ends)).all()):
             return np.arange(len(at)), True
@@ -110,18 +111,18 @@ class Properties:
         return owner, False
 
     def maps(self) -> Any:
-        """All properties of each record as a pyarrow MapArray."""
+        """Return the properties of each record as a pyarrow MapArray."""
         return _pairs(self._data, self._edges).maps()
 
 
-def parse(buf: Bytes, at: Ints, length: Ints) -> Properties:
-    """The properties at `buf[at[i]:at[i] + length[i]]` of each record i."""
-    edges, data = buffers_of(take_slices(buf, at, length))
+def parse_properties(buf: Bytes, at: Ints, length: Ints) -> Properties:
+    """Return the properties at `buf[at[i]:at[i] + length[i]]` of each record i."""
+    edges, data = offsets_and_bytes(gather_slices(buf, at, length))
     return Properties(data, edges)
 
 
-def _named(data: Bytes, name: bytes) -> Ints:
-    """Positions of `name` with its end mark behind it, wherever it occurs."""
+def _name_positions(data: Bytes, name: bytes) -> Ints:
+    """Return the positions of `name` followed by its end mark, anywhere in `data`."""
     width = len(name)
     pieces: list[Ints] = []
     for first in range(0, len(data) - width, _PIECE):
@@ -137,30 +138,30 @@ def _named(data: Bytes, name: bytes) -> Ints:
     return found
 
 
-def _ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
-    """Where each value that begins at `at` ends: at the next 0x02, at `limit` the latest."""
+def _value_ends(data: Bytes, at: Ints, limit: Ints) -> Ints:
+    """Return the end of each value that begins at `at`: the next 0x02, or `limit`."""
     result = limit.copy()
     within = at + _WINDOW <= len(data)
     rows = slice(None) if bool(within.all()) else np.flatnonzero(within)
-    hits = take_fixed(data, at[rows], f"V{_WINDOW}").view(np.uint8).reshape(-1, _WINDOW) == _PIECE_END
+    hits = gather_fixed(data, at[rows], f"V{_WINDOW}").view(np.uint8).reshape(-1, _WINDOW) == _PIECE_END
     first = hits.argmax(axis=1)
     known = hits[np.arange(len(first)), first]
     ends = np.where(known, at[rows] + first, len(data))
-    open_: Bools = np.ones(len(at), dtype=np.bool_)
-    open_[rows] = ~known & (at[rows] + _WINDOW < limit[rows])
+    unresolved: Bools = np.ones(len(at), dtype=np.bool_)
+    unresolved[rows] = ~known & (at[rows] + _WINDOW < limit[rows])
     result[rows] = np.minimum(ends, limit[rows])
-    late = np.flatnonzero(open_)
+    late = np.flatnonzero(unresolved)
     if len(late):
         marks = np.append(np.flatnonzero(data == _PIECE_END), len(data))
         result[late] = np.minimum(marks[np.searchsorted(marks, at[late])], limit[late])
     return result
 
 
-def _spread(packed: Any, has: Bools) -> Any:
-    """`packed` laid out over the records that have a value, null elsewhere."""
+def _scatter(packed: Any, has: Bools) -> Any:
+    """Distribute `packed` over the records with a value; other records are null."""
     if bool(has.all()):
         return packed
-    edges, data = buffers_of(packed)
+    edges, data = offsets_and_bytes(packed)
     lengths = np.zeros(len(has) + 1, dtype=np.int64)
     lengths[1:][has] = np.diff(edges)
     offsets = np.cumsum(lengths).astype(np.int32)
@@ -170,18 +171,18 @@ def _spread(packed: Any, has: Bools) -> Any:
 
 
 def _pairs(data: Bytes, edges: Ints) -> Pairs:
-    """All properties, in the order of the records."""
+    """Return all properties in the order of the records."""
     records = len(edges) - 1
     starts, ends = edges[:-1], edges[1:]
     size = len(data)
-    # A piece begins where a record's properties begin, and after every 0x02.
+    # A piece begins at the start of a record's properties and after every 0x02.
     begins = np.zeros(size + 1, dtype=np.bool_)
     begins[1:] = data == _PIECE_END
     begins[starts[starts < ends]] = True
     begin = np.flatnonzero(begins[:size])
     index = np.searchsorted(begin, edges)
     owner = np.repeat(np.arange(records), np.diff(index))
-    # It ends before the next piece of its record, the last one where the record's properties end.
+    # A piece ends before the next piece of its record; the last piece ends with the record's properties.
     stop = np.empty(len(begin), dtype=np.int64)
     stop[:-1] = begin[1:] - 1
     full = np.flatnonzero(starts < ends)

@@ -1,4 +1,4 @@
-"""Properties found in many records at once, against the broker's own parser, on bytes that no client should send."""
+"""The properties of many records against the broker's own parser, also for bytes that no client should send."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import accumulate
 import numpy as np
 import pytest
 from gantry_broker.protocol.message import parse_properties
-from gantry_spark import props
-from gantry_spark.props import parse
+from gantry_spark import properties
+from gantry_spark.properties import parse_properties as parse_many
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ def test_values_and_maps_are_those_of_the_broker(records: list[bytes], gap: int)
     buf = np.frombuffer(b"".join(b"\x02" * gap + r for r in records) + b"KEYS\x01", dtype=np.uint8)
     lengths = [len(r) for r in records]
     at = [end - n for end, n in zip(accumulate(n + gap for n in lengths), lengths, strict=True)]
-    found = parse(buf, np.array(at, dtype=np.int64), np.array(lengths, dtype=np.int64))
+    found = parse_many(buf, np.array(at, dtype=np.int64), np.array(lengths, dtype=np.int64))
     expected = [parse_properties(r) for r in records]
     for name in ("KEYS", "TAGS", "K", "none"):
         assert found.values(name).to_pylist() == [e.get(name) for e in expected]
@@ -38,10 +38,10 @@ def test_values_and_maps_are_those_of_the_broker(records: list[bytes], gap: int)
 
 @settings(max_examples=100, deadline=None)
 @given(records=st.lists(pieces | usual, max_size=30), piece=st.integers(1, 12))
-def test_a_name_is_found_wherever_a_search_is_cut(records: list[bytes], piece: int) -> None:
+def test_a_name_across_search_blocks_is_found(records: list[bytes], piece: int) -> None:
     buf = np.frombuffer(b"".join(records), dtype=np.uint8)
     lengths = np.array([len(r) for r in records], dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(props, "_PIECE", piece)
-        found = parse(buf, np.cumsum(lengths) - lengths, lengths).values("KEYS").to_pylist()
+        patch.setattr(properties, "_PIECE", piece)
+        found = parse_many(buf, np.cumsum(lengths) - lengths, lengths).values("KEYS").to_pylist()
     assert found == [parse_properties(r).get("KEYS") for r in records]

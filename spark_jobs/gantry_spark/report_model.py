@@ -1,4 +1,4 @@
-"""The report: its figures put together from the collected rows. Plain data in, plain data out."""
+"""Builds the report from the collected rows: plain data in, plain data out."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SYSTEM_TOPICS
 
-from gantry_spark.advice import recommend
-from gantry_spark.figures import SUMS
+from gantry_spark.aggregates import SUMS
 from gantry_spark.forecast import HOUR_MS, Disk, first_hour, forecast, newest_hour
+from gantry_spark.recommendations import recommend
 from gantry_spark.summary import GroupOffset, Row, Summary
 
 WINDOWS_H: Final = (1, 6, 24, 72, 168, 720)
-"""Hours back from the newest record for which the saving is given, besides the whole log."""
+"""The report gives the savings for these hours back from the newest record, and for the whole log."""
 AGES_H: Final = (1, 6, 24, 72, 168, 720)
-RETRY: Final = "%RETRY%"
-DEAD: Final = "%DLQ%"
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
 DAMAGE_LISTED: Final = 100
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the report is about, besides what was counted. Times are Unix milliseconds."""
+    """The parameters and the environment of a report. Times are Unix milliseconds."""
 
     source: str
     now_ms: int
@@ -39,31 +39,31 @@ class Context:
     new_bytes: int = 0
     segments: int = 0
     notes: Sequence[str] = ()
-    whole: bool = True
-    """Whether all bytes of all logs are there: without them a newest version may be missed."""
+    complete: bool = True
+    """Whether all bytes of all logs are available. Otherwise the newest version of a key may be missing."""
     hours: Mapping[int, int] | None = None
-    """Bytes by hour since 1970 of the whole log, where the report is on a part of it: a disk fills with all of it."""
+    """Bytes by hour since 1970 of the whole log, if the report covers a part of it. The whole log fills the disk."""
 
 
-def kind_of(topic: str) -> str:
-    """user, retry, dead letters or system: only the first kind may be compacted."""
-    if topic.startswith(RETRY):
+def topic_kind(topic: str) -> str:
+    """Return the kind of a topic: user, retry, dead letters or system. Compaction applies only to user topics."""
+    if topic.startswith(RETRY_PREFIX):
         return "retry"
-    if topic.startswith(DEAD):
+    if topic.startswith(DLQ_PREFIX):
         return "dead letters"
     system = topic in SYSTEM_TOPICS or topic == CONTROL_TOPIC or topic.startswith("rmq_sys_")
     return "system" if system or topic.endswith("_REPLY_TOPIC") else "user"
 
 
 def iso(ms: int | None) -> str | None:
-    """Milliseconds as a time in UTC, None for none."""
+    """Format Unix milliseconds as a time in UTC; None for a missing or impossible time."""
     if ms is None or ms < 0 or ms > 253_402_300_799_999:
         return None
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def build(summary: Summary, context: Context) -> dict[str, Any]:
-    """The whole report, as it is written to report.json."""
+    """Build the report, the content of report.json."""
     by_topic = _ByTopic(summary)
     newest = newest_hour({h["hour"] for h in summary.hours}, context.now_ms)
     topics = [_topic(name, by_topic, context, newest) for name in sorted(by_topic.queues)]
@@ -72,9 +72,9 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
     hours = _per_hour(summary.hours) if context.hours is None else context.hours
     growth = forecast(hours, context.now_ms, context.disks, context.reserved_hours)
     for topic in topics:
-        hurt = [g for g in groups if g["topic"] == topic["topic"]]
-        topic["groups"] = hurt
-        topic["recommendation"], topic["reason"] = recommend(topic, hurt, growth, context)
+        of_topic = [g for g in groups if g["topic"] == topic["topic"]]
+        topic["groups"] = of_topic
+        topic["recommendation"], topic["reason"] = recommend(topic, of_topic, growth, context)
     return {
         "version": 1,
         "source": context.source,
@@ -94,7 +94,7 @@ def build(summary: Summary, context: Context) -> dict[str, Any]:
         "retries": _retries(topics),
         "growth": growth,
         "damage": {
-            "places": len(summary.damage),
+            "ranges": len(summary.damage),
             "bytes": sum(d["bytes"] for d in summary.damage),
             "list": [
                 {"log": d["log"], "offset": d["phys"], "bytes": d["bytes"], "reason": d["reason"]}
@@ -117,7 +117,7 @@ class _ByTopic:
         self.kept_queues = _grouped(summary.kept_queues)
         self.kept_hours = _grouped(summary.kept_hours)
         self.versions = _grouped(summary.versions)
-        self.hot = _grouped(summary.hot)
+        self.hot_keys = _grouped(summary.hot_keys)
 
 
 def _grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -134,9 +134,9 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
     distinct = keys["keys"] if keys else 0
     superseded = total["keyed"] - distinct
     superseded_bytes = total["keyed_bytes"] - (keys["newest_bytes"] if keys else 0)
-    kind = kind_of(name)
-    unclear = keys["unclear"] if keys else 0
-    compactable = kind == "user" and total["keyed"] > 0 and not unclear
+    kind = topic_kind(name)
+    ambiguous = keys["ambiguous"] if keys else 0
+    compactable = kind == "user" and total["keyed"] > 0 and not ambiguous
     hours = sorted(summary.hours[name], key=lambda h: int(h["hour"]))
     kept = {h["hour"]: h for h in summary.kept_hours[name]}
     return {
@@ -153,15 +153,15 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
         "tombstones": total["tombstones"],
         "liveTombstones": keys["tombstones"] if keys else 0,
         "expiredTombstones": keys["keys"] - keys["kept"] if keys else 0,
-        "unclearKeys": unclear,
+        "ambiguousKeys": ambiguous,
         "compactable": compactable,
         "savedRecords": total["keyed"] - keys["kept"] if compactable and keys else 0,
         "savedBytes": total["keyed_bytes"] - keys["kept_bytes"] if compactable and keys else 0,
-        "savingByWindow": _windows(hours, kept, newest) if compactable else [],
+        "savingsByWindow": _windows(hours, kept, newest) if compactable else [],
         "versions": _versions(summary.versions[name]),
         "hotKeys": [
             {"key": h["key"], "records": h["n"], "bytes": h["bytes"], "share": _ratio(h["n"], total["n"])}
-            for h in summary.hot[name]
+            for h in summary.hot_keys[name]
         ],
         "sizes": _sizes(summary.sizes[name]),
         "ages": _ages(hours, context.now_ms),
@@ -171,7 +171,7 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
         ],
         "firstStoreTime": iso(min(r["min_ms"] for r in rows)),
         "lastStoreTime": iso(max(r["max_ms"] for r in rows)),
-        "resent": total["resent"],
+        "redelivered": total["redelivered"],
         "delayed": total["delayed"],
         "transactions": {
             "prepared": total["prepared"],
@@ -183,20 +183,20 @@ def _topic(name: str, summary: _ByTopic, context: Context, newest: int) -> dict[
 
 
 def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) -> list[dict[str, Any]]:
-    """Per queue: superseded are its records with a key that are not the newest of that key in the topic."""
+    """Return the numbers by queue. A superseded record has a key and is not the newest of its key in the topic."""
     newest = {(k["log"], k["queue_id"]): k for k in summary.kept_queues[name]}
-    distinct = {(k["place_log"], k["place_queue"]): k["places"] for k in summary.queue_keys[name]}
+    distinct = {(k["location_log"], k["location_queue"]): k["locations"] for k in summary.queue_keys[name]}
     result = []
     for row in sorted(rows, key=lambda r: (r["log"], r["queue_id"])):
-        place = (row["log"], row["queue_id"])
-        stays = newest.get(place, {"keys": 0, "newest_bytes": 0, "kept": 0, "kept_bytes": 0})
+        key = (row["log"], row["queue_id"])
+        stays = newest.get(key, {"keys": 0, "newest_bytes": 0, "kept": 0, "kept_bytes": 0})
         result.append(
             {
                 "log": row["log"],
                 "queueId": row["queue_id"],
                 "records": row["n"],
                 "bytes": row["bytes"],
-                "distinctKeys": distinct.get(place, 0),
+                "distinctKeys": distinct.get(key, 0),
                 "supersededRecords": row["keyed"] - stays["keys"],
                 "supersededBytes": row["keyed_bytes"] - stays["newest_bytes"],
                 "savedRecords": row["keyed"] - stays["kept"] if compactable else 0,
@@ -210,7 +210,7 @@ def _queues(name: str, rows: list[Row], summary: _ByTopic, compactable: bool) ->
 
 
 def _windows(hours: list[Row], kept: Mapping[int, Row], newest: int) -> list[dict[str, Any]]:
-    """What compacting only the records of the last hours would save: a newer version is always in the same window."""
+    """Return the savings of compacting only the newest hours. Newer versions are always in the same window."""
     oldest = first_hour((h["hour"] for h in hours), newest)
     result = []
     for window in (*[w for w in WINDOWS_H if newest - w + 1 > oldest], None):
@@ -222,22 +222,23 @@ def _windows(hours: list[Row], kept: Mapping[int, Row], newest: int) -> list[dic
 
 
 def _versions(rows: list[Row]) -> list[dict[str, Any]]:
-    mine = sorted(rows, key=lambda r: int(r["bucket"]))
+    ordered = sorted(rows, key=lambda r: int(r["bucket"]))
     return [
-        {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "keys": r["keys"], "records": r["n"]} for r in mine
+        {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "keys": r["keys"], "records": r["n"]}
+        for r in ordered
     ]
 
 
 def _sizes(rows: list[Row]) -> list[dict[str, Any]]:
-    mine = sorted(rows, key=lambda r: int(r["bucket"]))
+    ordered = sorted(rows, key=lambda r: int(r["bucket"]))
     return [
         {"from": 2 ** r["bucket"], "to": 2 ** (r["bucket"] + 1) - 1, "records": r["n"], "bytes": r["bytes"]}
-        for r in mine
+        for r in ordered
     ]
 
 
 def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
-    """Records and bytes by age in whole hours; what is from the future is in the first class."""
+    """Return records and bytes by age in whole hours. Records from the future belong to the first class."""
     now = now_ms // HOUR_MS
     edges = [0, *AGES_H]
     sums = [[0, 0] for _ in edges]
@@ -255,38 +256,48 @@ def _ages(hours: list[Row], now_ms: int) -> list[dict[str, Any]]:
 
 
 def _groups(summary: Summary, context: Context, compactable: Collection[str]) -> list[dict[str, Any]]:
-    """Consumer groups by topic: how far behind, what compaction would take from them, what retention already took."""
+    """Return consumer groups by topic: their lag, and the unread records lost to compaction or to retention."""
     ends = {(r["log"], r["topic"], r["queue_id"]): r for r in summary.spans}
-    hurt = {(g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups}
+    compacted_unread = {
+        (g["group"], g["log"], g["topic"], g["queue_id"]): g["keyed"] - g["kept"] for g in summary.groups
+    }
     oldest: dict[tuple[str, str], int] = {}
     for g in summary.groups:
         if g["oldest"] is not None:
-            place = (g["group"], g["topic"])
-            oldest[place] = min(oldest.get(place, g["oldest"]), g["oldest"])
+            key = (g["group"], g["topic"])
+            oldest[key] = min(oldest.get(key, g["oldest"]), g["oldest"])
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for o in context.offsets:
         end = ends.get((o.log, o.topic, o.queue_id))
-        if end is None or kind_of(o.topic) == "system":
+        if end is None or topic_kind(o.topic) == "system":
             continue
         entry = found.setdefault(
             (o.group, o.topic),
-            {"group": o.group, "topic": o.topic, "behindRecords": 0, "wouldLoseRecords": 0, "alreadyLostRecords": 0},
+            {
+                "group": o.group,
+                "topic": o.topic,
+                "lagRecords": 0,
+                "compactedUnreadRecords": 0,
+                "expiredUnreadRecords": 0,
+            },
         )
-        entry["behindRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
-        entry["alreadyLostRecords"] += max(0, end["min_qo"] - o.offset)
+        entry["lagRecords"] += max(0, end["max_qo"] + 1 - max(o.offset, end["min_qo"]))
+        entry["expiredUnreadRecords"] += max(0, end["min_qo"] - o.offset)
         if o.topic in compactable:
-            entry["wouldLoseRecords"] += hurt.get((o.group, o.log, o.topic, o.queue_id), 0)
+            entry["compactedUnreadRecords"] += compacted_unread.get((o.group, o.log, o.topic, o.queue_id), 0)
     for (group, topic), entry in found.items():
         unread = oldest.get((group, topic))
-        entry["behindHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
-    return sorted(found.values(), key=lambda g: (-g["wouldLoseRecords"], -g["behindRecords"], g["group"], g["topic"]))
+        entry["lagHours"] = 0.0 if unread is None else round(max(0, context.now_ms - unread) / HOUR_MS, 2)
+    return sorted(
+        found.values(), key=lambda g: (-g["compactedUnreadRecords"], -g["lagRecords"], g["group"], g["topic"])
+    )
 
 
 def _retries(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Retries and dead letters by consumer group."""
+    """Return retries and dead letters by consumer group."""
     found: dict[str, dict[str, Any]] = {}
     for topic in topics:
-        for prefix, column in ((RETRY, "retries"), (DEAD, "deadLetters")):
+        for prefix, column in ((RETRY_PREFIX, "retries"), (DLQ_PREFIX, "deadLetters")):
             if topic["topic"].startswith(prefix):
                 group = topic["topic"][len(prefix) :]
                 entry = found.setdefault(
@@ -309,5 +320,5 @@ def _per_hour(hours: Iterable[Row]) -> dict[int, int]:
     return dict(total)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 4) if whole and math.isfinite(part) else 0.0
+def _ratio(part: float, complete: float) -> float:
+    return round(part / complete, 4) if complete and math.isfinite(part) else 0.0
