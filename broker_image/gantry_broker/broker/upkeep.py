@@ -15,7 +15,6 @@ from gantry_broker.store.filing import complain
 
 from . import pull, snapshots
 from .faults import NotWritable
-from .watch import LoopWatch
 
 if TYPE_CHECKING:
     from .core import Broker
@@ -35,11 +34,10 @@ class Upkeep:
         self._due: dict[str, int] = {}
         self._reported: dict[str, str] = {}
         self._segment = -1
-        self._watch = LoopWatch()
         broker.on_role.append(lambda master: self._new_role())
 
     def start(self) -> None:
-        self._watch.start()
+        self._broker.loop_watch.start()
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _new_role(self) -> None:
@@ -47,7 +45,6 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._watch.beat()
         broker = self._broker
         now = broker.now_ms()
         if len(broker.held):
@@ -120,6 +117,6 @@ class Upkeep:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._watch.close()
+        self._broker.loop_watch.close()
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)

@@ -2,7 +2,8 @@
 
 A connection looks a large frame up here as soon as its header is there, before its body is kept (`FrameDecoder`).
 Frames of at most `SMALL_FRAME` bytes are within every limit. RocketMQ 4.9.7 has one limit for all frames (16 MiB,
-`com.rocketmq.remoting.frameMaxLength`) and closes the connection; here the request is refused and the connection goes on.
+`com.rocketmq.remoting.frameMaxLength`) and closes the connection; here the request is refused, and the connection
+goes on.
 
 A limit of a body follows from what handling it costs: none takes more than some 20 ms on one core.
 """
@@ -79,8 +80,8 @@ class RequestLimits:
         code = frame.code
         if header > (most := HEADERS.get(code, HEADER)):
             return _refusal(frame, f"the header of request {code} has {header} bytes, the limit is {most}")
-        if len(frame.ext) > MAX_FIELDS:
-            return _refusal(frame, f"the header of request {code} has {len(frame.ext)} fields, the limit is {MAX_FIELDS}")
+        if (fields := len(frame.ext)) > MAX_FIELDS:
+            return _refusal(frame, f"the header of request {code} has {fields} fields, the limit is {MAX_FIELDS}")
         if body <= (most := self.body(code)):
             return None
         if code in SENDS:

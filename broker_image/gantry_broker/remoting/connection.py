@@ -150,8 +150,8 @@ class Connection(asyncio.Protocol):
         "_decoder",
         "_drained",
         "_entered",
-        "_handler",
         "_frame_since",
+        "_handler",
         "_held",
         "_loop",
         "_on_end",
@@ -161,6 +161,7 @@ class Connection(asyncio.Protocol):
         "_pending",
         "_reading_stopped",
         "_shared",
+        "_throttled",
         "_transport",
         "accepted",
         "attrs",
@@ -203,6 +204,7 @@ class Connection(asyncio.Protocol):
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
         self._reading_stopped = False
+        self._throttled = False
         self.closed = False
         self.paused = False
         self.peer: tuple[str, int] = _UNKNOWN_PEER
@@ -279,8 +281,7 @@ class Connection(asyncio.Protocol):
         self.paused = False
         self._shared.wait(self, 0)
         self.last_active = self._shared.now
-        if self._transport is not None and not self._transport.is_closing() and not self._reading_stopped:
-            self._transport.resume_reading()
+        self._read_on()
         if self._drained is not None:
             if not self._drained.done():
                 self._drained.set_result(None)
@@ -391,8 +392,17 @@ class Connection(asyncio.Protocol):
     def read_again(self) -> None:
         """Undoes `stop_reading`."""
         self._reading_stopped = False
-        if not self.paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_on()
+
+    def throttle(self, wait: bool) -> None:
+        """Reads no more while requests of this peer wait for their turn."""
+        if wait == self._throttled:
+            return
+        self._throttled = wait
+        if not wait:
+            self._read_on()
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def close(self) -> None:
         """Ends the connection after what was written has gone out."""
@@ -427,6 +437,13 @@ class Connection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size() + self._out_size
 
     # Inner parts
+
+    def _read_on(self) -> None:
+        """Reads again unless something still speaks against it."""
+        if self.paused or self._reading_stopped or self._throttled:
+            return
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _drop_gathered(self) -> None:
         self._out, self._out_size = [], 0
