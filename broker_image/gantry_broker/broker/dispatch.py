@@ -73,6 +73,8 @@ CHEAP: Final = frozenset(
 )
 """Requests that cost the same, some 0.1 ms at most, whatever is in them; all others run in slices of the event loop. A
 pull with an SQL92 filter looks after that itself."""
+AT_ONCE: Final = 64
+"""Cheap requests of one read that are handled at once. Clients seldom have more under way."""
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
@@ -129,11 +131,13 @@ class Dispatcher:
 
     def _process(self, conn: Connection, frames: list[Frame]) -> None:
         sends: list[Frame] = []
+        others = 0
         for frame in frames:
             if frame.code in SENDS:
                 sends.append(frame)
             else:
-                self._one(conn, frame)
+                others += 1
+                self._one(conn, frame, others <= AT_ONCE)
         if not sends:
             return
         conn.attrs["client"] = True
@@ -155,7 +159,8 @@ class Dispatcher:
 
     # ---- one request
 
-    def _one(self, conn: Connection, frame: Frame) -> None:
+    def _one(self, conn: Connection, frame: Frame, at_once: bool) -> None:
+        """`at_once` False: so many came in one read that this one waits for its turn, cheap or not."""
         if frame.code == _FETCH:
             self.broker.replication.on_fetch(conn, frame)
             return
@@ -179,7 +184,7 @@ class Dispatcher:
                 ),
             )
             return
-        if frame.code in CHEAP:
+        if at_once and frame.code in CHEAP:
             self._handle(conn, frame, handler)
         else:
             self._handle_in_turn(conn, frame, handler)
