@@ -28,6 +28,7 @@ class TimeSlices:
         self._clock = clock
         self._used_s = 0.0
         self._pass_ends = False
+        self._stepping = False
         self._queue: deque[Callable[[], None]] = deque()
         self.on_ran: Callable[[float], None] = lambda seconds: None
         """Called with the seconds of each step that `run` ran."""
@@ -38,8 +39,8 @@ class TimeSlices:
 
     @property
     def left_s(self) -> float:
-        """What is left of this pass's time; 0 when something waits already."""
-        return 0.0 if self._queue else max(SLICE_S - self._used_s, 0.0)
+        """What is left of this pass's time; 0 when something waits already, unless that is what runs now."""
+        return 0.0 if self._queue and not self._stepping else max(SLICE_S - self._used_s, 0.0)
 
     def charge(self, seconds: float) -> None:
         """Notes time that was spent on costly work in this pass."""
@@ -79,14 +80,20 @@ class TimeSlices:
         await self.grant()
         ends = clock() + GRANT_S
         for item in items:
-            if clock() > ends:
+            now = clock()
+            if now > ends:
+                self.charge(now - ends)
                 await self.grant()
                 ends = clock() + GRANT_S
             yield item
 
     def _step(self, work: Callable[[], None]) -> None:
         begun = self._clock()
-        work()
+        outer, self._stepping = self._stepping, True
+        try:
+            work()
+        finally:
+            self._stepping = outer
         spent = self._clock() - begun
         self.on_ran(spent)
         self.charge(spent)

@@ -101,3 +101,20 @@ async def test_a_waiting_coroutine_that_is_cancelled_holds_up_nobody() -> None:
     async with asyncio.timeout(5):
         await next_one
     assert gone.cancelled()
+
+
+async def test_a_step_that_waited_has_time_left_although_others_still_wait() -> None:
+    clock = Clock()
+    slices = TimeSlices(clock)
+    left: list[float] = []
+
+    def step() -> None:
+        left.append(slices.left_s)
+        clock.now += SLICE_S
+
+    for _ in range(3):
+        slices.run(step)
+    async with asyncio.timeout(5):
+        while len(left) < 3:
+            await asyncio.sleep(0)
+    assert left == [SLICE_S] * 3

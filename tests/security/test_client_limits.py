@@ -28,7 +28,7 @@ from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.replication.types import Assignment, Cell
 
 MIB = 1 << 20
-RESPONSIVE_S = 2.0
+RESPONSIVE_S = 4.0
 """The longest that /livez and a send may take while something hostile is handled, on a loaded machine."""
 
 

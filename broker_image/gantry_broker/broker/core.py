@@ -329,8 +329,10 @@ class Broker:
     def make_topic(self, topic: TopicConfig) -> None:
         """Raises NotWritable and StoreError."""
         self.may_create(topics=[topic.name])
+        begun = time.perf_counter()
         log.info("topic %s is made on demand with %d queues", topic.name, topic.write_queues)
         self.change({"topics": [topic.to_json()]})
+        self.slices.charge(time.perf_counter() - begun)
 
     def group_config(self, name: str) -> SubscriptionGroup | None:
         """A consumer group's configuration, made on demand where this member may and the settings allow it."""
@@ -387,20 +389,24 @@ class Broker:
             self.fitness.store_failed(error)
         return known
 
-    def flush_offsets(self) -> None:
-        """Writes the consumer offsets that changed into the log."""
+    def flush_offsets(self, most: int | None = None) -> bool:
+        """Writes the consumer offsets that changed into the log, at most those of so many pairs of topic and group.
+
+        True: more of them wait to be written.
+        """
         if not self.may_append:
-            return
-        changes = self.meta.take_dirty(self.unix_ms())
+            return False
+        changes = self.meta.take_dirty(self.unix_ms(), most)
         if not changes:
-            return
+            return False
         try:
             self.append([self.change_put(c) for c in changes])
         except StoreError as error:
             self.meta.put_back(changes)
             self.fitness.store_failed(error)
-            return
+            return False
         self.appended(None)
+        return self.meta.has_dirty
 
     def notify_group(self, group: str) -> None:
         """Tells all members of a consumer group that it changed (request 40, one-way).

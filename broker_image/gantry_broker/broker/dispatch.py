@@ -92,6 +92,9 @@ class Dispatcher:
         self.broker = broker
         self.sender = Sender(broker)
         self.forwarder = Forwarder(broker, self._process)
+        self.sender.in_turn = lambda conn, frame: self._handle_in_turn(
+            conn, frame, lambda broker, conn, frame: self.on_frames(conn, [frame])
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0
         """Of costly requests that wait for their turn."""

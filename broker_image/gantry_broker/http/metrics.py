@@ -98,7 +98,7 @@ def render_metrics(broker: Broker) -> str:
         ("gantry_connections_refused_total", "counter", "Over a limit.", one(broker.connections_refused())),
         ("gantry_connections_cut_total", "counter", "Cut for the bytes that they held.", one(broker.shared.cut)),
         ("gantry_unfinished_frame_bytes", "gauge", "Of frames that have begun and not ended.", one(broker.shared.held)),
-        *((*family, one(value)) for *family, value in loop_families(broker.loop_watch.holds, "gantry")),
+        *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),

@@ -97,7 +97,7 @@ def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Non
         if len(offsets) >= MAX_OFFSETS:
             raise Answer(
                 ResponseCode.SYSTEM_ERROR,
-                f"there are offsets of {len(offsets)} pairs of topic and group, the limit is {MAX_OFFSETS}: delete some",
+                f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some",
             )
         if not known:  # it is made when a member comes; until then its offsets count as something new
             broker.may_create(groups=[header.consumerGroup])
