@@ -19,8 +19,8 @@ from gantry_broker.protocol.headers import error_answer
 from . import handlers, pull  # noqa: F401  (handlers fill the table)
 from .core import Broker
 from .faults import failure_answer
-from .forward import Forwarder, take_forwarded
-from .handlers.table import TABLE
+from .forward import Forwarder, request_bytes, take_forwarded
+from .handlers.table import TABLE, HandlerFunction
 from .send import Sender
 
 if TYPE_CHECKING:
@@ -58,6 +58,23 @@ WRITES: Final = SENDS | {
 OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
 """Questions that a former master passes on as long as clients still take it for the master: a slave hears of the last
 confirmed record some milliseconds late, and a client must find what it was promised just before."""
+CHEAP: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+    )
+)
+"""Requests that cost the same, some 0.1 ms at most, whatever is in them; all others run in slices of the event loop. A
+pull with an SQL92 filter looks after that itself."""
+AT_ONCE: Final = 64
+"""Cheap requests of one read that are handled at once. Clients seldom have more under way."""
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
@@ -75,7 +92,12 @@ class Dispatcher:
         self.broker = broker
         self.sender = Sender(broker)
         self.forwarder = Forwarder(broker, self._process)
+        self.sender.in_turn = lambda conn, frame: self._handle_in_turn(
+            conn, frame, lambda broker, conn, frame: self.on_frames(conn, [frame])
+        )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_bytes = 0
+        """Of costly requests that wait for their turn."""
         broker.on_topics.append(self.sender.topics_changed)
         broker.on_grew = lambda topic, queue_id: pull.wake(broker, topic, queue_id)
         broker.on_role.append(lambda master: self.forwarder.role_changed())
@@ -112,11 +134,13 @@ class Dispatcher:
 
     def _process(self, conn: Connection, frames: list[Frame]) -> None:
         sends: list[Frame] = []
+        others = 0
         for frame in frames:
             if frame.code in SENDS:
                 sends.append(frame)
             else:
-                self._one(conn, frame)
+                others += 1
+                self._one(conn, frame, others <= AT_ONCE)
         if not sends:
             return
         conn.attrs["client"] = True
@@ -138,7 +162,8 @@ class Dispatcher:
 
     # ---- one request
 
-    def _one(self, conn: Connection, frame: Frame) -> None:
+    def _one(self, conn: Connection, frame: Frame, at_once: bool) -> None:
+        """`at_once` False: so many came in one read that this one waits for its turn, cheap or not."""
         if frame.code == _FETCH:
             self.broker.replication.on_fetch(conn, frame)
             return
@@ -162,6 +187,39 @@ class Dispatcher:
                 ),
             )
             return
+        if at_once and frame.code in CHEAP:
+            self._handle(conn, frame, handler)
+        else:
+            self._handle_in_turn(conn, frame, handler)
+
+    def _handle_in_turn(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
+        """Costly requests of all connections share a slice of each pass of the event loop; the rest waits.
+
+        A connection is not read while requests of it wait, and what waits is bounded in bytes.
+        """
+        slices = self.broker.slices
+        if slices.left_s > 0:
+            slices.run(lambda: self._handle(conn, frame, handler))
+            return
+        size = request_bytes(frame)
+        if self._waiting_bytes + size > self.broker.budget.parked_bytes:
+            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            return
+        self._waiting_bytes += size
+        conn.attrs["waiting"] = conn.attrs.get("waiting", 0) + 1
+        conn.throttle(True)
+
+        def begin() -> None:
+            self._waiting_bytes -= size
+            conn.attrs["waiting"] -= 1
+            if not conn.attrs["waiting"]:
+                conn.throttle(False)
+            if not conn.closed:
+                self._handle(conn, frame, handler)
+
+        slices.run(begin)
+
+    def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
         try:
             result = handler(self.broker, conn, frame)
         except Exception as error:
@@ -182,6 +240,8 @@ class Dispatcher:
 
     async def _later(self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None]) -> None:
         try:
+            if frame.code not in CHEAP:
+                await self.broker.slices.grant()
             answer = await work
         except Exception as error:
             answer = failure_answer(frame, error)

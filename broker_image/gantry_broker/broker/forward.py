@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 Process = Callable[[Any, list[Frame]], None]
 
 MAX_PARKED: Final = 20_000
-MAX_PARKED_BYTES: Final = 64 << 20
 BUNDLE: Final = 512
 BUNDLE_BYTES: Final = 4 << 20
 FORWARD_S: Final = 5.0
@@ -84,12 +83,12 @@ class Forwarder:
         conn.attrs["forwarded"] = conn.attrs["client"] = True
         due = asyncio.get_running_loop().time() + FORWARD_S
         for frame in frames:
-            if len(self._queue) >= MAX_PARKED or self._bytes > MAX_PARKED_BYTES:
+            if len(self._queue) >= MAX_PARKED or self._bytes > self._broker.budget.parked_bytes:
                 if not frame.is_oneway:
                     conn.send(error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many writes wait for the new master"))
                 continue
             self._queue.append(Parked(conn, frame, due))
-            self._bytes += _size(frame)
+            self._bytes += request_bytes(frame)
         self._go_on()
         self._look_later()
 
@@ -175,11 +174,11 @@ class Forwarder:
         bundle: list[Parked] = []
         size = 0
         while self._queue and len(bundle) < BUNDLE:
-            size += _size(self._queue[0].frame)
+            size += request_bytes(self._queue[0].frame)
             if bundle and size > BUNDLE_BYTES:
                 break
             parked = self._queue.popleft()
-            self._bytes -= _size(parked.frame)
+            self._bytes -= request_bytes(parked.frame)
             bundle.append(parked)
         return bundle
 
@@ -191,7 +190,7 @@ class Forwarder:
 
     def _put_at_head(self, taken: list[Parked]) -> None:
         self._queue.extendleft(reversed(taken))
-        self._bytes += sum(_size(parked.frame) for parked in taken)
+        self._bytes += sum(request_bytes(parked.frame) for parked in taken)
         self._look_later()
 
     async def _forward(self, target: str, bundle: list[Parked]) -> str:
@@ -247,8 +246,8 @@ class Forwarder:
             await asyncio.gather(self._worker, return_exceptions=True)
 
 
-def _size(frame: Frame) -> int:
-    """Bytes of memory, and of a bundle, that a parked write is counted with."""
+def request_bytes(frame: Frame) -> int:
+    """Bytes of memory, and of a bundle, that a request which waits is counted with."""
     return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
@@ -284,6 +283,9 @@ class ForwardedConnection:
 
     def write(self, data: bytes) -> None:
         self._gather(data)
+
+    def throttle(self, wait: bool) -> None:
+        """The member that forwards sends one bundle at a time."""
 
     def send(self, frame: Frame) -> None:
         self._gather(encode_frame(frame))

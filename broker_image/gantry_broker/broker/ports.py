@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.server import RemotingServer
 
 from . import pull
@@ -44,13 +45,18 @@ class Ports:
         config = broker.config
         self._broker = broker
         self._dispatcher = dispatcher
-        self.own = RemotingServer(dispatcher, config.listen_host, config.port)
+        limits = RequestLimits(lambda: broker.settings.maxMessageSize)
+        self.own = RemotingServer(dispatcher, config.listen_host, config.port, limits=limits, shared=broker.shared)
         self._group: RemotingServer | None = None
         if config.group_port:
-            self._group = RemotingServer(dispatcher, config.listen_host, config.group_port, name="group")
+            self._group = RemotingServer(
+                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=broker.shared
+            )
         self._task: asyncio.Task[None] | None = None
         self._master = False
         broker.on_role.append(self._role_changed)
+        servers = [self.own, *([self._group] if self._group else [])]
+        broker.connections_refused = lambda: broker.shared.refused + sum(server.refused for server in servers)
         broker.connections = lambda: len(self.own.connections) + (len(self._group.connections) if self._group else 0)
 
     async def start(self) -> int:
@@ -67,7 +73,7 @@ class Ports:
 
     async def _serve_group(self) -> None:
         self._broker.letting_go = False
-        pull.wake_all(self._broker)
+        await pull.settle_all(self._broker)
         group = self._group
         if group is None:
             return
@@ -122,12 +128,12 @@ class Ports:
             if self._broker.replication.handed_to is not None:
                 await self._dispatcher.forwarder.drained(FORCE_S)
                 await asyncio.sleep(ARRIVE_S)
+            await pull.settle_all(self._broker)
         except asyncio.CancelledError:
             # The role has come back: they stay.
             for conn in clients:
                 conn.read_again()
             raise
-        pull.wake_all(self._broker)
         for conn in clients:
             conn.close()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gantry_broker.protocol.bodies import RegisterBody
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
@@ -23,6 +23,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
     from .core import Broker
+    from .metadata import Tables
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Registrar:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._closing = False
         self.last_ok_ms: dict[str, int] = {}
+        self._pieces: dict[str, tuple[TopicConfig, int, bytes]] = {}
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
 
     def start(self) -> None:
@@ -141,14 +143,32 @@ class Registrar:
         tables = broker.meta.working
         key = (id(tables), tables.topic_version, broker.settings.brokerPermission, len(tables.topics))
         if self._body[0] != key:
-            configs = tables.configs()
-            configs.topics.pop(CONTROL_TOPIC, None)
-            value = RegisterBody(configs).to_json()
-            if broker.settings.brokerPermission != 6:
-                for topic in value["topicConfigSerializeWrapper"]["topicConfigTable"].values():
-                    topic["perm"] &= broker.settings.brokerPermission | 1
-            self._body = (key, orjson.dumps(value))
+            self._body = (key, self._make_body(tables, broker.settings.brokerPermission))
         return self._body[1]
+
+    def _make_body(self, tables: Tables, permission: int) -> bytes:
+        """`RegisterBody` as JSON. What was made of a topic is kept: one new topic among thousands costs little."""
+        before = self._pieces
+        self._pieces = pieces = {}
+        for name, config in tables.topics.items():
+            if name == CONTROL_TOPIC:
+                continue
+            piece = before.get(name)
+            if piece is None or piece[0] is not config or piece[1] != permission:
+                value = config.to_json()
+                if permission != 6:
+                    value["perm"] &= permission | 1
+                piece = (config, permission, orjson.dumps(name) + b":" + orjson.dumps(value))
+            pieces[name] = piece
+        version = orjson.dumps(tables.topic_version.to_json())
+        table = b",".join([piece[2] for piece in pieces.values()])
+        return (
+            b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":'
+            + version
+            + b',"topicConfigTable":{'
+            + table
+            + b"}}}"
+        )
 
     async def _register(self, address: str) -> None:
         broker = self._broker

@@ -45,7 +45,18 @@ def epoch_before(history: History, applied: int) -> int:
     return max((e.epoch for e in history if e.start < applied), default=-1)
 
 
-def render(meta: Metadata, history: History) -> dict[str, bytes]:
+class Frozen(NamedTuple):
+    """The confirmed tables of one moment, which another thread may read while the broker goes on."""
+
+    confirmed: Tables
+    applied: int
+
+    @classmethod
+    def of(cls, meta: Metadata) -> Frozen:
+        return cls(meta.confirmed.copy(), meta.applied)
+
+
+def render(meta: Metadata | Frozen, history: History) -> dict[str, bytes]:
     """The files' contents, in the order in which they are to be written. `history`: that of the log."""
     tables = meta.confirmed
     return {

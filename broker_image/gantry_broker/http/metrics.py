@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.loopwatch import loop_families
+
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
 
@@ -93,6 +95,10 @@ def render_metrics(broker: Broker) -> str:
         ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(full))),
         ("gantry_log_damaged_places", "gauge", "Damaged places of the log, to be mended.", one(broker.mender.damaged)),
         ("gantry_log_mended_total", "counter", "Places mended from another member.", one(broker.mender.mended)),
+        ("gantry_connections_refused_total", "counter", "Over a limit.", one(broker.connections_refused())),
+        ("gantry_connections_cut_total", "counter", "Cut for the bytes that they held.", one(broker.shared.cut)),
+        ("gantry_unfinished_frame_bytes", "gauge", "Of frames that have begun and not ended.", one(broker.shared.held)),
+        *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),

@@ -38,7 +38,15 @@ class Fenced(Exception):
 
 
 class WrongGroup(Exception):
-    """A registration that contradicts what the group is."""
+    """A registration that contradicts what the group is, or for which there is no room."""
+
+
+MAX_GROUPS = 1_000
+"""Broker groups of one NameServer: each question for a route goes over them."""
+MAX_BROKERS = 64
+"""Brokers of one group."""
+MAX_TOPICS = 200_000
+"""Topics of all groups: some 60 MB."""
 
 
 @dataclass(slots=True)
@@ -107,6 +115,7 @@ class RouteTable:
                 f"group {told.group} belongs to cluster {group.cluster}; {told.address} says {told.cluster}: "
                 "group names must differ between clusters that share a NameServer"
             )
+        self._check_room(told, group, configs)
         if group is None:
             group = self.groups[told.group] = Group(told.cluster)
         group.cluster = told.cluster
@@ -123,6 +132,20 @@ class RouteTable:
             if first or before is None or before.version != version:
                 self._take_topics(group, told, configs, complete=ours)
         return group.entries.get(MASTER_ID)
+
+    def _check_room(self, told: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
+        """Raises WrongGroup when a limit would be passed; nothing is changed then."""
+        if group is None and len(self.groups) >= MAX_GROUPS:
+            raise WrongGroup(f"{len(self.groups)} broker groups are registered here, the limit is {MAX_GROUPS}")
+        if group is not None and told.broker_id not in group.entries and len(group.entries) >= MAX_BROKERS:
+            raise WrongGroup(f"group {told.group} has {len(group.entries)} brokers, the limit is {MAX_BROKERS}")
+        new = len(configs.topics) if configs is not None and told.broker_id == MASTER_ID else 0
+        if new > (have := 0 if group is None else len(group.topics)):
+            total = sum(len(other.topics) for other in self.groups.values()) + new - have * (told.member is not None)
+            if total > MAX_TOPICS:
+                raise WrongGroup(
+                    f"group {told.group} would make it {total} topics of all groups, the limit is {MAX_TOPICS}"
+                )
 
     def _make_room(self, group: Group, told: Registration, now_ms: int) -> None:
         """Removes what the registering broker was before."""
@@ -251,16 +274,13 @@ class RouteTable:
 
     def unit_topics(self, *, unit: bool | None, subscribed: bool | None) -> list[str]:
         """Topics by the bits of their system flag; None: either."""
-        return [
-            topic
-            for topic in self.topics()
-            if any(
-                _matches(group.topics[topic].sys_flag, TopicFlag.UNIT, unit)
-                and _matches(group.topics[topic].sys_flag, TopicFlag.UNIT_SUB, subscribed)
-                for group in self.groups.values()
-                if topic in group.topics
-            )
-        ]
+        found = {
+            topic: None
+            for group in self.groups.values()
+            for topic, data in group.topics.items()
+            if _matches(data.sys_flag, TopicFlag.UNIT, unit) and _matches(data.sys_flag, TopicFlag.UNIT_SUB, subscribed)
+        }
+        return list(found)
 
     # What administrators change
 

@@ -11,6 +11,7 @@ from gantry_broker.namesrv.http import PageServer
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService, health, metrics
 from gantry_broker.namesrv.settings import NameServerSettings
+from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.server import RemotingServer
 
 log = logging.getLogger(__name__)
@@ -27,9 +28,18 @@ class NameServer:
         self.service = NameService(settings.name, KvConfig(kv_path))
         self._settings = settings
         self._remoting = [
-            RemotingServer(self.service, settings.listen_host, settings.port),
+            RemotingServer(
+                self.service, settings.listen_host, settings.port, limits=RequestLimits(), shared=self.service.shared
+            ),
             *(
-                RemotingServer(self.service, settings.listen_host, listener.port, name=listener.name)
+                RemotingServer(
+                    self.service,
+                    settings.listen_host,
+                    listener.port,
+                    name=listener.name,
+                    limits=RequestLimits(),
+                    shared=self.service.shared,
+                )
                 for listener in settings.listeners
             ),
         ]
@@ -63,6 +73,7 @@ class NameServer:
         except OSError:
             await self.close()
             raise
+        self.service.loop_watch.start()
         self._scanner = asyncio.create_task(self._scan())
         log.info("NameServer %s listens on port %d", self._settings.name, self.port)
 
@@ -77,6 +88,7 @@ class NameServer:
             self._http = None
         for server in self._remoting:
             await server.close()
+        await self.service.close()
 
     async def __aenter__(self) -> NameServer:
         await self.start()

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 
 import orjson
 
+from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
-from gantry_broker.namesrv.registration import decode_registration
+from gantry_broker.namesrv.registration import decode_registration, registration_steps
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, DataVersion, parse, topic_list
+from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfigs, parse, topic_list
 from gantry_broker.protocol.codes import FAQ, MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import (
@@ -31,10 +33,14 @@ from gantry_broker.protocol.headers import (
     UnregisterBrokerHeader,
     WritePermHeader,
 )
-from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.budget import descriptor_limit, memory_limit, remoting_budget
+from gantry_broker.remoting.connection import Connection, Shared
+from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
+AT_ONCE_BYTES = 64 * 1024
+"""Of a registration that is read in one step: some 400 topics."""
 UNSUPPORTED = -1
 """Stands for all unknown request codes in the count of requests."""
 
@@ -58,6 +64,15 @@ class NameService:
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
         self._clock = clock
         self._next_source = 0
+        self.shared = Shared(remoting_budget(memory_limit(None), descriptors=descriptor_limit()))
+        """What the connections of all listeners share."""
+        self.loop_watch = LoopWatch()
+        self.slices = TimeSlices()
+        self.slices.on_ran = self.loop_watch.holds.ran
+        self._one_at_a_time = asyncio.Lock()
+        self._working: dict[Connection, asyncio.Task[None]] = {}
+        self._waiting_bytes = 0
+        self._most_waiting = self.shared.budget.parked_bytes
         self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
 
     # Handler
@@ -69,12 +84,17 @@ class NameService:
 
     def on_close(self, conn: Connection) -> None:
         self.connections -= 1
+        if "broker" not in conn.attrs:
+            return
         for address in self.routes.connection_lost(conn.attrs["source"], self._clock()):
             log.info("broker %s: its connection broke", address)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         out = []
-        for frame in frames:
+        for index, frame in enumerate(frames):
+            if "busy" in conn.attrs or (frame.code == RequestCode.REGISTER_BROKER and len(frame.body) > AT_ONCE_BYTES):
+                self._in_turn(conn, frames[index:])
+                break
             code = frame.code if frame.code in _ANSWERS else UNSUPPORTED  # unknown ones are many: counted as one
             self.requests[code] = self.requests.get(code, 0) + 1
             answer = self.answer(conn, frame)
@@ -86,6 +106,61 @@ class NameService:
         if self._early:
             self._answer_early()
 
+    def _in_turn(self, conn: Connection, frames: list[Frame]) -> None:
+        """Requests that wait because one of them is a large registration: a task answers them in their order.
+
+        The connection is not read meanwhile, and what all connections have waiting is bounded.
+        """
+        waiting: deque[Frame] = conn.attrs.setdefault("busy", deque())
+        for frame in frames:
+            if self._waiting_bytes + len(frame.body) > self._most_waiting:
+                if not frame.is_oneway:
+                    conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_BUSY, "too many registrations wait"))
+                continue
+            self._waiting_bytes += len(frame.body)
+            waiting.append(frame)
+        conn.throttle(True)
+        if conn not in self._working:
+            self._working[conn] = asyncio.get_running_loop().create_task(self._work(conn, waiting))
+
+    async def _work(self, conn: Connection, waiting: deque[Frame]) -> None:
+        try:
+            while waiting:
+                frame = waiting.popleft()
+                try:
+                    answer = await self._answer_in_slices(conn, frame)
+                finally:
+                    self._waiting_bytes -= len(frame.body)
+                if not frame.is_oneway and not conn.closed:
+                    conn.send(answer)
+        finally:
+            self._waiting_bytes -= sum(len(frame.body) for frame in waiting)
+            del self._working[conn]
+            conn.attrs.pop("busy", None)
+            conn.throttle(False)
+
+    async def _answer_in_slices(self, conn: Connection, frame: Frame) -> Frame:
+        code = frame.code if frame.code in _ANSWERS else UNSUPPORTED
+        self.requests[code] = self.requests.get(code, 0) + 1
+        if frame.code != RequestCode.REGISTER_BROKER or len(frame.body) <= AT_ONCE_BYTES:
+            await self.slices.grant()
+            return self.answer(conn, frame)
+        try:
+            header = _registration_header(frame)
+            body = RegisterBody()
+            async with self._one_at_a_time:
+                if conn.closed:  # its objects would be made for nobody
+                    return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
+                async for step in self.slices.sliced(registration_steps(frame.body, compressed=header.compressed)):
+                    body = step or body
+                if conn.closed:
+                    return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
+                return self._take_in(conn, frame, header, body.configs)
+        except BadField as error:
+            return Frame.response_to(frame, error.code, str(error))
+        except BodyError as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
+
     def _waits(self, conn: Connection, frame: Frame) -> bool:
         waits = self._early.keep((conn, frame), steady_ms(), anybody=self.routes.has_master())
         if waits:
@@ -96,6 +171,13 @@ class NameService:
         for conn, frame in self._early.due(steady_ms(), anybody=self.routes.has_master()):
             if not conn.closed:
                 conn.send(self.answer(conn, frame))
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        self.loop_watch.close()
+        for task in list(self._working.values()):
+            task.cancel()
+        await asyncio.gather(*self._working.values(), return_exceptions=True)
 
     def expire(self) -> None:
         """To be called every few seconds."""
@@ -123,12 +205,16 @@ class NameService:
     # Brokers
 
     def _register(self, conn: Connection, frame: Frame) -> Frame:
-        header = RegisterBrokerHeader.parse(frame)
-        if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
-            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "the field bodyCrc32 does not match the body")
+        header = _registration_header(frame)
         configs = None
         if frame.body:
             configs = decode_registration(frame.body, compressed=header.compressed).configs
+        return self._take_in(conn, frame, header, configs)
+
+    def _take_in(
+        self, conn: Connection, frame: Frame, header: RegisterBrokerHeader, configs: TopicConfigs | None
+    ) -> Frame:
+        conn.attrs["broker"] = True
         told = Registration(
             header.clusterName,
             header.brokerName,
@@ -296,6 +382,14 @@ def fastjson_body(frame: Frame) -> object:
         raise BodyError(f"body: {error}") from None
 
 
+def _registration_header(frame: Frame) -> RegisterBrokerHeader:
+    """Raises BadField, and BodyError when the body is not the one that was sent."""
+    header = RegisterBrokerHeader.parse(frame)
+    if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
+        raise BodyError("the field bodyCrc32 does not match the body")
+    return header
+
+
 def _listeners(addresses: str | None) -> dict[str, str]:
     if not addresses:
         return {}
@@ -320,6 +414,16 @@ def metrics(service: NameService) -> str:
         "# HELP gantry_namesrv_connections Open connections.",
         "# TYPE gantry_namesrv_connections gauge",
         f"gantry_namesrv_connections {service.connections}",
+        "# HELP gantry_namesrv_connections_cut_total Cut for the bytes that they held.",
+        "# TYPE gantry_namesrv_connections_cut_total counter",
+        f"gantry_namesrv_connections_cut_total {service.shared.cut}",
+        "# HELP gantry_namesrv_unfinished_frame_bytes Of frames that have begun and not ended.",
+        "# TYPE gantry_namesrv_unfinished_frame_bytes gauge",
+        f"gantry_namesrv_unfinished_frame_bytes {service.shared.held}",
+        *(
+            f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value}"
+            for name, kind, text, value in loop_families(service.loop_watch.holds, "gantry_namesrv")
+        ),
         "# HELP gantry_namesrv_requests_total Requests, by code.",
         "# TYPE gantry_namesrv_requests_total counter",
         *(

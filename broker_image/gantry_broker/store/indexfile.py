@@ -30,6 +30,11 @@ def file_size(slots: int, entries: int) -> int:
     return _SLOTS_AT + 4 * slots + ENTRY_SIZE * entries
 
 
+MAX_STEPS: Final = 5_000
+"""Entries of one slot that a query looks at in one file: some 20 ms. A key that more messages have is found among the
+newest of them."""
+
+
 class IndexFile:
     """An open index file. Not for use by several threads."""
 
@@ -138,11 +143,16 @@ class IndexFile:
         return newest
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[int]:
-        """Offsets of records that may have the key and be of that time (to the second), newest first."""
+        """Offsets of records that may have the key and be of that time (to the second), newest first.
+
+        Among the `MAX_STEPS` newest with the same hash slot.
+        """
         found: list[int] = []
         number = self._slot(key_hash)
         above = self.count
-        while 0 < number < above and len(found) < limit:
+        steps = 0
+        while 0 < number < above and len(found) < limit and steps < MAX_STEPS:
+            steps += 1
             own, phys, seconds, older = self._entry(number)
             stored = self.begin_ms + seconds * 1000
             if stored + 999 < begin_ms:

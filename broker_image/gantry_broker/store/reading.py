@@ -36,6 +36,7 @@ def get(
     max_bytes: int,
     tag_hashes: frozenset[int] | None,
     record_filter: Callable[[Record], bool] | None,
+    enough: Callable[[], bool] | None = None,
 ) -> Got:
     """See `MessageStore.get`."""
     queue = store.queues.find(topic, queue_id)
@@ -55,7 +56,8 @@ def get(
         return Got(GetStatus.OFFSET_OVERFLOW_BADLY, b"", 0, low if low == 0 else high, low, high)
     if offset < low:
         return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
-    return _collect(store, queue, offset, low, high, max(max_count, 1), max_bytes, tag_hashes, record_filter)
+    count = max(max_count, 1)
+    return _collect(store, queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
 
 
 def _collect(
@@ -68,6 +70,7 @@ def _collect(
     max_bytes: int,
     tag_hashes: frozenset[int] | None,
     record_filter: Callable[[Record], bool] | None,
+    enough: Callable[[], bool] | None,
 ) -> Got:
     status = GetStatus.NO_MATCHED_MESSAGE
     start, end = store.log.start, store.confirmed
@@ -98,6 +101,10 @@ def _collect(
             if tag_hashes is not None and code not in tag_hashes:
                 continue
             if record_filter is not None:
+                if enough is not None and scanned > 1 and enough():
+                    at -= 1  # The next read begins here.
+                    full = True
+                    break
                 try:
                     raw = store.log.read(phys, size)
                     if not record_filter(decode_record(raw)):
@@ -125,7 +132,7 @@ def _collect(
             if count == 1:
                 return _damaged(store, wanted[0][0], places[0], low, high)
             half = count // 2  # What comes before the place that the disk does not give back.
-            return _collect(store, queue, offset, low, high, half, max_bytes, tag_hashes, record_filter)
+            return _collect(store, queue, offset, low, high, half, max_bytes, tag_hashes, record_filter, enough)
         sound = sound_count(store, wanted, data)
         if sound < len(wanted):
             if sound == 0:
@@ -215,7 +222,14 @@ def record(store: MessageStore, phys: int) -> Record:
 
 
 def query(
-    store: MessageStore, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool
+    store: MessageStore,
+    topic: str,
+    key: str,
+    max_num: int,
+    begin_ms: int,
+    end_ms: int,
+    unique: bool,
+    max_bytes: int,
 ) -> list[Record]:
     """See `MessageStore.query`."""
     index = store.index
@@ -226,10 +240,13 @@ def query(
     shown_from = store.queues.shown_from(topic, store.log.start)
     found: list[Record] = []
     seen: set[int] = set()
+    read = 0
     # Hashes collide: some candidates fall out below.
     for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
-        if phys in seen or phys < shown_from or len(found) >= max_num:
+        if phys in seen or phys < shown_from:
             continue
+        if len(found) >= max_num or read > max_bytes:
+            break
         seen.add(phys)
         try:
             candidate = record(store, phys)
@@ -240,6 +257,7 @@ def query(
                 raise
             store.on_damage(phys)
             continue
+        read += candidate.size
         if candidate.topic != topic or not begin_ms <= candidate.store_ms <= end_ms:
             continue
         if candidate.uniq_key == key or (not unique and key in candidate.keys):

@@ -349,13 +349,17 @@ class MessageStore:
         max_bytes: int,
         tag_hashes: frozenset[int] | None = None,
         record_filter: Callable[[Record], bool] | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Got:
         """Messages of a queue from `offset`, as a pull answers them; statuses as RocketMQ's `getMessage`.
+
+        `enough` is asked before each further record that `record_filter` would look at; True ends the read there, with
+        what was found and the offset to go on from.
 
         An offset above `max` that unconfirmed records may yet reach is "nothing yet", never "moved" (rule 9). Raises
         OSError.
         """
-        return reading.get(self, topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter)
+        return reading.get(self, topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter, enough)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for a queue that is not."""
@@ -385,13 +389,21 @@ class MessageStore:
         return reading.record(self, phys)
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        unique: bool = False,
+        max_bytes: int = 1 << 62,
     ) -> list[Record]:
         """Records of a topic with that key, stored between the two times (ms), newest first.
 
-        `unique`: only the clients' unique key counts, otherwise also the words of KEYS.
+        `unique`: only the clients' unique key counts, otherwise also the words of KEYS. No more records are read once
+        those that were have `max_bytes` bytes.
         """
-        return reading.query(self, topic, key, max_num, begin_ms, end_ms, unique)
+        return reading.query(self, topic, key, max_num, begin_ms, end_ms, unique, max_bytes)
 
     def topics_queues(self) -> dict[str, list[int]]:
         """The queues that have a confirmed record or had one, by topic."""
