@@ -119,7 +119,8 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
         message = await receive()
         if message["type"] != "http.request":
             return b""
-        body += message.get("body", b"")
+        part: bytes = message.get("body", b"")
+        body += part
         if len(body) > limit:
             return None
         if not message.get("more_body", False):
