@@ -38,7 +38,7 @@ def divide(limit: int) -> Budget:
     """The budget for a limit of so many descriptors."""
     queue_files = max(16, min(MAX_QUEUE_FILES, limit // 4))
     http = max(16, min(MAX_HTTP, limit // 8))
-    backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 32))
+    backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 16))
     others = max(32, min(1_024, limit // 8))
     left = limit - queue_files - http - BACKLOG - LISTENERS * backlog - others
     return Budget(queue_files, http, max(16, min(MAX_REMOTING, left)), backlog)

@@ -26,6 +26,9 @@ from gantry_broker.http.token import LOOK_AGAIN_S
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.client import RemotingClient
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import BrokerAddresses, plan
+from gantry_operator.plan import broker_config as render
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -241,6 +244,11 @@ async def test_a_token_shown_twice_or_in_another_scheme_is_none(broker: Process)
 
 
 def test_metrics_can_want_the_token_too(tmp_path: Path) -> None:
+    cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], metricsNeedToken=True)
+    addresses = BrokerAddresses(1, 2, "h:1", "h:2")
+    member = plan(cluster).members[0]
+    planned = render(cluster, member, addresses, listen_host="127.0.0.1", data_dir=tmp_path, name_servers=[])
+    assert planned.metrics_need_token
     process = started("gantry_broker.broker", broker_config(tmp_path, metrics_need_token=True), tmp_path)
     try:
         assert process.get("/metrics").status_code == 401

@@ -229,6 +229,11 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Where the pods run.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="When another member becomes master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    metricsNeedToken: bool = Field(
+        False,
+        description="Whether the brokers' /metrics, which names topics and groups, wants the admin token, as all else "
+        "of their HTTP interface but health does.",
+    )
     reclaim: Literal["Retain", "Delete"] = Field(
         "Retain", description="Whether volumes stay (Retain) or go (Delete) when the resource is deleted."
     )

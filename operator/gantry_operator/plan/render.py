@@ -86,6 +86,7 @@ def broker_config(
         listener_addresses={k: dict(v) for k, v in addresses.listener_addresses.items()},
         name_servers=list(name_servers),
         token_file=token_file,
+        metrics_need_token=spec.metricsNeedToken,
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,
