@@ -40,7 +40,7 @@ class Group:
         self.events: list[Event] = []
         self.loops: list[GroupLoop] = []
         self.registry = FileRegistry(folder / "registry")
-        self.client = make_client()
+        self.client = make_client(lambda: None)
         self.failing: Callable[[], None] = lambda: None
         """Called in each pass of the first loop."""
 
@@ -91,9 +91,6 @@ class Group:
         if len(self.loops) == 1:
             self.failing()
         return Facts(gone=name not in self.running)
-
-    def token(self) -> str | None:
-        return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """The address is each member's own here."""

@@ -41,9 +41,6 @@ class Place:
     def facts(self, name: str) -> Facts:
         return self.known.get(name, Facts())
 
-    def token(self) -> str | None:
-        return None
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Nobody asks."""
 
@@ -58,7 +55,7 @@ class Told(Teller):
     """Answers as the test says."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        super().__init__(HTTP, wake, time.monotonic)
         self.handovers: list[MemberId] = []
         self.removals: list[int] = []
         self.handover_answer: tuple[bool, str] = (True, "")

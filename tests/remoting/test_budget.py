@@ -31,8 +31,8 @@ def test_all_parts_together_are_less_than_half_of_memory(memory: int) -> None:
 
 
 def test_connections_leave_descriptors_for_files() -> None:
-    assert remoting_budget(24 * GIB, descriptors=1_024).connections == 512
-    assert remoting_budget(24 * GIB, descriptors=65_536).connections == 10_000
+    assert remoting_budget(24 * GIB, 512).connections == 512
+    assert remoting_budget(24 * GIB).connections == 10_000
     assert remoting_budget(24 * GIB, max_connections=300).connections == 300
 
 

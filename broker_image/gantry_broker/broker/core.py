@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gantry_broker import descriptors
 from gantry_broker.config import BrokerConfig
 from gantry_broker.loopwatch import LoopWatch
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
@@ -31,7 +32,7 @@ from gantry_broker.protocol.codes import (
     SendStatus,
 )
 from gantry_broker.protocol.frame import Frame, encode_frame
-from gantry_broker.remoting.budget import RemotingBudget, descriptor_limit, memory_limit, remoting_budget
+from gantry_broker.remoting.budget import RemotingBudget, memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService, Role
@@ -88,7 +89,9 @@ class Broker:
         self.delay_levels = delay_table(self.settings.messageDelayLevel)
         self.memory = memory_limit(config.memory_limit_bytes)
         """Bytes that this process may use."""
-        self.budget: RemotingBudget = remoting_budget(self.memory, self.settings.maxConnections, descriptor_limit())
+        self.budget: RemotingBudget = remoting_budget(
+            self.memory, min(self.settings.maxConnections, descriptors.budget().remoting)
+        )
         self.shared = Shared(self.budget, lambda: self.settings.maxConnectionsPerAddress)
         """What the connections of all ports of clients share."""
         self.loop_watch = LoopWatch()

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker import descriptors
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.server import RemotingServer
 
@@ -46,12 +47,16 @@ class Ports:
         self._broker = broker
         self._dispatcher = dispatcher
         limits = RequestLimits(lambda: broker.settings.maxMessageSize)
-        self.own = RemotingServer(dispatcher, config.listen_host, config.port, limits=limits, shared=broker.shared)
+        backlog = descriptors.budget().remoting_backlog
+        self.own = RemotingServer(
+            dispatcher, config.listen_host, config.port, limits=limits, shared=broker.shared, backlog=backlog
+        )
         self._group: RemotingServer | None = None
         if config.group_port:
             self._group = RemotingServer(
-                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=broker.shared
-            )
+                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=broker.shared,
+                backlog=backlog,
+            )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False
         broker.on_role.append(self._role_changed)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import orjson
 
+from gantry_broker import descriptors
 from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
@@ -33,7 +34,7 @@ from gantry_broker.protocol.headers import (
     UnregisterBrokerHeader,
     WritePermHeader,
 )
-from gantry_broker.remoting.budget import descriptor_limit, memory_limit, remoting_budget
+from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.timeslice import TimeSlices
 
@@ -64,7 +65,7 @@ class NameService:
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
         self._clock = clock
         self._next_source = 0
-        self.shared = Shared(remoting_budget(memory_limit(None), descriptors=descriptor_limit()))
+        self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
         """What the connections of all listeners share."""
         self.loop_watch = LoopWatch()
         self.slices = TimeSlices()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gantry_broker.protocol.bodies import BodyError, Fields, parse
 
-_KNOWN = {"name", "listen_host", "port", "http_port", "data_dir", "listeners"}
+_KNOWN = {"name", "listen_host", "port", "http_port", "data_dir", "listeners", "http_hosts"}
 
 
 @dataclass(slots=True)
@@ -30,6 +30,7 @@ class NameServerSettings:
     http_port: int | None = None
     data_dir: Path | None = None
     listeners: list[ListenerSettings] = field(default_factory=list)
+    http_hosts: list[str] = field(default_factory=list)
 
     @classmethod
     def load(cls, path: Path) -> NameServerSettings:
@@ -54,6 +55,7 @@ class NameServerSettings:
             None if http < 0 else _port(fields, "http_port"),
             Path(data_dir) if data_dir else None,
             listeners,
+            fields.texts("http_hosts"),
         )
 
 

@@ -7,19 +7,16 @@ Every limit of buffered bytes is derived here from the one number that an operat
 from __future__ import annotations
 
 import os
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.descriptors import MAX_REMOTING
 from gantry_broker.protocol.frame import MAX_FRAME
 
 MIB: Final = 1 << 20
 CGROUP_FILES: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """The memory limit of this process's own cgroup as a container sees it: version 2, then version 1."""
-SPARE_DESCRIPTORS: Final = 256
-"""Descriptors that connections of clients never take: HTTP, other members, log and snapshots. And a quarter of all for
-files of consume queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class RemotingBudget:
     """Open at the same time."""
 
 
-def remoting_budget(memory: int, max_connections: int = 10_000, descriptors: int = 1 << 20) -> RemotingBudget:
+def remoting_budget(memory: int, max_connections: int = MAX_REMOTING) -> RemotingBudget:
     """The parts of a process's memory (bytes) that its connections may use.
 
     | part | share of the memory | at least | at most |
@@ -50,16 +47,15 @@ def remoting_budget(memory: int, max_connections: int = 10_000, descriptors: int
     | answers to one slow reader | 1/16 | 10 MiB, above the largest answer | 32 MiB |
     | a reader is slow beyond | 1/4096 | 64 KiB | 1 MiB |
     | writes parked for a hand-over | 1/16 | 8 MiB | 64 MiB |
-    | connections | one for 64 KiB | 256 | `max_connections`, and three quarters of the descriptors |
+    | connections | one for 64 KiB | 256 | `max_connections`, which descriptors limit (`gantry_broker.descriptors`) |
     """
-    files = max(descriptors * 3 // 4 - SPARE_DESCRIPTORS, 64)
     return RemotingBudget(
         unfinished_bytes=_within(memory // 8, MAX_FRAME + 4 * MIB, 256 * MIB),
         high_water=_within(memory // 4096, 64 * 1024, MIB),
         unsent_bytes_each=_within(memory // 16, 10 * MIB, 32 * MIB),
         unsent_bytes=_within(memory // 8, 16 * MIB, 1024 * MIB),
         parked_bytes=_within(memory // 16, 8 * MIB, 64 * MIB),
-        connections=min(max(memory // (64 * 1024), 256), max_connections, files),
+        connections=min(max(memory // (64 * 1024), 256), max_connections),
     )
 
 
@@ -84,9 +80,3 @@ def memory_limit(configured: int | None, files: tuple[str, ...] = CGROUP_FILES) 
         if text.isdigit() and int(text) > 0:  # "max" is no limit; version 1 writes a number beyond any memory
             return min(int(text), machine)
     return machine
-
-
-def descriptor_limit() -> int:
-    """How many files and connections this process may have open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else 1 << 20

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import Final
 
+from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
@@ -37,6 +38,7 @@ class RemotingServer:
         reuse_port: bool = False,
         name: str = "",
         max_connections: int | None = None,
+        backlog: int = MAX_REMOTING_BACKLOG,
         max_frame: int = MAX_FRAME,
         limits: RequestLimits | None = None,
         idle_s: float = IDLE_SECONDS,
@@ -50,6 +52,7 @@ class RemotingServer:
         self._name = name
         self.shared = shared or Shared()
         self._max_connections = max_connections or self.shared.budget.connections
+        self._backlog = backlog
         self._max_frame = max_frame
         self._limits = limits
         self._idle_s = idle_s
@@ -78,7 +81,7 @@ class RemotingServer:
         loop = asyncio.get_running_loop()
         self.shared.now = loop.time()
         self._server = await loop.create_server(
-            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=1024
+            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=self._backlog
         )
         self._port = self._server.sockets[0].getsockname()[1]
         if self._sweeper is None:

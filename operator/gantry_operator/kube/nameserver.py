@@ -24,6 +24,11 @@ def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
             port=names.NAME_SERVER_PORT,
             http_port=names.NAME_SERVER_HTTP_PORT,
             listeners=listeners,
+            http_hosts=[
+                form
+                for service in (s.name, names.name_servers(cluster.name))
+                for form in names.host_forms(names.service_host(service, cluster.namespace))
+            ],
         ).model_dump_json(indent=1)
         for s in plan.name_servers
     }
