@@ -20,6 +20,7 @@ from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCod
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
+from gantry_broker.remoting.handshake import Identity
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Connection(asyncio.Protocol):
         "accepted",
         "attrs",
         "closed",
+        "identity",
         "last_active",
         "listener",
         "paused",
@@ -118,6 +120,8 @@ class Connection(asyncio.Protocol):
         self.listener = listener
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
+        self.identity: Identity | None = None
+        """Who the peer is, on a port between members; None on ports for clients."""
         self._reading_stopped = False
         self.closed = False
         self.paused = False

@@ -9,6 +9,8 @@ from typing import Final
 
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
 from gantry_broker.remoting.connection import Connection, Handler, Shared
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,8 @@ _SWEEP_SECONDS: Final = 5.0
 class RemotingServer:
     """Listens, keeps its connections, closes idle ones and those above a limit.
 
-    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` in seconds.
+    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` in seconds. With a `guard` the port is one
+    between members: a connection has an `identity`, and its handler hears of it only after the handshake.
     """
 
     def __init__(
@@ -35,8 +38,10 @@ class RemotingServer:
         max_connections: int = MAX_CONNECTIONS,
         max_frame: int = MAX_FRAME,
         idle_s: float = IDLE_SECONDS,
+        guard: HandshakeGuard | None = None,
     ) -> None:
         self._handler = handler
+        self._guard = guard
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
@@ -84,6 +89,8 @@ class RemotingServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self._guard is not None:
+            self._guard.close()
         for conn in list(self.connections):
             conn.close()
         if not await self._all_ended(grace_s):
@@ -113,6 +120,17 @@ class RemotingServer:
             conn.close()
 
     def _accept(self) -> asyncio.Protocol:
+        return self._connection() if self._guard is None else self._guard.accept(self._admit)
+
+    def _admit(self, identity: Identity, transport: asyncio.Transport) -> None:
+        """The peer of a connection has proved itself."""
+        conn = self._connection()
+        if isinstance(conn, Connection):
+            conn.identity = identity
+        transport.set_protocol(conn)
+        conn.connection_made(transport)
+
+    def _connection(self) -> Connection | _Refused:
         if len(self.connections) >= self._max_connections:
             self.refused += 1
             if self.refused & (self.refused - 1) == 0:

@@ -105,7 +105,7 @@ class FetchLoop:
             first, self._lost = not self._lost, True
             return first and self.state == "connected"
         except ConnectError as error:
-            self._link("silent" if "within" in str(error) else "refused")
+            self._link("silent" if error.silent else "refused")
             return False
         except wire.WireError as error:
             log.warning("%s: %s", address, error)
