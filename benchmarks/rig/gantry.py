@@ -135,11 +135,14 @@ class Cluster:
         asked = [self._get(port, "/v1/status") for use, port in ports.items() if use.endswith("/http")]
         return [answer for answer in asked if answer is None or "broker_id" in answer]
 
+    def _token(self) -> str:
+        return (self.folder / "token").read_text().strip()
+
     def _get(self, port: int, path: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         try:
             connection.sock = connect(f"127.0.0.1:{port}", 1.0, self.prefix)
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token()}"})
             answer = connection.getresponse()
             body = answer.read()
             return json.loads(body) if answer.status == 200 else {}

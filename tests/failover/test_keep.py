@@ -39,7 +39,7 @@ class Group:
         self.events: list[Event] = []
         self.loops: list[GroupLoop] = []
         self.registry = FileRegistry(folder / "registry")
-        self.client = make_client()
+        self.client = make_client(lambda: None)
         self.failing: Callable[[], None] = lambda: None
         """Called in each pass of the first loop."""
 
@@ -90,9 +90,6 @@ class Group:
         if len(self.loops) == 1:
             self.failing()
         return Facts(gone=name not in self.running)
-
-    def token(self) -> str | None:
-        return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """The address is each member's own here."""

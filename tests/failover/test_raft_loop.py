@@ -40,9 +40,6 @@ class Place:
     def facts(self, name: str) -> Facts:
         return self.known.get(name, Facts())
 
-    def token(self) -> str | None:
-        return None
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Nobody asks."""
 

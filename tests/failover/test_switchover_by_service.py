@@ -93,9 +93,6 @@ class Pods:
     def facts(self, name: str) -> Facts:
         return Facts()
 
-    def token(self) -> str | None:
-        return None
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         port = self.configs[master.member].port
         until = time.monotonic() + LINGER_S
@@ -182,7 +179,7 @@ async def _stored(name_server: str) -> Counter[int]:
 @asynccontextmanager
 async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, GroupLoop, str]]:
     """Members behind a Service, all in sync, their failover loop, and the NameServer's address."""
-    client = make_client()
+    client = make_client(lambda: None)
     async with (
         Service(lag_s=lag_s, seed=4) as service,
         NameServer(NameServerSettings("ns", "127.0.0.1", 0)) as names,

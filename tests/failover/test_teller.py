@@ -42,8 +42,8 @@ async def telling(answering: Answering, now: Callable[[], float]) -> AsyncIterat
     woken = asyncio.Event()
     server = await asyncio.start_server(answering, "127.0.0.1", 0)
     url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
-    async with make_client() as client:
-        teller = Teller(client, lambda: None, woken.set, now)
+    async with make_client(lambda: None) as client:
+        teller = Teller(client, woken.set, now)
         teller.tell(0, url, Assignment(CELL, "h:1", False))
         yield teller, woken
         await teller.close()
@@ -106,7 +106,7 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
     transport = httpx.MockTransport(lambda request: httpx.Response(401))
     async with httpx.AsyncClient(transport=transport) as client:
         woken = asyncio.Event()
-        teller = Teller(client, lambda: None, woken.set, lambda: now)
+        teller = Teller(client, woken.set, lambda: now)
 
         async def refused_again(after_s: float) -> float:
             nonlocal now
@@ -134,7 +134,7 @@ async def test_what_is_refused_is_told_again_soon_and_logged_once(caplog: pytest
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as client:
         woken = asyncio.Event()
-        teller = Teller(client, lambda: None, woken.set, lambda: now)
+        teller = Teller(client, woken.set, lambda: now)
         for _ in range(100):
             woken.clear()
             teller.tell(0, "http://m0", Assignment(CELL, "h:1", False))

@@ -40,9 +40,6 @@ class Place:
     def facts(self, name: str) -> Facts:
         return Facts(gone=name in self.gone)
 
-    def token(self) -> str | None:
-        return None
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Nobody asks."""
 

@@ -61,7 +61,7 @@ class GroupWatch(ABC):
         self._client = client
         self._settings = settings
         self._clock = clock if clock is not None else AttentiveClock()
-        self._teller = Teller(client, surroundings.token, self.wake, self._clock.now)
+        self._teller = Teller(client, self.wake, self._clock.now)
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
         self._persons = 0

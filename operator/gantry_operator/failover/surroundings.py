@@ -62,10 +62,6 @@ class Surroundings(Protocol):
 
     def facts(self, name: str) -> Facts: ...
 
-    def token(self) -> str | None:
-        """The admin token of the members' HTTP interface; None: it is open."""
-        ...
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """This member leads now: move the address that clients use. Called at least once for each epoch, and again
         when it raised; must be idempotent. Cancelled when another epoch is to be announced before it is done."""

@@ -12,6 +12,7 @@ from gantry_operator.api import BrokerCluster, LastFailover
 from gantry_operator.api.base import parse_duration
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.base import GroupWatch
+from gantry_operator.failover.http import make_client
 from gantry_operator.failover.keep import keep_running
 from gantry_operator.failover.loop import GroupLoop
 from gantry_operator.failover.model import FailoverSettings
@@ -23,7 +24,6 @@ from gantry_operator.kube import metrics
 from gantry_operator.kube.client import ApiError, ApiUnavailable, KubeApi
 from gantry_operator.kube.events import EventRecorder
 from gantry_operator.kube.leases import LeaseRegistry
-from gantry_operator.kube.members import member_client
 from gantry_operator.kube.mirror import Mirror
 from gantry_operator.kube.surroundings import PodSurroundings
 
@@ -57,7 +57,7 @@ class Masters:
         self._events = events
         self._clock = clock
         self._on_news = on_news
-        self._http = member_client(self.pods.token)
+        self._http = make_client(self.pods.token)
         self._settings = FailoverSettings()
         self._wishes: Wishes | None = None
         self._preference = Preference(self.loops, lambda: self._wishes, self.pods.facts, self._not_moved)

@@ -54,8 +54,9 @@ def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: Clus
             group_port=ports[f"group/{member.group}"],
         )
         config_of_broker = broker_config(
-            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers
-        )
+            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
+            token_file=folder.token_file,
+        )  # fmt: skip
         decisive = None
         if cluster.spec.mode == "Raft":
             # Members that come later say themselves where they are: nobody is restarted for them.

@@ -68,7 +68,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
-    async with make_client() as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
+    async with make_client(folder.token.read) as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
         asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
@@ -135,6 +135,8 @@ async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[
         return dict(answer.json()), ""
     except httpx.ConnectError:
         return None, "its process does not run"
+    except httpx.HTTPStatusError as error:
+        return None, f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
     except (httpx.HTTPError, ValueError):
         return None, "it does not answer"
 

@@ -86,7 +86,7 @@ class Supervisor:
         self.ready = False
         self.not_ready = "starting"
         self._registry = FileRegistry(folder.registry)
-        self._client = make_client()
+        self._client = make_client(folder.token.read)
         self._clock = AttentiveClock()
         self._remoting = RemotingClient()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -257,9 +257,6 @@ class Supervisor:
 
     def facts(self, name: str) -> Facts:
         return Facts(gone=not self.children.running(name), deleting=name in self.leaving)
-
-    def token(self) -> str | None:
-        return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go.
