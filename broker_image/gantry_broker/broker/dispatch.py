@@ -12,14 +12,14 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
 
 from . import handlers, pull  # noqa: F401  (handlers fill the table)
 from .core import Broker
 from .faults import failure_answer
-from .forward import Forwarder, take_forwarded
+from .forward import Forwarder
 from .handlers.table import TABLE
 from .send import Sender
 
@@ -62,19 +62,20 @@ ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
 """Requests that may wait for something at the same time."""
-_FETCH: Final = int(GantryCode.FETCH)
-_POLL: Final = int(GantryCode.POLL)
-_FORWARD: Final = int(GantryCode.FORWARD)
-_READ_LOG: Final = int(GantryCode.READ_LOG)
+
+
+def not_supported(frame: Frame) -> Frame:
+    """The answer to a request code that a port does not know."""
+    return error_answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported")
 
 
 class Dispatcher:
-    """The Handler of all listening ports of one broker."""
+    """The Handler of the ports for clients."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.sender = Sender(broker)
-        self.forwarder = Forwarder(broker, self._process)
+        self.forwarder = Forwarder(broker, self.process)
         self._tasks: set[asyncio.Task[None]] = set()
         broker.on_topics.append(self.sender.topics_changed)
         broker.on_grew = lambda topic, queue_id: pull.wake(broker, topic, queue_id)
@@ -86,15 +87,13 @@ class Dispatcher:
         """Nothing is known of a client before its first request."""
 
     def on_close(self, conn: Connection) -> None:
-        broker = self.broker
-        broker.replication.on_connection_lost(conn)
-        for group in broker.clients.closed(conn):
-            broker.notify_group(group)
+        for group in self.broker.clients.closed(conn):
+            self.broker.notify_group(group)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         broker = self.broker
         if broker.may_append and not self.forwarder.busy:
-            self._process(conn, frames)
+            self.process(conn, frames)
             return
         rest: list[Frame] = []
         kept: list[Frame] = []
@@ -102,7 +101,7 @@ class Dispatcher:
         for frame in frames:
             (kept if frame.code in ours else rest).append(frame)
         if rest:
-            self._process(conn, rest)
+            self.process(conn, rest)
         if not kept:
             return
         if self.forwarder.wants():
@@ -110,7 +109,8 @@ class Dispatcher:
         else:
             self._refuse(conn, kept)
 
-    def _process(self, conn: Connection, frames: list[Frame]) -> None:
+    def process(self, conn: Connection, frames: list[Frame]) -> None:
+        """Carries out clients' requests, whether or not writes wait for a hand-over."""
         sends: list[Frame] = []
         for frame in frames:
             if frame.code in SENDS:
@@ -139,28 +139,10 @@ class Dispatcher:
     # ---- one request
 
     def _one(self, conn: Connection, frame: Frame) -> None:
-        if frame.code == _FETCH:
-            self.broker.replication.on_fetch(conn, frame)
-            return
-        if frame.code == _POLL:
-            self.broker.replication.on_poll(conn, frame)
-            return
-        if frame.code == _FORWARD:
-            take_forwarded(self.broker, conn, frame, self._process)
-            return
-        if frame.code == _READ_LOG:
-            self._answer(conn, frame, self.broker.mender.answer(frame))
-            return
         conn.attrs["client"] = True
         handler = TABLE.get(frame.code)
         if handler is None:
-            self._answer(
-                conn,
-                frame,
-                error_answer(
-                    frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
-                ),
-            )
+            self._answer(conn, frame, not_supported(frame))
             return
         try:
             result = handler(self.broker, conn, frame)

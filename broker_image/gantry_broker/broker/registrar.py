@@ -47,7 +47,7 @@ class Registrar:
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
 
     def start(self) -> None:
-        for address in self._broker.config.name_servers:
+        for address in self._broker.config.registration_addresses:
             self._wanted[address] = asyncio.Event()
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))

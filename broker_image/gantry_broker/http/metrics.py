@@ -51,6 +51,9 @@ def render_metrics(broker: Broker) -> str:
         if f.acked >= 0
     ]
 
+    guard = broker.member_guard
+    refused = [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
+
     def one(value: float) -> list[Row]:
         return [(me, value)]
 
@@ -85,6 +88,12 @@ def render_metrics(broker: Broker) -> str:
             ],
         ),
         ("gantry_connections", "gauge", "Open remoting connections.", one(broker.connections())),
+        (
+            "gantry_member_handshakes_failed_total",
+            "counter",
+            "Connections to the replication port that were not proved to be of a member, by reason.",
+            refused,
+        ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),

@@ -11,6 +11,8 @@ from gantry_broker.namesrv.http import PageServer
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService, health, metrics
 from gantry_broker.namesrv.settings import NameServerSettings
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 
 log = logging.getLogger(__name__)
@@ -33,12 +35,24 @@ class NameServer:
                 for listener in settings.listeners
             ),
         ]
+        self._registration: RemotingServer | None = None
+        if settings.registration_port is not None:
+            membership = Membership(Identity.of_name_server(settings.cluster), settings.token_file)
+            guard = self.service.guard = HandshakeGuard(membership)
+            self._registration = RemotingServer(
+                self.service, settings.listen_host, settings.registration_port, guard=guard
+            )
         self._http: asyncio.Server | None = None
         self._scanner: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
         return self._remoting[0].port
+
+    @property
+    def registration_port(self) -> int | None:
+        """Where brokers register; None: nowhere."""
+        return None if self._registration is None else self._registration.port
 
     @property
     def listener_ports(self) -> dict[str, int]:
@@ -54,7 +68,7 @@ class NameServer:
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
         try:
-            for server in self._remoting:
+            for server in self._servers():
                 await server.start()
             if self._settings.http_port is not None:
                 self._http = await asyncio.get_running_loop().create_server(
@@ -75,8 +89,11 @@ class NameServer:
         if self._http is not None:
             self._http.close()
             self._http = None
-        for server in self._remoting:
+        for server in self._servers():
             await server.close()
+
+    def _servers(self) -> list[RemotingServer]:
+        return self._remoting if self._registration is None else [*self._remoting, self._registration]
 
     async def __aenter__(self) -> NameServer:
         await self.start()

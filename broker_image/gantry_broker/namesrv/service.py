@@ -1,4 +1,7 @@
-"""Answers the requests that a NameServer gets: a table of code to method, over the pure tables of `routes`."""
+"""Answers the requests that a NameServer gets: a table of code to method, over the pure tables of `routes`.
+
+There is one table for clients, and one for brokers on the registration port: a registration decides where clients send.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ from gantry_broker.protocol.headers import (
     WritePermHeader,
 )
 from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.members import HandshakeGuard
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +49,12 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class NotYours(Exception):
+    """A broker speaks for another one."""
+
+
 class NameService:
-    """The Handler of all listeners of one NameServer."""
+    """The Handler of all listeners of one NameServer, and of its registration port."""
 
     def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = steady_ms) -> None:
         """`clock` gives milliseconds. Not the wall's: set forward, it would make every broker look silent."""
@@ -56,6 +64,8 @@ class NameService:
         self.connections = 0
         self.requests: dict[int, int] = {}
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
+        self.guard: HandshakeGuard | None = None
+        """Stands before the registration port; None: there is no such port."""
         self._clock = clock
         self._next_source = 0
         self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
@@ -75,7 +85,7 @@ class NameService:
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         out = []
         for frame in frames:
-            code = frame.code if frame.code in _ANSWERS else UNSUPPORTED  # unknown ones are many: counted as one
+            code = frame.code if frame.code in SERVED else UNSUPPORTED  # unknown ones are many: counted as one
             self.requests[code] = self.requests.get(code, 0) + 1
             answer = self.answer(conn, frame)
             if frame.is_oneway or (answer.code == ResponseCode.TOPIC_NOT_EXIST and self._waits(conn, frame)):
@@ -103,7 +113,13 @@ class NameService:
             log.info("broker %s: silent for too long, or its successor did not come", address)
 
     def answer(self, conn: Connection, frame: Frame) -> Frame:
-        method = _ANSWERS.get(frame.code)
+        method = (_ANSWERS if conn.identity is None else _ANSWERS_TO_BROKERS).get(frame.code)
+        if method is None and frame.code in _ANSWERS_TO_BROKERS:
+            return Frame.response_to(
+                frame,
+                ResponseCode.NO_PERMISSION,
+                f"request {frame.code} is for the brokers of this cluster: it is taken on the registration port only",
+            )
         if method is None:
             return Frame.response_to(
                 frame,
@@ -112,6 +128,8 @@ class NameService:
             )
         try:
             return method(self, conn, frame)
+        except NotYours as error:
+            return Frame.response_to(frame, ResponseCode.NO_PERMISSION, str(error))
         except BadField as error:
             return Frame.response_to(frame, error.code, str(error))
         except (BodyError, KvFull) as error:
@@ -124,6 +142,7 @@ class NameService:
 
     def _register(self, conn: Connection, frame: Frame) -> Frame:
         header = RegisterBrokerHeader.parse(frame)
+        _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
         if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "the field bodyCrc32 does not match the body")
         configs = None
@@ -163,12 +182,14 @@ class NameService:
 
     def _unregister(self, conn: Connection, frame: Frame) -> Frame:
         header = UnregisterBrokerHeader.parse(frame)
+        _check_name(conn, header.clusterName, header.brokerName)
         source = conn.attrs["source"]
         self.routes.unregister(header.brokerName, header.brokerId, header.brokerAddr, source, self._clock())
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
     def _query_data_version(self, conn: Connection, frame: Frame) -> Frame:
         header = QueryDataVersionHeader.parse(frame)
+        _check_name(conn, header.clusterName, header.brokerName)
         told = DataVersion.from_json(fastjson_body(frame))
         known = self.routes.touch(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
         changed = known is None or known != told
@@ -286,6 +307,14 @@ class NameService:
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
 
+def _check_name(conn: Connection, cluster: str, group: str, member: int | None = None) -> None:
+    """Raises NotYours when a broker speaks for another group, or says that it is another member."""
+    me = conn.identity
+    if me is None or (cluster, group) != (me.cluster, me.group) or member not in (None, me.member):
+        shown = "" if member is None else f"member {member} of "
+        raise NotYours(f"the request is for {shown}{cluster[:300]}/{group[:300]}, but {me or 'nobody'} is connected")
+
+
 def fastjson_body(frame: Frame) -> object:
     """The body's object, None for an empty body. Raises BodyError."""
     if not frame.body:
@@ -327,6 +356,16 @@ def metrics(service: NameService) -> str:
             for code, count in sorted(service.requests.items())
         ),
     ]
+    if service.guard is not None:
+        lines += [
+            "# HELP gantry_namesrv_handshakes_failed_total Connections to the registration port that were not proved to "
+            "be of a broker, by reason.",
+            "# TYPE gantry_namesrv_handshakes_failed_total counter",
+            *(
+                f'gantry_namesrv_handshakes_failed_total{{reason="{reason}"}} {count}'
+                for reason, count in sorted(service.guard.refused.items())
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -338,8 +377,6 @@ _ANSWERS: dict[int, Answer] = {
     RequestCode.PUT_KV_CONFIG: NameService._put_kv,
     RequestCode.GET_KV_CONFIG: NameService._get_kv,
     RequestCode.DELETE_KV_CONFIG: NameService._delete_kv,
-    RequestCode.REGISTER_BROKER: NameService._register,
-    RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
     RequestCode.GET_BROKER_CLUSTER_INFO: NameService._cluster_info,
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: NameService._wipe_write_perm,
@@ -354,7 +391,11 @@ _ANSWERS: dict[int, Answer] = {
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: NameService._unit_topics,
     RequestCode.UPDATE_NAMESRV_CONFIG: NameService._update_config,
     RequestCode.GET_NAMESRV_CONFIG: NameService._get_config,
+}
+_ANSWERS_TO_BROKERS: dict[int, Answer] = {
+    RequestCode.REGISTER_BROKER: NameService._register,
+    RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
 }
-SERVED = frozenset(int(code) for code in _ANSWERS)
+SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS))
 """The request codes that a NameServer answers."""

@@ -6,12 +6,14 @@ So a connection of a client never comes here, and a stranger never gets further.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
+from gantry_broker.http.token import TokenFile
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import (
     NONCE_BYTES,
@@ -29,28 +31,24 @@ HANDSHAKE_S: Final = 5.0
 MAX_PENDING: Final = 256
 """Connections that have not proved themselves yet. One more ends the oldest: a member needs a few milliseconds, so
 strangers that open connections and say nothing keep no member out."""
-MAX_TOKEN: Final = 4096
-"""Bytes of the largest token file."""
 WARN_S: Final = 10.0
 """Failed handshakes are logged this often, for each reason."""
 
 
-def read_token(path: Path | None) -> bytes:
-    """The token in a file, without the spaces around it; None: the empty one.
+def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> None:
+    """Raises ValueError when a port between members would be open to a network and there is no token.
 
-    Raises HandshakeError when the file cannot be read or is empty.
+    `port` is the name of its setting.
     """
-    if path is None:
-        return b""
     try:
-        with open(path, "rb") as file:
-            raw = file.read(MAX_TOKEN + 1)
-    except OSError as error:
-        raise HandshakeError("token_file", f"the token file {path} cannot be read: {error.strerror}") from None
-    token = raw.strip()
-    if not token or len(raw) > MAX_TOKEN:
-        raise HandshakeError("token_file", f"the token file {path} must hold 1 to {MAX_TOKEN} bytes, has {len(raw)}")
-    return token
+        loopback = listen_host == "localhost" or ipaddress.ip_address(listen_host).is_loopback
+    except ValueError:
+        loopback = False
+    if token_file is None and not loopback:
+        raise ValueError(
+            f"{port} is set and listen_host is {listen_host!r}, but token_file is not set: name the file that holds the "
+            "cluster's token, or listen on 127.0.0.1"
+        )
 
 
 class Membership:
@@ -59,11 +57,16 @@ class Membership:
     def __init__(self, me: Identity, token_file: Path | None) -> None:
         """`token_file` None: the empty token, which proves nothing; for one machine alone."""
         self.me = me
-        self._token_file = token_file
+        self._file = None if token_file is None else TokenFile(token_file)
 
     def token(self) -> bytes:
-        """Raises HandshakeError."""
-        return read_token(self._token_file)
+        """Raises HandshakeError when the file never held one."""
+        if self._file is None:
+            return b""
+        token = self._file.read()
+        if token is None:
+            raise HandshakeError("token_file", self._file.problem)
+        return token.encode()
 
 
 Admit = Callable[[Identity, asyncio.Transport], None]

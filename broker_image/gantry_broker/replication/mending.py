@@ -22,6 +22,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
 if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -221,10 +222,12 @@ class Mender:
         return at
 
 
-def answering(mender: Mender) -> Callable[[object, Frame], Coroutine[object, object, Frame]]:
+def answering(mender: Mender) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
     """What answers questions that come over a connection which this member has made: a leader asks its followers."""
 
-    async def answer(conn: object, request: Frame) -> Frame:
+    async def answer(conn: Connection, request: Frame) -> Frame:
+        if conn.identity is None or conn.identity.is_name_server:
+            return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only members of the group may ask")
         return mender.answer(request)
 
     return answer

@@ -165,7 +165,7 @@ class ReplicationService:
 
     def _raft_core(self, state: Durable) -> RaftReplica:
         assert self._raft_log is not None
-        addresses = {**self._config.members, self._config.member: self._config.member_address}
+        addresses = {**self._config.members, self._config.member: self._config.replication_address}
         options = RaftOptions(sync_flush=True)
         return RaftReplica(
             state, self._raft_log, self._file, options, addresses, report=self._report, now_ms=self._now()
@@ -261,7 +261,7 @@ class ReplicationService:
 
     @property
     def handed_to(self) -> str | None:
-        """After a hand-over: the member address of the new master.
+        """After a hand-over: the replication address of the new master.
 
         What is parked is forwarded there in its order, then what still arrives; None when there was no hand-over, or
         once this member has another role.
@@ -389,6 +389,10 @@ class ReplicationService:
         except wire.WireError as error:
             refuse_malformed(conn, frame, error)
             return
+        stranger = wire.not_its_own(conn.identity, fetch.member.member)
+        if stranger:
+            conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
+            return
         assert self._holding is not None
         if meant_for(self.me, fetch):
             self._fetchers[fetch.member] = conn
@@ -404,6 +408,10 @@ class ReplicationService:
             poll = wire.parse_poll(frame)
         except wire.WireError as error:
             refuse_malformed(conn, frame, error)
+            return
+        stranger = wire.not_its_own(conn.identity, poll.member.member)
+        if stranger:
+            conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
             return
         if not isinstance(core, RaftReplica):
             conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "this group is in mode MasterSlave"))

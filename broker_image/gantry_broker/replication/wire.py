@@ -13,6 +13,7 @@ import orjson
 
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.handshake import Identity
 from gantry_broker.replication.members import members_from_json, members_to_json
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
@@ -141,6 +142,13 @@ def not_of_group(frame: Frame, group: str, group_address: str) -> str:
     if (asked, address) == (group, group_address):
         return ""
     return f"this is a member of {group} at {group_address}, not of {asked} at {address}"
+
+
+def not_its_own(sender: Identity | None, member: int) -> str:
+    """Why a request in the name of a member is refused, by who proved to be at the other end; empty: it is not."""
+    if sender is not None and sender.member == member:
+        return ""
+    return f"the request is in the name of member {member}, but {sender or 'nobody'} is connected"
 
 
 def parse_poll(frame: Frame) -> Poll:
