@@ -45,8 +45,9 @@ class Group:
 
     @staticmethod
     def _config(folder: Path, number: int) -> BrokerConfig:
-        port = free_port()
+        port, replication_port = free_port(), free_port()
         return BrokerConfig(
+            replication_port=replication_port, replication_address=f"127.0.0.1:{replication_port}",
             cluster="t", group="a", member=number, name=f"t-a-{number}", data_dir=folder / str(number),
             listen_host="127.0.0.1", port=port, http_port=free_port(), member_address=f"127.0.0.1:{port}",
             group_address=f"127.0.0.1:{port}",
@@ -83,7 +84,8 @@ class Group:
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [
-            MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.member_address) for c in self.configs
+            MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.replication_address)
+            for c in self.configs
         ]
 
     def facts(self, name: str) -> Facts:

@@ -29,6 +29,11 @@ from gantry_broker.replication.types import Assignment, Cell, MemberId
 PATIENCE_S = 60.0
 
 
+def name_server_settings(port: int = 0, registration_port: int = 0) -> NameServerSettings:
+    """Of a NameServer of the group's cluster; port 0: any free one."""
+    return NameServerSettings("ns", "127.0.0.1", port, cluster="demo", registration_port=registration_port)
+
+
 async def until(condition: Callable[[], Awaitable[Any]], what: str, timeout_s: float = PATIENCE_S) -> Any:
     """Polls until the condition gives something true; fails with `what` after the deadline."""
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -54,7 +59,12 @@ class Member:
 
     @property
     def address(self) -> str:
+        """Its port for clients."""
         return self.config.member_address
+
+    @property
+    def replication_address(self) -> str:
+        return self.config.replication_address
 
     async def start(self) -> None:
         self.path.write_text(self.config.model_dump_json())
@@ -111,7 +121,7 @@ class Group:
         self.group_address = f"127.0.0.1:{group_port}"
         self.members = []
         for number in range(count):
-            port = free_port()
+            port, replication_port = free_port(), free_port()
             values: dict[str, Any] = {
                 "cluster": "demo",
                 "group": "demo-a",
@@ -122,14 +132,22 @@ class Group:
                 "port": port,
                 "http_port": free_port(),
                 "group_port": group_port,
+                "replication_port": replication_port,
+                "replication_address": f"127.0.0.1:{replication_port}",
                 "member_address": f"127.0.0.1:{port}",
                 "group_address": self.group_address,
                 "name_servers": [f"127.0.0.1:{names.port}"],
+                "registration_addresses": [f"127.0.0.1:{names.registration_port}"],
                 "settings": {"mappedFileSizeCommitLog": 8 << 20, "maxHashSlotNum": 5_000, "maxIndexNum": 20_000},
             }
             settings = {**values["settings"], **options.get("settings", {})}
             config = BrokerConfig.model_validate({**values, **options, "settings": settings})
             self.members.append(Member(config, path / f"m{number}.json"))
+
+    @staticmethod
+    def name_server_settings(port: int, registration_port: int) -> NameServerSettings:
+        """Of another NameServer of the group's cluster."""
+        return name_server_settings(port, registration_port)
 
     @property
     def name_server(self) -> str:
@@ -149,11 +167,11 @@ class Group:
         chosen = [known[i] for i in in_sync or [number] if i in known]
         master = known[number]
         self.cell = self.cell.promoted(master, {master, *chosen} if not old else ({master, *chosen} & {*old, master}))
-        answer = await self.members[number].assign(Assignment(self.cell, self.members[number].address))
+        answer = await self.members[number].assign(Assignment(self.cell, self.members[number].replication_address))
         assert answer.accepted, answer.reason
         for index in known:
             if index != number:
-                await self.members[index].assign(Assignment(self.cell, self.members[number].address))
+                await self.members[index].assign(Assignment(self.cell, self.members[number].replication_address))
         await until(self._serves, "the group's port is served")
 
     async def _serves(self) -> bool:
@@ -168,7 +186,7 @@ class Group:
     async def tell(self) -> None:
         """Tells everybody the cell as it is."""
         assert self.cell.master is not None
-        address = self.members[self.cell.master.member].address
+        address = self.members[self.cell.master.member].replication_address
         for member in self.members:
             if _runs(member):
                 await member.assign(Assignment(self.cell, address))
@@ -205,7 +223,7 @@ MakeGroup = Callable[..., Awaitable[Group]]
 async def make_group(tmp_path: Path) -> AsyncIterator[MakeGroup]:
     """`await make_group(3, replication="Async", settings={...})`: a started group without roles."""
     made: list[Group] = []
-    async with NameServer(NameServerSettings("ns", "127.0.0.1", 0)) as names:
+    async with NameServer(name_server_settings()) as names:
 
         async def make(count: int = 1, **options: Any) -> Group:
             group = Group(tmp_path, names, count, options)

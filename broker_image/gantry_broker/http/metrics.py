@@ -91,7 +91,7 @@ def render_metrics(broker: Broker) -> str:
         (
             "gantry_member_handshakes_failed_total",
             "counter",
-            "Connections to the replication port that were not proved to be of a member, by reason.",
+            "Connections to the replication port that did not prove to come from a member, by reason.",
             refused,
         ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),

@@ -358,8 +358,8 @@ def metrics(service: NameService) -> str:
     ]
     if service.guard is not None:
         lines += [
-            "# HELP gantry_namesrv_handshakes_failed_total Connections to the registration port that were not proved to "
-            "be of a broker, by reason.",
+            "# HELP gantry_namesrv_handshakes_failed_total Connections to the registration port that did not prove to "
+            "come from a broker, by reason.",
             "# TYPE gantry_namesrv_handshakes_failed_total counter",
             *(
                 f'gantry_namesrv_handshakes_failed_total{{reason="{reason}"}} {count}'

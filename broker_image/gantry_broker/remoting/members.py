@@ -46,7 +46,7 @@ def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> No
         loopback = False
     if token_file is None and not loopback:
         raise ValueError(
-            f"{port} is set and listen_host is {listen_host!r}, but token_file is not set: name the file that holds the "
+            f"{port} is set and listen_host is {listen_host!r}, but token_file is not set: name the file with the "
             "cluster's token, or listen on 127.0.0.1"
         )
 

@@ -47,15 +47,13 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
     meta = names.metadata(cluster, name, names.NAME_SERVER)
     selector = names.selector(cluster.name, names.NAME_SERVER)
     configs = _configs(cluster, plan)
-    remoting = {"remoting": names.NAME_SERVER_PORT}
-    registration = {"registration": names.NAME_SERVER_REGISTRATION_PORT}
+    for_clients = {"remoting": names.NAME_SERVER_PORT}
+    both = for_clients | {"registration": names.NAME_SERVER_REGISTRATION_PORT}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": configs},
-        _service(cluster, name, selector, remoting),
+        _service(cluster, name, selector, for_clients),
         *(
-            _service(
-                cluster, s.name, selector | {"statefulset.kubernetes.io/pod-name": s.name}, remoting | registration
-            )
+            _service(cluster, s.name, selector | {"statefulset.kubernetes.io/pod-name": s.name}, both)
             for s in plan.name_servers
         ),
         {
