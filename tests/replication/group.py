@@ -34,11 +34,14 @@ class Node:
         self.member = member
         self.options = config
         self.membership = Membership(Identity("c", "g", member), None)
-        self.server = RemotingServer(self, "127.0.0.1", 0, guard=HandshakeGuard(self.membership))
+        self.server = self.make_server(0)
         self.refuse_fetches = False
         self.reports: list[str] = []
         self.roles: list[str] = []
         self.up = False
+
+    def make_server(self, port: int) -> RemotingServer:
+        return RemotingServer(self, "127.0.0.1", port, guard=HandshakeGuard(self.membership))
 
     async def listen(self) -> str:
         """Bind the port, so that the others can be told of it; `start` does it otherwise."""
