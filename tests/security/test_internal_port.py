@@ -232,7 +232,9 @@ def test_a_registration_without_a_handshake_or_for_another_group_is_refused(targ
         for code in (103, 104, 322):
             answer = wire.ask(code, ext, body)
             assert answer.code == ResponseCode.NO_PERMISSION
-            assert answer.remark == "the request is for t/a, but member 0 of t/b is connected"
+            assert answer.remark == (
+                "the request is for clusterName 't', brokerName 'a', but member 0 of t/b is connected"
+            )
         assert wire.ask(RequestCode.GET_BROKER_CLUSTER_INFO, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert target.route() == before
 

@@ -311,8 +311,11 @@ def _check_name(conn: Connection, cluster: str, group: str, member: int | None =
     """Raises NotYours when a broker speaks for another group, or says that it is another member."""
     me = conn.identity
     if me is None or (cluster, group) != (me.cluster, me.group) or member not in (None, me.member):
-        shown = "" if member is None else f"member {member} of "
-        raise NotYours(f"the request is for {shown}{cluster[:300]}/{group[:300]}, but {me or 'nobody'} is connected")
+        shown = "" if member is None else f", gantryMember {member}"
+        raise NotYours(
+            f"the request is for clusterName {cluster[:300]!r}, brokerName {group[:300]!r}{shown}, "
+            f"but {me or 'nobody'} is connected"
+        )
 
 
 def fastjson_body(frame: Frame) -> object:
