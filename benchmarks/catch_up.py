@@ -118,22 +118,24 @@ def _ask(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dic
     """What `rig/reader.py` needs to ask in the place of the slave."""
     epochs = next(cluster.folder.rglob("epochs.json"))
     return {
-        "address": _address(cluster, master), "epoch": master["epoch"],
+        "address": _address(cluster, f"{master['name']}/replication"), "epoch": master["epoch"],
+        "cluster": master["cluster"], "group": master["group"],
+        "token_file": str(cluster.folder / "token"),
         "history": json.loads(epochs.read_text())["history"],
         "member": list(slave["member"].values()), "leader": list(master["member"].values()),
     }  # fmt: skip
 
 
-def _address(cluster: Cluster, member: dict[str, Any]) -> str:
+def _address(cluster: Cluster, use: str) -> str:
     ports: dict[str, int] = json.loads((cluster.folder / "ports.json").read_text())
-    return f"127.0.0.1:{ports[member['name']]}"
+    return f"127.0.0.1:{ports[use]}"
 
 
 def _own_core(cluster: Cluster, master: dict[str, Any]) -> str:
     """The master's address, once it has the first core for itself."""
     for pid in cluster.processes().values():
         _pin(pid, {0} if pid == master["pid"] else _OTHERS)
-    return _address(cluster, master)
+    return _address(cluster, master["name"])
 
 
 def _pin(pid: int, cores: set[int]) -> None:
