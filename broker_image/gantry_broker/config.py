@@ -38,6 +38,9 @@ class NameServerConfig(_Config):
     listen_host: str = "0.0.0.0"
     port: int = Field(9876, ge=0, le=65535)
     http_port: int | None = Field(None, description="Health and metrics; None: not served.")
+    http_hosts: list[str] = Field(
+        default_factory=list, description="Names that a request over HTTP may give as its Host, besides localhost."
+    )
     data_dir: Path | None = Field(None, description="Where the KV config is kept; None: in memory only.")
     listeners: list[Listener] = Field(default_factory=list)
     cluster: str = Field("", description="Whose brokers may register.")
@@ -73,6 +76,9 @@ class BrokerConfig(_Config):
     listen_host: str = "0.0.0.0"
     port: int = Field(ge=0, le=65535, description="Its own port for clients: slave reads, master by k8s Service.")
     http_port: int = Field(ge=0, le=65535)
+    http_hosts: list[str] = Field(
+        default_factory=list, description="Names that a request over HTTP may give as its Host, besides localhost."
+    )
     group_port: int | None = Field(
         None, description="Local mode: a port that this member serves while it is master (and frees when it is not)."
     )
@@ -95,6 +101,7 @@ class BrokerConfig(_Config):
         description="Holds the cluster's token: of the HTTP interface (None: open) and of the ports between members "
         "(None: on loopback only, and nothing is proved there).",
     )
+    metrics_need_token: bool = Field(False, description="Whether /metrics is only for those that have the token.")
 
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)

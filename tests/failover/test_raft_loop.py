@@ -54,7 +54,7 @@ class Told(Teller):
     """Answers as the test says."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        super().__init__(HTTP, wake, time.monotonic)
         self.handovers: list[MemberId] = []
         self.removals: list[int] = []
         self.handover_answer: tuple[bool, str] = (True, "")

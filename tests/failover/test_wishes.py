@@ -77,7 +77,7 @@ class Told(Teller):
     """Everybody does after `tell_s` what it is told; hand-overs take `handover_s` and end as the test says."""
 
     def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
-        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        super().__init__(HTTP, wake, time.monotonic)
         self.take = take
         self.handovers: list[int] = []
         self.handover_s = 0.0

@@ -174,6 +174,14 @@ class Group:
                 await self.members[index].assign(Assignment(self.cell, self.members[number].replication_address))
         await until(self._serves, "the group's port is served")
 
+    async def registered(self) -> None:
+        """Waits until the NameServer knows the master."""
+
+        async def known() -> bool:
+            return self.names.service.routes.has_master()
+
+        await until(known, "the master is registered")
+
     async def _serves(self) -> bool:
         host, port = self.group_address.split(":")
         try:

@@ -60,7 +60,7 @@ class Group(GroupLoop):
     def __init__(self, pods: PodSurroundings) -> None:
         self.registry = Registry()
         super().__init__("a", self.registry, pods, HTTP, FailoverSettings)
-        self._teller = Told(HTTP, lambda: None, self.wake, self._clock.now)
+        self._teller = Told(HTTP, self.wake, self._clock.now)
         for id in IDS:
             watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"

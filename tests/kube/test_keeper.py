@@ -506,3 +506,20 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
             fake.remove(kind, "mq", name)
         await until(lambda: keeper._masters.loops and fake.get("StatefulSet", "demo-a"))
         assert not keeper._findings.problems
+
+
+async def test_what_the_chart_does_not_allow_changes_nothing_that_runs_and_is_told(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api) as keeper:
+        await until(lambda: fake.get("StatefulSet", "demo-a"))
+        before = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
+        obj = fake.objects["BrokerCluster", "mq", "demo"]
+        changed = obj | {
+            "metadata": obj["metadata"] | {"generation": 2},
+            "spec": obj["spec"] | {"image": "evil:1", "brokerGroups": [{"name": "a", "members": 5}]},
+        }
+        keeper.update(changed)
+        await until(lambda: keeper._findings.refused)
+        assert 'spec.image is "evil:1"' in keeper._findings.refused
+        await until(lambda: any(e.get("reason") == "SpecRefused" for k, e in fake.objects.items() if k[0] == "Event"))
+        after = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
+        assert after == before

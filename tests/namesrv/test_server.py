@@ -80,7 +80,14 @@ class Asker:
 @pytest.fixture
 async def ask(tmp_path: Path) -> AsyncIterator[Asker]:
     settings = NameServerSettings(
-        "ns", "127.0.0.1", 0, 0, tmp_path / "ns", [ListenerSettings("external", 0)], "c", registration_port=0
+        "ns",
+        "127.0.0.1",
+        0,
+        0,
+        tmp_path / "ns",
+        [ListenerSettings("external", 0)],
+        cluster="c",
+        registration_port=0,
     )
     async with NameServer(settings) as server:
         asker = Asker(server)
@@ -302,7 +309,7 @@ async def http(port: int | None, request: str) -> tuple[str, str]:
 async def test_health_and_metrics(ask: Asker) -> None:
     await ask.register()
     port = ask.server.http_port
-    assert (await http(port, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+    assert (await http(port, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
     status, body = await http(port, "GET /metrics HTTP/1.1\r\n\r\n")
     assert status == "HTTP/1.1 200 OK"
     assert "gantry_namesrv_brokers 1\n" in body

@@ -40,9 +40,9 @@ class Echo(RequestOnly):
 class Port:
     """A listening port of member 2."""
 
-    def __init__(self, token_file: Path | None = None) -> None:
+    def __init__(self, token_file: Path | None, most: int) -> None:
         self.handler = Echo()
-        self.guard = HandshakeGuard(Membership(TWO, token_file))
+        self.guard = HandshakeGuard(Membership(TWO, token_file), most)
         self.server = RemotingServer(self.handler, "127.0.0.1", 0, guard=self.guard)
 
     @property
@@ -54,8 +54,8 @@ class Port:
 
 
 @asynccontextmanager
-async def port(token_file: Path | None = None) -> AsyncIterator[Port]:
-    opened = Port(token_file)
+async def port(token_file: Path | None = None, most: int = 256) -> AsyncIterator[Port]:
+    opened = Port(token_file, most)
     await opened.server.start()
     try:
         yield opened
@@ -175,9 +175,8 @@ async def test_who_says_nothing_is_sent_away_in_time(monkeypatch: pytest.MonkeyP
         writer.close()
 
 
-async def test_the_oldest_of_too_many_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "MAX_PENDING", 3)
-    async with port() as opened, RemotingClient(membership=Membership(ONE, None)) as client:
+async def test_the_oldest_of_too_many_makes_room() -> None:
+    async with port(most=3) as opened, RemotingClient(membership=Membership(ONE, None)) as client:
         strangers = [await asyncio.open_connection("127.0.0.1", opened.server.port) for _ in range(3)]
         assert await opened.ask(client) == b"member 1 of demo/a"
         assert await asyncio.wait_for(strangers[0][0].read(), 5) == b""

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from gantry_broker.descriptors import Slots
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.remoting import client as client_module
@@ -335,7 +336,7 @@ async def test_close_sends_what_was_written(served: Served) -> None:
 
 async def test_too_many_connections_are_refused() -> None:
     handler = Echo()
-    server = RemotingServer(handler, "127.0.0.1", 0, max_connections=3)
+    server = RemotingServer(handler, "127.0.0.1", 0, slots=Slots(3))
     port = await server.start()
     streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
     assert await asyncio.wait_for(streams[-1][0].read(), 5) == b""

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import resource
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 import uvloop
 from pydantic import ValidationError
 
+from gantry_broker import descriptors
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
@@ -145,20 +145,12 @@ class _LineFormatter(logging.Formatter):
 
 
 def setup_logging(level: str) -> None:
-    logging.getLogger("uvicorn").setLevel("WARNING")
+    logging.getLogger("uvicorn").setLevel("ERROR")  # Anybody can make it warn, as often as he likes.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _LineFormatter("%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     )
     logging.basicConfig(level=level, handlers=[handler])
-
-
-def _allow_open_files() -> None:
-    """As many as the system lets this process have: every client and every consume queue needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def run(config: BrokerConfig) -> None:
@@ -185,7 +177,7 @@ async def run(config: BrokerConfig) -> None:
 
 
 def main() -> int:
-    _allow_open_files()
+    descriptors.allow_all()
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see gantry_broker.config.BrokerConfig")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])

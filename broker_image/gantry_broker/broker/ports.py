@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker import descriptors
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.server import RemotingServer
 
@@ -47,17 +48,25 @@ class Ports:
         config = broker.config
         self._broker = broker
         self._dispatcher = dispatcher
-        self.own = RemotingServer(dispatcher, config.listen_host, config.port)
+        budget = descriptors.budget()
+        slots = descriptors.Slots(budget.remoting)
+        self.own = RemotingServer(
+            dispatcher, config.listen_host, config.port, slots=slots, backlog=budget.remoting_backlog
+        )
         self._group: RemotingServer | None = None
         if config.group_port:
-            self._group = RemotingServer(dispatcher, config.listen_host, config.group_port, name="group")
+            self._group = RemotingServer(
+                dispatcher, config.listen_host, config.group_port, name="group", slots=slots,
+                backlog=budget.remoting_backlog,
+            )  # fmt: skip
         self._replication: RemotingServer | None = None
         if config.replication_port is not None:
-            guard = broker.member_guard = HandshakeGuard(membership)
-            handler = MemberRequests(broker, dispatcher.process)
+            guard = broker.member_guard = HandshakeGuard(membership, budget.members)
             self._replication = RemotingServer(
-                handler, config.listen_host, config.replication_port, name="replication", guard=guard
-            )
+                MemberRequests(broker, dispatcher.process), config.listen_host, config.replication_port,
+                name="replication", slots=descriptors.Slots(budget.members), backlog=budget.remoting_backlog,
+                guard=guard,
+            )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False
         broker.on_role.append(self._role_changed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
 
 
-def render_metrics(broker: Broker) -> str:
-    """The whole page."""
+def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
+    """The whole page. `http_refused`: HTTP requests and connections that were refused, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
@@ -93,6 +93,12 @@ def render_metrics(broker: Broker) -> str:
             "counter",
             "Connections to the replication port that did not prove to come from a member, by reason.",
             refused,
+        ),
+        (
+            "gantry_http_refused_total",
+            "counter",
+            "HTTP requests and connections refused, by reason: host, token, body, time, connections.",
+            [({**me, "reason": reason}, count) for reason, count in sorted(http_refused.items())],
         ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),

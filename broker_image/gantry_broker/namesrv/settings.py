@@ -17,6 +17,7 @@ _KNOWN = {
     "listen_host",
     "port",
     "http_port",
+    "http_hosts",
     "data_dir",
     "listeners",
     "cluster",
@@ -41,6 +42,7 @@ class NameServerSettings:
     http_port: int | None = None
     data_dir: Path | None = None
     listeners: list[ListenerSettings] = field(default_factory=list)
+    http_hosts: list[str] = field(default_factory=list)
     cluster: str = ""
     registration_port: int | None = None
     token_file: Path | None = None
@@ -77,6 +79,7 @@ class NameServerSettings:
             None if http < 0 else _port(fields, "http_port"),
             Path(data_dir) if data_dir else None,
             listeners,
+            fields.texts("http_hosts"),
             cluster,
             None if registration < 0 else _port(fields, "registration_port"),
             Path(token_file) if token_file else None,

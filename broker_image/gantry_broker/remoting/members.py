@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
+from gantry_broker.descriptors import MAX_MEMBERS
 from gantry_broker.http.token import TokenFile
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import (
@@ -28,9 +29,6 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 """A connection that has not proved itself for this long is ended."""
-MAX_PENDING: Final = 256
-"""Connections that have not proved themselves yet. One more ends the oldest: a member needs a few milliseconds, so
-strangers that open connections and say nothing keep no member out."""
 WARN_S: Final = 10.0
 """Failed handshakes are logged this often, for each reason."""
 
@@ -76,8 +74,11 @@ Admit = Callable[[Identity, asyncio.Transport], None]
 class HandshakeGuard:
     """Stands before one listening port: `accept` makes the protocol of each new connection."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, most: int = MAX_MEMBERS) -> None:
+        """`most`: connections that have not proved themselves yet. One more ends the oldest: a member needs a few
+        milliseconds, so strangers that open connections and say nothing keep no member out."""
         self.membership = membership
+        self._most = most
         self.refused: dict[Reason, int] = {}
         """Connections that were ended before they proved themselves, by reason."""
         self._pending: dict[PendingConnection, None] = {}
@@ -95,8 +96,8 @@ class HandshakeGuard:
 
     def opened(self, connection: PendingConnection) -> None:
         self._pending[connection] = None
-        if len(self._pending) > MAX_PENDING:
-            next(iter(self._pending)).fail("crowded", f"over {MAX_PENDING} connections have not proved themselves")
+        if len(self._pending) > self._most:
+            next(iter(self._pending)).fail("crowded", f"over {self._most} connections have not proved themselves")
 
     def ended(self, connection: PendingConnection) -> None:
         self._pending.pop(connection, None)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import Final
 
+from gantry_broker.descriptors import MAX_REMOTING, MAX_REMOTING_BACKLOG, Slots
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
 from gantry_broker.remoting.connection import Connection, Handler, Shared
 from gantry_broker.remoting.handshake import Identity
@@ -16,15 +17,15 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 120.0
 """A connection on which nothing moves for so long is closed (RocketMQ's `serverChannelMaxIdleTimeSeconds`)."""
-MAX_CONNECTIONS: Final = 10_000
 _SWEEP_SECONDS: Final = 5.0
 
 
 class RemotingServer:
     """Listens, keeps its connections, closes idle ones and those above a limit.
 
-    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` in seconds. With a `guard` the port is one
-    between members: a connection has an `identity`, and its handler hears of it only after the handshake.
+    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` in seconds. `slots`: connections that it
+    shares with other servers. With a `guard` the port is one between members: a connection has an `identity`, and its
+    handler hears of it only after the handshake.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class RemotingServer:
         *,
         reuse_port: bool = False,
         name: str = "",
-        max_connections: int = MAX_CONNECTIONS,
+        slots: Slots | None = None,
+        backlog: int = MAX_REMOTING_BACKLOG,
         max_frame: int = MAX_FRAME,
         idle_s: float = IDLE_SECONDS,
         guard: HandshakeGuard | None = None,
@@ -46,7 +48,8 @@ class RemotingServer:
         self._port = port
         self._reuse_port = reuse_port
         self._name = name
-        self._max_connections = max_connections
+        self._slots = Slots(MAX_REMOTING) if slots is None else slots
+        self._backlog = backlog
         self._max_frame = max_frame
         self._idle_s = idle_s
         self._server: asyncio.Server | None = None
@@ -70,7 +73,7 @@ class RemotingServer:
         loop = asyncio.get_running_loop()
         self._shared.now = loop.time()
         self._server = await loop.create_server(
-            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=1024
+            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=self._backlog
         )
         self._port = self._server.sockets[0].getsockname()[1]
         if self._sweeper is None:
@@ -110,7 +113,9 @@ class RemotingServer:
         return True
 
     def _end(self, conn: Connection) -> None:
-        self.connections.discard(conn)
+        if conn in self.connections:
+            self.connections.discard(conn)
+            self._slots.free()
         if not self.connections:
             self._ended.set()
 
@@ -131,10 +136,10 @@ class RemotingServer:
         conn.connection_made(transport)
 
     def _connection(self) -> Connection | _Refused:
-        if len(self.connections) >= self._max_connections:
+        if not self._slots.take():
             self.refused += 1
             if self.refused & (self.refused - 1) == 0:
-                log.warning("%d connections are open: %d further ones refused", len(self.connections), self.refused)
+                log.warning("%d connections are open: %d further ones refused", self._slots.taken, self.refused)
             return _Refused()
         conn = Connection(
             self._handler,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from gantry_broker.descriptors import budget
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
 from gantry_broker.store.consumequeue import ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.files import FdCache
 from gantry_broker.store.keyhash import KeyHasher
 
-MAX_OPEN_FILES: Final = 2_048
 MAX_TOPIC_BYTES: Final = 255
 """A topic is the name of a directory."""
 
@@ -44,11 +43,6 @@ class TopicQueues:
         self.is_control = name == CONTROL_TOPIC
 
 
-def _open_files() -> int:
-    """A quarter of what the process may open, which sockets need too."""
-    return max(64, min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-
-
 class QueueTable:
     """The queues under `consumequeue/`, and which of them hold entries that are not in a file yet."""
 
@@ -67,7 +61,7 @@ class QueueTable:
         self.ends: dict[tuple[str, int], int] = {}
         """Where a queue goes on of which nothing is left to say it, as control records tell."""
         self.by_bytes: dict[bytes, TopicQueues] = {}
-        self._fds = FdCache(_open_files())
+        self._fds = FdCache(budget().queue_files)
         directory.mkdir(parents=True, exist_ok=True)
         for topic in os.listdir(directory):
             try:

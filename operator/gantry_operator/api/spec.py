@@ -217,8 +217,8 @@ class BrokerClusterSpec(Model):
         description="CPU and memory of each broker.",
     )
     image: str | None = Field(
-        None, description="Image of brokers and NameServers; left out: the one named by the operator's chart.",
-        min_length=1, max_length=512,
+        None, description="Image of brokers and NameServers; left out: the one named by the operator's chart. Another "
+        "one has to be allowed there (image.allowed).", min_length=1, max_length=512,
     )  # fmt: skip
     imagePullPolicy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="When nodes pull the image."

@@ -25,7 +25,7 @@ from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.attention import AttentiveClock
 from gantry_operator.failover.base import SwitchoverFailed
-from gantry_operator.kube import external, metrics, names, nameserver, volumes
+from gantry_operator.kube import allowed, external, metrics, names, nameserver, volumes
 from gantry_operator.kube.availability import Availability
 from gantry_operator.kube.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.kube.commands import (
@@ -210,6 +210,7 @@ class ClusterKeeper:
             return True
         try:
             cluster = parse_manifest(obj)
+            allowed.check(cluster, self._shared.settings)
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
             if found.refused != self._findings.refused:

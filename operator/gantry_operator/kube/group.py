@@ -46,6 +46,10 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
             member_address=f"{member_host(cluster, member)}:{names.BROKER_PORT}",
             group_address=f"{master}:{names.BROKER_PORT}",
             listener_addresses=outside,
+            http_hosts=[
+                *names.host_forms(member_host(cluster, member)),
+                *names.host_forms(names.service_host(names.group_set(cluster.name, member.group), cluster.namespace)),
+            ],
         ),
         listen_host="0.0.0.0",
         data_dir=Path(pods.DATA_DIR),

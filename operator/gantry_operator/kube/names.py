@@ -75,6 +75,13 @@ def service_host(name: str, namespace: str) -> str:
     return f"{name}.{namespace}.svc"
 
 
+def host_forms(host: str) -> list[str]:
+    """All that the name server of Kubernetes takes for `host` ("... .NAMESPACE.svc"): without the ends that pods may
+    leave out, and with the usual domain of a cluster."""
+    short = host.removesuffix(".svc")
+    return [short.rpartition(".")[0], short, host, f"{host}.cluster.local"]
+
+
 def labels(cluster: str, component: str, group: str | None = None) -> dict[str, str]:
     out = {
         "app.kubernetes.io/name": "gantry",

@@ -36,6 +36,11 @@ def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
             registration_port=names.NAME_SERVER_REGISTRATION_PORT,
             token_file=pods.TOKEN_FILE,
             listeners=listeners,
+            http_hosts=[
+                form
+                for service in (s.name, names.name_servers(cluster.name))
+                for form in names.host_forms(names.service_host(service, cluster.namespace))
+            ],
         ).model_dump_json(indent=1)
         for s in plan.name_servers
     }

@@ -4,7 +4,8 @@ Several may run; one acts (`election`). kopf watches the BrokerClusters and call
 on what happened: the work for each cluster is its `ClusterKeeper`'s. What the operator made is followed by `mirror`.
 
 Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
-POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
+POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_ALLOWED_IMAGES and
+GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.analytics.manifests import JOB_LABEL
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.failover.attention import AttentiveClock
-from gantry_operator.kube import logs, metrics, names, reports
+from gantry_operator.kube import allowed, logs, metrics, names, reports
 from gantry_operator.kube.client import KINDS, KubeApi, Object, load_config
 from gantry_operator.kube.cluster import ClusterKeeper, Shared
 from gantry_operator.kube.election import Election
@@ -201,12 +202,22 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
     image = environ.get("GANTRY_BROKER_IMAGE", "")
     if not image:
         raise SystemExit("GANTRY_BROKER_IMAGE is not set: name the brokers' image")
-    namespaces = tuple(n.strip() for n in environ.get("GANTRY_WATCH_NAMESPACES", "").split(",") if n.strip())
+
+    def listed(name: str) -> tuple[str, ...]:
+        return tuple(word.strip() for word in environ.get(name, "").split(",") if word.strip())
+
+    spark_conf = listed("GANTRY_ALLOWED_SPARK_CONF")
+    for entry in spark_conf:
+        why = allowed.bad_pattern(entry)
+        if why:
+            raise SystemExit(f"GANTRY_ALLOWED_SPARK_CONF (analytics.allowedSparkConf of the chart): {entry}: {why}")
     return OperatorSettings(
         broker_image=image,
         spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
         namespace=environ.get("POD_NAMESPACE", "default"),
-        watch_namespaces=namespaces,
+        watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
+        allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
+        allowed_spark_conf=spark_conf,
     )
 
 

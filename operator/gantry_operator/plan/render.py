@@ -27,6 +27,8 @@ class BrokerAddresses:
     """Local mode: bound while it is master. In Kubernetes the group's Service does that."""
     listener_addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By NameServer listener: {"external": {"group": "h:p", "member": "h:p"}}."""
+    http_hosts: Sequence[str] = ()
+    """Names by which others call its HTTP interface."""
 
 
 def name_server_config(
@@ -40,13 +42,16 @@ def name_server_config(
     http_port: int | None = None,
     data_dir: Path | None = None,
     listeners: Mapping[str, int] | None = None,
+    http_hosts: Sequence[str] = (),
 ) -> NameServerConfig:
-    """The config of one NameServer. `listeners`: port by name of each further listener."""
+    """The config of one NameServer. `listeners`: port by name of each further listener. `http_hosts`: names by which
+    others call its HTTP interface."""
     return NameServerConfig(
         name=server.name,
         listen_host=listen_host,
         port=port,
         http_port=http_port,
+        http_hosts=list(http_hosts),
         data_dir=data_dir,
         listeners=[Listener(name=n, port=p) for n, p in sorted((listeners or {}).items())],
         cluster=cluster.name,
@@ -84,6 +89,7 @@ def broker_config(
         listen_host=listen_host,
         port=addresses.port,
         http_port=addresses.http_port,
+        http_hosts=list(addresses.http_hosts),
         group_port=addresses.group_port,
         replication_port=addresses.replication_port,
         replication_address=addresses.replication_address,
