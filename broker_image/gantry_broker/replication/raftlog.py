@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gantry_broker.protocol import limits
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.protocol.message import format_properties, pack_host
 from gantry_broker.replication import epochs
@@ -174,4 +175,6 @@ def _to_json(change: MemberChange) -> dict[str, Any]:
 
 
 def _from_json(data: dict[str, Any]) -> MemberChange:
-    return MemberChange(int(data["at"]), int(data["end"]), members_from_json(data["members"]))
+    """Raises KeyError, TypeError or ValueError when `data` is not what `_to_json` writes."""
+    at, end = limits.offset("at", data["at"]), limits.offset("end", data["end"])
+    return MemberChange(at, end, members_from_json(data["members"]))
