@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import render_metrics
@@ -28,6 +29,8 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
+
+from gantry_broker.protocol import limits
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
@@ -150,6 +153,17 @@ def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
             raise HTTPException(401, "Authorization: Bearer TOKEN is expected", {"WWW-Authenticate": "Bearer"})
 
     guarded = [Depends(authorized)]
+
+    @app.exception_handler(RequestValidationError)
+    async def refused(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Names each field with its value; a number of any size must not fail the answer."""
+        detail = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'])} = {limits.shown(e.get('input'))}: {e['msg']}"
+            for e in error.errors()[:5]
+        )
+        if request.method != "GET":
+            broker.replication.refusals.add("assignment", "range", f"{request.url.path}: {detail}")
+        return JSONResponse({"detail": detail[: limits.MAX_TEXT]}, 422)
 
     @app.get("/livez")
     @app.get("/health/live", include_in_schema=False)

@@ -238,6 +238,9 @@ class RaftReplica:
             self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
         self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
+        if self.epoch >= limits.MAX_EPOCH:
+            self.reason = f"no epoch is left above {self.epoch}: begin the group with empty disks"
+            return
         self._polled, self._polled_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         if kind is PollKind.VOTE:

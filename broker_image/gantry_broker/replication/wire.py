@@ -23,7 +23,8 @@ from gantry_broker.replication.types import EpochStart, History, MemberId, membe
 
 
 class WireError(Exception):
-    """A frame that no correct member sends; the text names the field. `reason` is one of `refusals.REASONS`."""
+    """A frame that no correct member sends; the text names the field. `reason` is one of `refusals.REASONS`, empty for
+    an answer that only says that the request was refused."""
 
     def __init__(self, text: str, reason: str = "malformed") -> None:
         super().__init__(text)
@@ -143,7 +144,7 @@ def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
 def parse_answer(frame: Frame) -> FetchAnswer:
     """Raises WireError, also for an answer that says that the request was not understood."""
     if frame.code != ResponseCode.SUCCESS:
-        raise WireError(f"answer {frame.code}: {frame.remark}")
+        raise WireError(f"answer {frame.code}: {frame.remark}", "")
     ext = frame.ext
     with _as_wire_error("answer to a fetch"):
         kind = AnswerKind(ext.get("kind"))
@@ -236,7 +237,7 @@ def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
 def parse_poll_answer(frame: Frame) -> PollAnswer:
     """Raises WireError, also for an answer that says that the request was not understood."""
     if frame.code != ResponseCode.SUCCESS:
-        raise WireError(f"answer {frame.code}: {frame.remark}")
+        raise WireError(f"answer {frame.code}: {frame.remark}", "")
     with _as_wire_error("answer to a poll"):
         data = _poll_body(frame)
         leader = data["leader"]
