@@ -336,9 +336,7 @@ def _host(text: Any) -> bytes:
     return packed
 
 
-def take_forwarded(
-    broker: Broker, conn: Connection, request: Frame, process: Process, allowed: Container[int]
-) -> None:
+def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Process, allowed: Container[int]) -> None:
     """The new master's end: the bundle's writes, in their order, and one answer with all of theirs.
 
     `allowed`: the request codes that forwarding wraps; a bundle with another one is refused whole.

@@ -29,7 +29,6 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
-
 from gantry_broker.protocol import limits
 
 if TYPE_CHECKING:

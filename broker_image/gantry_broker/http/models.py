@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from gantry_broker.protocol import limits
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 
-
 Epoch = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_EPOCH)]
 Version = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_EPOCH)]
 Offset = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_OFFSET)]

@@ -34,9 +34,7 @@ class RaftLeader(Leader):
         refused: Refused = ignore_refusal,
         rules: Rules = ALL,
     ) -> None:
-        super().__init__(
-            me, cell, log, options, now_ms, role_end=role_end, report=report, refused=refused, rules=rules
-        )
+        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report, refused=refused, rules=rules)
         self.control_end = control_end
         self._members = members
         self._raft_log = log
