@@ -2,8 +2,8 @@
 
 The master registers under the group's address as brokerId 0, a slave under its own. A NameServer that refuses changes
 nothing here: anyone may have registered there before. Our own fields: by `gantryEpoch` a NameServer keeps an old
-master from the route of a newer one, `gantryMember` tells members apart whatever their role, `gantryAddresses` are the addresses that
-each extra listener of the NameServer gives to its clients.
+master from the route of a newer one, `gantryMember` tells members apart whatever their role, `gantryAddresses` are
+the addresses that each extra listener of the NameServer gives to its clients.
 """
 
 from __future__ import annotations

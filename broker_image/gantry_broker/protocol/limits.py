@@ -53,18 +53,20 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def number(name: str, value: Any, low: int, high: int) -> int:
+def number(name: str, value: object, low: int, high: int) -> int:
     """A whole number in [low, high], from an int or its decimal digits. Raises Implausible."""
     if isinstance(value, str):
         digits = value[1:] if value[:1] == "-" else value
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 20):
             raise Implausible(f"{name} = {shown(value)}: must be a whole number from {low} to {high}", "malformed")
-        value = int(value)
-    elif type(value) is not int:
+        found = int(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = value
+    else:
         raise Implausible(f"{name} = {shown(value)}: must be a whole number from {low} to {high}", "malformed")
-    if not low <= value <= high:
+    if not low <= found <= high:
         raise Implausible(f"{name} = {shown(value)}: must be from {low} to {high}")
-    return value
+    return found
 
 
 def epoch(name: str, value: Any) -> int:

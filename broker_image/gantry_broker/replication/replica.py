@@ -221,7 +221,7 @@ class Replica:
         return master == self.me  # Rule 16.
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
-        """Rule 14: a higher epoch stops a master at once; it is not an assignment. An impossible one changes nothing."""
+        """Rule 14: a higher epoch stops a master at once and is no assignment. An impossible one changes nothing."""
         if epoch <= self.told_epoch or not limits.possible_successor(self.told_epoch, epoch):
             return
         self.told_epoch = epoch
