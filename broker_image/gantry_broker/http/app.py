@@ -215,8 +215,8 @@ def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
 
     @app.get("/v1/log/bytes", dependencies=guarded)
     async def log_part(
-        start: Annotated[int, Query(alias="from", ge=0, description="Offset of the first byte.")],
-        to: Annotated[int, Query(ge=0, description="Offset after the last byte.")],
+        start: Annotated[int, Query(alias="from", ge=0, le=limits.MAX_OFFSET, description="Offset of the first byte.")],
+        to: Annotated[int, Query(ge=0, le=limits.MAX_OFFSET, description="Offset after the last byte.")],
         rate: Annotated[int, Query(ge=0, description="Bytes per second at most; 0: no limit.")] = 0,
     ) -> StreamingResponse:
         return log_bytes(broker, start, to, rate)

@@ -125,6 +125,7 @@ class Leader:
         self._role_end = role_end
         self._report = report
         self._refused = refused
+        self._reported: set[int] = set()
         self._guests: dict[int, int] = {}
         """By member number: since when a follower outside the set is served."""
         self._asks: list[Ask] = []
@@ -283,9 +284,12 @@ class Leader:
         return too_long or fetch.flushed > fetch.end
 
     def _absurd(self, fetch: Fetch) -> FetchAnswer:
-        """Rule 12: an acknowledgement of what nobody has."""
+        """Rule 12: an acknowledgement of what nobody has. Reported once for each member, as it may come without end."""
         reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
-        self._report(reason)
+        self._refused("fetch", "range", reason)
+        if fetch.member.member not in self._reported:
+            self._reported.add(fetch.member.member)
+            self._report(reason)
         return self._refuse(fetch, reason)
 
     # ---- the table of followers: one entry for each member number
