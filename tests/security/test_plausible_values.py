@@ -95,7 +95,7 @@ async def test_a_fetch_with_an_impossible_epoch_does_not_depose_the_master(make_
     assert (await slave.status()).told_epoch == group.cell.epoch
     found = await refusals(master)
     assert found["fetch/epoch-jump"] == 1
-    assert found["fetch/range"] >= 3
+    assert found["fetch/range"] == len(HUGE) + 1
     assert (await tell(master.address, send_frame(b"a"))).code == ResponseCode.SUCCESS
     stranger = MemberId(7, "invented")
     assert (await tell(master.address, fetch_frame(stranger, 2, me))).ext["kind"] == "refused"
@@ -287,7 +287,7 @@ async def test_votes_and_announcements_of_strangers_change_nothing(make_group: M
     assert (await tell(leads.address, send_frame(b"a"))).code == ResponseCode.SUCCESS
     for member in group.members:
         found = await refusals(member)
-        assert found["poll/range"] == len(HUGE) - 1, found
+        assert found["poll/range"] + found["poll/malformed"] == len(HUGE), found  # 2**128 is no whole number in JSON.
         assert found["poll/epoch-jump"] == 1, found
         assert found["poll/unknown-member"] >= 6, found
     await leads.kill()

@@ -21,6 +21,8 @@ learns of all of these at once when it comes back. A million are an election eve
 comes back later than that. And who forges epochs needs 2**33 messages, one after the other, to use them up.
 """
 MAX_OFFSET: Final = 2**63 - 1
+MAX_DIGITS: Final = 40
+"""Digits of a number in a header field: more than any number has that is in range."""
 MAX_MEMBER: Final = 63
 """The highest member number. A BrokerCluster has at most nine members in a group (0 to 8)."""
 MAX_MEMBERS: Final = 2 * (MAX_MEMBER + 1)
@@ -53,20 +55,21 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def integer(name: str, value: str) -> int:
+    """A whole number from the decimal digits of a header field. Raises Implausible."""
+    digits = value[1:] if value[:1] == "-" else value
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS):
+        raise Implausible(f"{name} = {shown(value)}: must be a whole number", "malformed")
+    return int(value)
+
+
 def number(name: str, value: object, low: int, high: int) -> int:
-    """A whole number in [low, high], from an int or its decimal digits. Raises Implausible."""
-    if isinstance(value, str):
-        digits = value[1:] if value[:1] == "-" else value
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= 20):
-            raise Implausible(f"{name} = {shown(value)}: must be a whole number from {low} to {high}", "malformed")
-        found = int(value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        found = value
-    else:
+    """A whole number in [low, high]. Raises Implausible."""
+    if not isinstance(value, int) or isinstance(value, bool):
         raise Implausible(f"{name} = {shown(value)}: must be a whole number from {low} to {high}", "malformed")
-    if not low <= found <= high:
+    if not low <= value <= high:
         raise Implausible(f"{name} = {shown(value)}: must be from {low} to {high}")
-    return found
+    return value
 
 
 def epoch(name: str, value: Any) -> int:

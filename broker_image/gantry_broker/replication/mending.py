@@ -102,7 +102,7 @@ class Mender:
     def answer(self, request: Frame) -> Frame:
         """Another member asks for what lies at an offset."""
         try:
-            at = limits.offset("at", request.ext["at"])
+            at = limits.offset("at", limits.integer("at", request.ext["at"]))
             return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")

@@ -44,6 +44,11 @@ def _history(data: bytes) -> History:
     return tuple(EpochStart(*pair) for pair in limits.history("history", orjson.loads(data)))
 
 
+def _integer(ext: dict[str, str], name: str) -> int:
+    """Raises Implausible."""
+    return limits.integer(name, _field(ext, name))
+
+
 def _field(ext: dict[str, str], name: str) -> str:
     """Raises Implausible."""
     value = ext.get(name)
@@ -53,11 +58,11 @@ def _field(ext: dict[str, str], name: str) -> str:
 
 
 def _epoch(ext: dict[str, str], name: str) -> int:
-    return limits.epoch(name, _field(ext, name))
+    return limits.epoch(name, _integer(ext, name))
 
 
 def _offset(ext: dict[str, str], name: str) -> int:
-    return limits.offset(name, _field(ext, name))
+    return limits.offset(name, _integer(ext, name))
 
 
 @contextmanager
@@ -109,7 +114,7 @@ def parse_fetch(frame: Frame) -> Fetch:
 
 def _member_in(ext: dict[str, str], number: str, incarnation: str) -> MemberId:
     return MemberId(
-        limits.member_number(number, _field(ext, number)), limits.incarnation(incarnation, _field(ext, incarnation))
+        limits.member_number(number, _integer(ext, number)), limits.incarnation(incarnation, _field(ext, incarnation))
     )
 
 
