@@ -17,6 +17,7 @@ from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
 from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.service import metrics
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
@@ -185,12 +186,25 @@ async def test_a_slave_is_told_its_master_and_orders(ask: Asker) -> None:
     assert fastjson.loads((await ask(105, topic="T")).body)["orderTopicConf"] == "a:4"
 
 
-async def test_an_old_master_is_refused_with_the_epoch_that_is(ask: Asker) -> None:
+async def test_an_old_master_is_refused(ask: Asker) -> None:
+    """No answer says an epoch: a broker that believed it would believe whoever registered before."""
     other = Asker(ask.server, member=1)
-    assert (await other.register(gantryEpoch=5, gantryMember=1)).ext["gantryEpoch"] == "5"
+    assert "gantryEpoch" not in (await other.register(gantryEpoch=5, gantryMember=1)).ext
     answer = await ask.register(gantryEpoch=4, gantryMember=0)
-    assert (answer.code, answer.ext["gantryEpoch"]) == (2000, "5")
+    assert (answer.code, "gantryEpoch" in answer.ext) == (2000, False)
+    assert "has reached epoch 5" in (answer.remark or "")
     await other.close()
+
+
+async def test_a_registration_with_an_impossible_epoch_is_refused_and_counted(ask: Asker) -> None:
+    await ask.register(gantryEpoch=5, gantryMember=0)
+    for epoch, reason in ((2**63 - 1, "range"), (5 + 2**21, "epoch-jump")):
+        answer = await ask.register(gantryEpoch=epoch, gantryMember=0)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "gantryEpoch" in (answer.remark or "")
+        series = f'gantry_refused_values_total{{entrance="registration",reason="{reason}"}} 1'
+        assert series in metrics(ask.server.service)
+    assert (await ask.register(gantryEpoch=5, gantryMember=0)).code == ResponseCode.SUCCESS
 
 
 async def test_listeners_give_out_their_own_addresses(ask: Asker) -> None:

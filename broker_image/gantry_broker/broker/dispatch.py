@@ -58,6 +58,8 @@ WRITES: Final = SENDS | {
 OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
 """Questions that a former master passes on as long as clients still take it for the master: a slave hears of the last
 confirmed record some milliseconds late, and a client must find what it was promised just before."""
+FORWARDED: Final = WRITES | OF_THE_MASTER
+"""What a former master passes on, and all that a FORWARD may wrap."""
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
@@ -97,7 +99,7 @@ class Dispatcher:
             return
         rest: list[Frame] = []
         kept: list[Frame] = []
-        ours = WRITES | OF_THE_MASTER if broker.has_guests and self.forwarder.wants() else WRITES
+        ours = FORWARDED if broker.has_guests and self.forwarder.wants() else WRITES
         for frame in frames:
             (kept if frame.code in ours else rest).append(frame)
         if rest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gantry_broker.protocol.codes import GantryCode
 
-from .dispatch import not_supported
+from .dispatch import FORWARDED, not_supported
 from .forward import Process, take_forwarded
 
 if TYPE_CHECKING:
@@ -42,6 +42,6 @@ class MemberRequests:
             elif code == GantryCode.POLL:
                 broker.replication.on_poll(conn, frame)
             elif code == GantryCode.FORWARD:
-                take_forwarded(broker, conn, frame, self._process)
+                take_forwarded(broker, conn, frame, self._process, FORWARDED)
             elif not frame.is_oneway:
                 conn.send(broker.mender.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))

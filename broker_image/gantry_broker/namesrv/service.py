@@ -13,11 +13,12 @@ from collections.abc import Callable
 
 import orjson
 
+from gantry_broker.http.metrics import refused_values, text_of
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
-from gantry_broker.protocol import fastjson
+from gantry_broker.protocol import fastjson, limits
 from gantry_broker.protocol.bodies import BodyError, DataVersion, parse, topic_list
 from gantry_broker.protocol.codes import FAQ, MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
@@ -34,6 +35,7 @@ from gantry_broker.protocol.headers import (
     UnregisterBrokerHeader,
     WritePermHeader,
 )
+from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.members import HandshakeGuard
 
@@ -62,6 +64,7 @@ class NameService:
         self.routes = RouteTable()
         self.kv = kv
         self.connections = 0
+        self.refusals = Refusals()
         self.requests: dict[int, int] = {}
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
         self.guard: HandshakeGuard | None = None
@@ -167,13 +170,15 @@ class NameService:
                 frame,
                 ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
                 str(error),
-                {"gantryEpoch": str(error.highest)},
             )
+        except limits.Implausible as error:
+            self.refusals.add("registration", error.reason, f"{conn!r}: {error}")
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except WrongGroup as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
-        ext = {"gantryEpoch": str(self.routes.groups[told.group].epoch)} if told.member is not None else {}
+        ext = {}
         if told.broker_id != MASTER_ID and master is not None:
-            ext |= {"masterAddr": master.told.address, "haServerAddr": master.told.ha_address}
+            ext = {"masterAddr": master.told.address, "haServerAddr": master.told.ha_address}
         orders = self.kv.table(ORDER_TOPIC_NAMESPACE)
         body = b""
         if orders and self.settings["returnOrderTopicConfigToBroker"] == "true":
@@ -369,7 +374,7 @@ def metrics(service: NameService) -> str:
                 for reason, count in sorted(service.guard.refused.items())
             ),
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + text_of(*refused_values(service.refusals, {}))
 
 
 def health(service: NameService) -> bytes:

@@ -22,6 +22,7 @@ from typing import Final, Literal
 
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.protocol.limits import MAX_MEMBER
 
 VERSION: Final = 1
 MAX_HANDSHAKE_FRAME: Final = 4096
@@ -30,7 +31,6 @@ NONCE_BYTES: Final = 32
 MAC_BYTES: Final = 32
 MAX_NAME: Final = 255
 """Characters of the longest name of a cluster or group."""
-MAX_MEMBER: Final = 1_000_000
 _KEY_LABEL: Final = b"gantry handshake between members, key 1"
 _MESSAGE_LABEL: Final = b"gantry handshake between members, proof"
 _LENGTH_FIELD: Final = 4

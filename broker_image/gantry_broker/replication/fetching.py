@@ -33,6 +33,8 @@ class Asker(Protocol):
 
     async def answered(self, answer: FetchAnswer) -> bool: ...
 
+    def malformed_answer(self, error: wire.WireError) -> None: ...
+
     def link_changed(self) -> None: ...
 
 
@@ -109,6 +111,7 @@ class FetchLoop:
             return False
         except wire.WireError as error:
             log.warning("%s: %s", address, error)
+            self._asker.malformed_answer(error)
             return False
         self._answered_at = time.monotonic()
         self._lost = False

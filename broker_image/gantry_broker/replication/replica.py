@@ -19,10 +19,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from gantry_broker.protocol import limits
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import FollowerView, Leader, Options
+from gantry_broker.replication.leader import FollowerView, Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.rules import ALL, Rule, Rules
@@ -58,12 +59,14 @@ class Replica:
         options: Options,
         *,
         report: Callable[[str], None] = lambda text: None,
+        refused: Refused = ignore_refusal,
         rules: Rules = ALL,
         now_ms: int = 0,
     ) -> None:
         """A start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
 
         `report` is told, in words, what a human should know: an absurd acknowledgement, a follower that stopped.
+        `refused(entrance, reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
         """
         self.options = options
         self.told_epoch = max(state.cell.epoch, last_epoch(log.history))
@@ -75,6 +78,7 @@ class Replica:
         self._log = log
         self._disk = disk
         self._report = report
+        self._refused = refused
         self._rules = rules
         self._control_end = 0
         self._ticked_ms = 0
@@ -181,6 +185,9 @@ class Replica:
                 return f"epoch {cell.epoch} version {cell.version} was told before with other content"
         elif cell.epoch < held.epoch:
             return f"holds epoch {held.epoch}, told {cell.epoch}"
+        if self.told_epoch and (jump := limits.jump_refusal(self.told_epoch, cell.epoch)):
+            self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any.
+            return f"{jump}; a member that was away for longer begins with an empty disk"
         newest = last_epoch(self._log.history)
         if cell.epoch < newest and Rule.DURABLE_ASSIGNMENT in self._rules:
             return f"its log has epoch {newest}, told {cell.epoch}: an old registry"
@@ -214,8 +221,8 @@ class Replica:
         return master == self.me  # Rule 16.
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
-        """Rule 14: a higher epoch, wherever it was seen, stops a master at once; it is not an assignment."""
-        if epoch <= self.told_epoch:
+        """Rule 14: a higher epoch stops a master at once and is no assignment. An impossible one changes nothing."""
+        if epoch <= self.told_epoch or not limits.possible_successor(self.told_epoch, epoch):
             return
         self.told_epoch = epoch
         if self.leader is not None and Rule.ORDERED_ASSIGNMENTS in self._rules:
@@ -239,6 +246,7 @@ class Replica:
             now_ms,
             role_end=role_end,
             report=self._report,
+            refused=self._refused,
             rules=self._rules,
             acked=former,
         )
@@ -282,7 +290,11 @@ class Replica:
         """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
-        self.saw_epoch(fetch.epoch)
+        if jump := limits.jump_refusal(self.told_epoch, fetch.epoch):
+            self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
+            return self._refuse(fetch, jump)
+        if self.epoch_counts(fetch):
+            self.saw_epoch(fetch.epoch)
         leader = self.leader
         if leader is None:
             return self._refuse(fetch, self.reason or f"{self.me} is not the master")
@@ -294,6 +306,10 @@ class Replica:
         leader.review(now_ms)
         self._confirm()
         return None
+
+    def epoch_counts(self, fetch: Fetch) -> bool:
+        """Only of a member of the recorded set: another one's fetch says nothing about who leads."""
+        return meant_for(self.me, fetch) and fetch.member in self.cell.in_sync
 
     def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
         """The answer to a fetch that `fetched` has taken; None while there are no records for it, and it is held.
@@ -391,6 +407,9 @@ class Replica:
 
     def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
+        if jump := limits.jump_refusal(self.told_epoch, answer.epoch):
+            self._refused("fetch-answer", "epoch-jump", jump)
+            return False
         self.saw_epoch(answer.epoch)
         if self.follower is None:
             return False
