@@ -134,11 +134,11 @@ async def test_invented_incarnations_do_not_fill_the_table_of_followers(make_gro
             await writer.drain()
 
         async def all_refused() -> bool:
+            # On a slow machine one that was admitted is silent after a while, and the next takes its place.
             return (await refusals(master)).get("fetch/other-life", 0) >= count - 100
 
         await until(all_refused, "nearly every invented incarnation is refused")
-        followers = (await master.status()).followers
-        assert len(followers) == 1, "on a busy machine another one takes the place of one that was not heard for long"
+        assert [f.member.member for f in (await master.status()).followers] == [7]
         for number in (64, 2**40, -1):
             answer = await tell_member(master, fetch_frame(MemberId(number, "x"), group.cell.epoch, me), 7)
             assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -245,8 +245,8 @@ async def test_a_file_with_an_impossible_epoch_is_named_at_the_start(make_group:
         else:
             data["history"][0][0] = epoch
         path.write_text(json.dumps(data))
-        done = subprocess.run(
-            [sys.executable, "-m", "gantry_broker.broker", "--config", str(member.path)],
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-m", "gantry_broker.broker", "--config", str(member.path)],
             capture_output=True, text=True, timeout=60, check=False, env=os.environ,
         )  # fmt: skip
         assert done.returncode != 0

@@ -3,8 +3,8 @@
 As in RocketMQ: broker id 0 is a group's master, others are slaves; a broker that is silent for `EXPIRE_MS` is
 forgotten, and one whose connection breaks is forgotten at once. What is ours, for brokers that say `gantryMember`:
 - While a master is registered and its connection lives, a lower `gantryEpoch` than its is refused for broker id 0: an
-  old master cannot take the route back. With that connection the fence ends, so who forges an epoch keeps the group's
-  own master out for no longer than who registers again and again; and what slaves say of epochs counts for nothing.
+  old master cannot take the route back. The fence ends with that connection, so a forged epoch keeps the group's own
+  master out for no longer than a forged registration that is repeated would. What slaves say of epochs does not count.
 - An epoch that cannot follow that of the registered master is refused.
 - A member has one entry: the slave entry of a member that becomes master goes, and so on.
 - A farewell counts only over the connection of the registration that it ends: a group has one address, under which the

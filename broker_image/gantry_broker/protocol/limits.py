@@ -18,7 +18,7 @@ MAX_EPOCH_JUMP: Final = 2**20
 Epochs rise by one: with each promotion that the operator records (by 11 where it recovers a lost record), and in Raft
 mode with each election that a candidate begins, whether it wins or fails. A member that was paused or switched off
 learns of all of these at once when it comes back. A million are an election every 30 seconds for a year: no member
-comes back later than that. And who forges epochs needs 2**33 messages, one after the other, to use them up.
+comes back later than that. An attacker that forges epochs needs 2**33 messages, one after the other, to use them up.
 """
 MAX_OFFSET: Final = 2**63 - 1
 MAX_DIGITS: Final = 40
