@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from gantry_broker.http.models import AskModel, FollowerStatus, MasterLink, MemberRef, MemberStatus
-from gantry_broker.protocol.limits import MAX_EPOCH, MAX_EPOCH_JUMP, MAX_MEMBER, MAX_OFFSET
+from gantry_broker.protocol.plausible import MAX_EPOCH, MAX_EPOCH_JUMP, MAX_MEMBER, MAX_OFFSET
 from gantry_broker.replication.types import Ask, Cell, MemberId
 from gantry_operator.failover import MemberView, Observation, Report
 from gantry_operator.failover.first import recovered_cell

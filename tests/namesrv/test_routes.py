@@ -6,7 +6,7 @@ import pytest
 from gantry_broker.namesrv.routes import EXPIRE_MS, GRACE_MS, Fenced, Registration, RouteTable, WrongGroup
 from gantry_broker.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import TopicFlag
-from gantry_broker.protocol.limits import MAX_EPOCH_JUMP, Implausible
+from gantry_broker.protocol.plausible import MAX_EPOCH_JUMP, Implausible
 
 GROUP_ADDRESS = "demo-a-master:10911"
 

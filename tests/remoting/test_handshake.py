@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
-from gantry_broker.protocol.limits import MAX_MEMBER
+from gantry_broker.protocol.plausible import MAX_MEMBER
 from gantry_broker.remoting.handshake import (
     MAX_HANDSHAKE_FRAME,
     NONCE_BYTES,

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.refusals import ENTRANCES, LOG_EVERY_S, REASONS, Refusals
 from gantry_broker.replication import wire
@@ -30,7 +30,7 @@ from model_log import ModelDisk, ModelLog, Power
 
 A, B, C, D = MemberId(0, "a"), MemberId(1, "b"), MemberId(2, "c"), MemberId(3, "d")
 STRANGER = MemberId(7, "stranger")
-JUMP = limits.MAX_EPOCH_JUMP
+JUMP = plausible.MAX_EPOCH_JUMP
 MUTATIONS = 6_000
 """For each parser."""
 
@@ -47,26 +47,26 @@ MUTATIONS = 6_000
     ],
 )  # fmt: skip
 def test_which_epoch_may_follow(known: int, new: int, possible: bool) -> None:
-    assert limits.possible_successor(known, new) is possible
-    assert (limits.jump_refusal(known, new) == "") is possible
+    assert plausible.possible_successor(known, new) is possible
+    assert (plausible.jump_refusal(known, new) == "") is possible
 
 
 @pytest.mark.parametrize("value", ["3", "", None, True, 1.0, [], b"1", "1" * 5_000])
 def test_what_is_no_number_is_named(value: Any) -> None:
-    with pytest.raises(limits.Implausible, match="depth = ") as caught:
-        limits.number("depth", value, 0, 10)
+    with pytest.raises(plausible.Implausible, match="depth = ") as caught:
+        plausible.number("depth", value, 0, 10)
     assert caught.value.reason == "malformed"
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("value", ["", "-", "+1", "1.0", "1e3", "٣", " 1", "1_0", "--1", "1" * 5_000])
 def test_what_are_no_digits_is_named(value: str) -> None:
-    with pytest.raises(limits.Implausible, match="depth = "):
-        limits.integer("depth", value)
+    with pytest.raises(plausible.Implausible, match="depth = "):
+        plausible.integer("depth", value)
 
 
 def test_the_numbers_of_an_answer_can_be_written_as_json() -> None:
-    for number in (limits.MAX_EPOCH, limits.MAX_OFFSET):
+    for number in (plausible.MAX_EPOCH, plausible.MAX_OFFSET):
         assert orjson.loads(orjson.dumps(number)) == number
 
 
@@ -440,5 +440,5 @@ def test_an_assignment_far_ahead_is_refused_unless_the_member_knows_no_epoch() -
     ],
 )  # fmt: skip
 def test_an_impossible_state_of_a_reset_is_refused(state: bytes) -> None:
-    with pytest.raises(limits.Implausible):
+    with pytest.raises(plausible.Implausible):
         queue_starts(state)

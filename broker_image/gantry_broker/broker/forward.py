@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import FLAG_ONEWAY, GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import error_answer
@@ -303,21 +303,21 @@ def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[
         at += 4 + int.from_bytes(body[at : at + 4], "big")
         count += 1
         if count > BUNDLE or at > len(body):
-            raise limits.Implausible(f"the bundle has a damaged frame, or more than {BUNDLE}", "malformed")
+            raise plausible.Implausible(f"the bundle has a damaged frame, or more than {BUNDLE}", "malformed")
     try:
-        texts = limits.items("hosts", orjson.loads(request.ext.get("hosts", "")), BUNDLE)
+        texts = plausible.items("hosts", orjson.loads(request.ext.get("hosts", "")), BUNDLE)
         frames = FrameDecoder().feed(body)
-    except limits.Implausible:
+    except plausible.Implausible:
         raise
     except (FrameError, ValueError, TypeError) as error:
-        raise limits.Implausible(f"the bundle cannot be read: {error}", "malformed") from error
+        raise plausible.Implausible(f"the bundle cannot be read: {error}", "malformed") from error
     if not frames or len(frames) != len(texts):
-        raise limits.Implausible(f"hosts has {len(texts)} entries for {len(frames)} requests", "malformed")
+        raise plausible.Implausible(f"hosts has {len(texts)} entries for {len(frames)} requests", "malformed")
     for index, frame in enumerate(frames):
         if frame.is_response or frame.code not in allowed:
-            raise limits.Implausible(f"request {index} has code {frame.code}, which is not forwarded", "not-forwarded")
+            raise plausible.Implausible(f"request {index} has code {frame.code}, which is not forwarded", "not-forwarded")
         if frame.opaque != index:
-            raise limits.Implausible(f"request {index} has opaque {frame.opaque}, expected is its place", "malformed")
+            raise plausible.Implausible(f"request {index} has opaque {frame.opaque}, expected is its place", "malformed")
     return frames, [_host(text) for text in texts]
 
 
@@ -328,11 +328,11 @@ def _host(text: Any) -> bytes:
         host, port = unpack_host(packed)
         address = ip_address(host)
     except (TypeError, ValueError) as error:
-        raise limits.Implausible(f"hosts: {limits.shown(text)} is no packed address: {error}", "malformed") from error
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} is no packed address: {error}", "malformed") from error
     if not 0 <= port <= 65_535:
-        raise limits.Implausible(f"hosts: {limits.shown(text)} has port {port}, possible are 0 to 65535")
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} has port {port}, possible are 0 to 65535")
     if address.is_multicast or (isinstance(address, IPv6Address) and address.ipv4_mapped is not None):
-        raise limits.Implausible(f"hosts: {limits.shown(text)} is {host}, which is no client's address")
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} is {host}, which is no client's address")
     return packed
 
 
@@ -347,7 +347,7 @@ def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Pr
         return
     try:
         frames, hosts = _unwrap(request, allowed)
-    except limits.Implausible as error:
+    except plausible.Implausible as error:
         broker.replication.refusals.add("forward", error.reason, f"{conn!r}: {error}")
         conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, f"FORWARD: {error}"))
         return

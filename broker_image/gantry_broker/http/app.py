@@ -36,7 +36,7 @@ from gantry_broker.http.models import (
     RemovalRequest,
 )
 from gantry_broker.http.token import TokenFile
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
@@ -196,12 +196,12 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
     async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
         """Names each field with its value; a number of any size must not fail the answer."""
         detail = "; ".join(
-            f"{'.'.join(str(part) for part in e['loc'])} = {limits.shown(e.get('input'))}: {e['msg']}"
+            f"{'.'.join(str(part) for part in e['loc'])} = {plausible.shown(e.get('input'))}: {e['msg']}"
             for e in error.errors()[:5]
         )
         if request.method != "GET":
             broker.replication.refusals.add("assignment", "range", f"{request.url.path}: {detail}")
-        return JSONResponse({"detail": detail[: limits.MAX_TEXT]}, 422)
+        return JSONResponse({"detail": detail[: plausible.MAX_TEXT]}, 422)
 
     @app.get("/livez")
     @app.get("/health/live", include_in_schema=False)
@@ -254,8 +254,8 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
 
     @app.get("/v1/log/bytes")
     async def log_part(
-        start: Annotated[int, Query(alias="from", ge=0, le=limits.MAX_OFFSET, description="Offset of the first byte.")],
-        to: Annotated[int, Query(ge=0, le=limits.MAX_OFFSET, description="Offset after the last byte.")],
+        start: Annotated[int, Query(alias="from", ge=0, le=plausible.MAX_OFFSET, description="Offset of the first byte.")],
+        to: Annotated[int, Query(ge=0, le=plausible.MAX_OFFSET, description="Offset after the last byte.")],
         rate: Annotated[int, Query(ge=0, description="Bytes per second at most; 0: no limit.")] = 0,
     ) -> StreamingResponse:
         return log_bytes(broker, start, to, rate)

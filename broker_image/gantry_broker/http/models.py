@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 
-Epoch = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_EPOCH)]
-Version = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_EPOCH)]
-Offset = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_OFFSET)]
-MemberNumber = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_MEMBER)]
-Incarnation = Annotated[str, Field(min_length=1, max_length=limits.MAX_INCARNATION)]
+Epoch = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
+Version = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
+Offset = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_OFFSET)]
+MemberNumber = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_MEMBER)]
+Incarnation = Annotated[str, Field(min_length=1, max_length=plausible.MAX_INCARNATION)]
 
 
 class _Model(BaseModel):
@@ -32,7 +32,7 @@ class MemberRef(_Model):
         return MemberId(self.member, self.incarnation)
 
 
-Members = Annotated[list[MemberRef], Field(max_length=limits.MAX_MEMBERS)]
+Members = Annotated[list[MemberRef], Field(max_length=plausible.MAX_MEMBERS)]
 
 
 class CellModel(_Model):
@@ -57,7 +57,7 @@ class AssignmentModel(_Model):
     """PUT /v1/assignment."""
 
     cell: CellModel
-    master_address: str | None = Field(None, max_length=limits.MAX_ADDRESS)
+    master_address: str | None = Field(None, max_length=plausible.MAX_ADDRESS)
     unclean: bool = False
 
     @classmethod

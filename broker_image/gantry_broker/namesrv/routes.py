@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import (
     BrokerData,
     ClusterInfo,
@@ -104,8 +104,8 @@ class RouteTable:
         `configs` None: the body was empty. Raises Fenced, WrongGroup, Implausible; then nothing is changed.
         """
         if told.member is not None:
-            limits.member_number("gantryMember", told.member)
-        limits.epoch("gantryEpoch", told.epoch)
+            plausible.member_number("gantryMember", told.member)
+        plausible.epoch("gantryEpoch", told.epoch)
         group = self.groups.get(told.group)
         if group is not None and group.cluster != told.cluster and group.live():
             raise WrongGroup(
@@ -117,8 +117,8 @@ class RouteTable:
         if ours and master is not None and master.told.member is not None and master.left_ms is None:
             if told.broker_id == MASTER_ID and told.epoch < master.told.epoch:
                 raise Fenced(told.group, told.epoch, master.told.epoch)
-            if jump := limits.jump_refusal(master.told.epoch, told.epoch):
-                raise limits.Implausible(f"gantryEpoch: {jump}", "epoch-jump")
+            if jump := plausible.jump_refusal(master.told.epoch, told.epoch):
+                raise plausible.Implausible(f"gantryEpoch: {jump}", "epoch-jump")
         if group is None:
             group = self.groups[told.group] = Group(told.cluster)
         group.cluster = told.cluster

@@ -18,7 +18,7 @@ from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
-from gantry_broker.protocol import fastjson, limits
+from gantry_broker.protocol import fastjson, plausible
 from gantry_broker.protocol.bodies import BodyError, DataVersion, parse, topic_list
 from gantry_broker.protocol.codes import FAQ, MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
@@ -171,7 +171,7 @@ class NameService:
                 ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
                 str(error),
             )
-        except limits.Implausible as error:
+        except plausible.Implausible as error:
             self.refusals.add("registration", error.reason, f"{conn!r}: {error}")
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except WrongGroup as error:

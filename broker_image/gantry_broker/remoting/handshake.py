@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
-from gantry_broker.protocol.limits import MAX_MEMBER
+from gantry_broker.protocol.plausible import MAX_MEMBER
 
 VERSION: Final = 1
 MAX_HANDSHAKE_FRAME: Final = 4096

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import MemberId
 
 
@@ -58,8 +58,8 @@ def members_from_json(data: Any) -> Members:
     """Raises TypeError or ValueError when `data` is not what `members_to_json` writes."""
     return tuple(
         Voter(
-            MemberId(limits.member_number("member", m), limits.incarnation("incarnation", i)),
-            limits.address("address", a),
+            MemberId(plausible.member_number("member", m), plausible.incarnation("incarnation", i)),
+            plausible.address("address", a),
         )
-        for m, i, a in limits.items("members", data, limits.MAX_MEMBERS)
+        for m, i, a in plausible.items("members", data, plausible.MAX_MEMBERS)
     )

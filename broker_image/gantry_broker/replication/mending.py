@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
@@ -103,7 +103,7 @@ class Mender:
     def answer(self, request: Frame) -> Frame:
         """Another member asks for what lies at an offset."""
         try:
-            at = limits.offset("at", limits.integer("at", request.ext["at"]))
+            at = plausible.offset("at", plausible.integer("at", request.ext["at"]))
             return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")

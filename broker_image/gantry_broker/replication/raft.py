@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
@@ -198,7 +198,7 @@ class RaftReplica:
 
     def saw_epoch(self, epoch: int, now_ms: int) -> None:
         """A higher epoch ends every role in a lower one. An impossible one changes nothing."""
-        if epoch > self.epoch and limits.possible_successor(self.epoch, epoch):
+        if epoch > self.epoch and plausible.possible_successor(self.epoch, epoch):
             self._adopt(epoch, f"saw epoch {epoch}", now_ms)
 
     def _stop(self, reason: str) -> None:
@@ -238,7 +238,7 @@ class RaftReplica:
             self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
         self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
-        if self.epoch >= limits.MAX_EPOCH:
+        if self.epoch >= plausible.MAX_EPOCH:
             self.reason = f"no epoch is left above {self.epoch}: begin the group with empty disks"
             return
         self._polled, self._polled_ms, self._granted = kind, now_ms, {self.me}
@@ -306,7 +306,7 @@ class RaftReplica:
 
     def _counts(self, poll: Poll, now_ms: int) -> bool:
         """Whether a poll may change anything here. One of an unknown member makes this one ask those that it knows."""
-        if jump := limits.jump_refusal(self.epoch, poll.epoch):
+        if jump := plausible.jump_refusal(self.epoch, poll.epoch):
             self._refused("poll", "epoch-jump", f"{poll.kind.value} of {poll.member}: {jump}")
             return False
         if poll.kind is PollKind.FIND or self._knows(poll.member):
@@ -405,7 +405,7 @@ class RaftReplica:
         if answer.member.member not in self._numbers or answer.member.member == self.me.member:
             self._refused("poll-answer", "unknown-member", f"{answer.member} is not in the list of members")
             return
-        if self.epoch and (jump := limits.jump_refusal(self.epoch, answer.epoch)):
+        if self.epoch and (jump := plausible.jump_refusal(self.epoch, answer.epoch)):
             self._refused("poll-answer", "epoch-jump", f"{answer.member}: {jump}")
             return
         self._told[answer.member.member] = (answer.member, ids(answer.members))
@@ -485,7 +485,7 @@ class RaftReplica:
         """As `Replica.fetched`; a follower of a higher epoch ends this leadership."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
-        if jump := limits.jump_refusal(self.epoch, fetch.epoch):
+        if jump := plausible.jump_refusal(self.epoch, fetch.epoch):
             self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
             return self._refuse(fetch, jump)
         if self.epoch_counts(fetch):
@@ -609,7 +609,7 @@ class RaftReplica:
 
     def answered(self, answer: FetchAnswer, now_ms: int) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
-        if jump := limits.jump_refusal(self.epoch, answer.epoch):
+        if jump := plausible.jump_refusal(self.epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False
         self.saw_epoch(answer.epoch, now_ms)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.protocol.message import format_properties, pack_host
 from gantry_broker.replication import epochs
@@ -173,13 +173,13 @@ class RaftStoreLog(StoreLog):
 
 def _changes_in(state: bytes) -> tuple[MemberChange, ...]:
     """The change of members in a leader's `reset_state`. Raises Implausible."""
-    listed = limits.items("members", reset_fields(state).get("members", []), 1)
+    listed = plausible.items("members", reset_fields(state).get("members", []), 1)
     try:
         return tuple(_from_json(c) for c in listed)
-    except limits.Implausible:
+    except plausible.Implausible:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise limits.Implausible(f"members: {error!r}", "malformed") from error
+        raise plausible.Implausible(f"members: {error!r}", "malformed") from error
 
 
 def _to_json(change: MemberChange) -> dict[str, Any]:
@@ -188,5 +188,5 @@ def _to_json(change: MemberChange) -> dict[str, Any]:
 
 def _from_json(data: dict[str, Any]) -> MemberChange:
     """Raises KeyError, TypeError or ValueError when `data` is not what `_to_json` writes."""
-    at, end = limits.offset("at", data["at"]), limits.offset("end", data["end"])
+    at, end = plausible.offset("at", data["at"]), plausible.offset("end", data["end"])
     return MemberChange(at, end, members_from_json(data["members"]))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
@@ -185,7 +185,7 @@ class Replica:
                 return f"epoch {cell.epoch} version {cell.version} was told before with other content"
         elif cell.epoch < held.epoch:
             return f"holds epoch {held.epoch}, told {cell.epoch}"
-        if self.told_epoch and (jump := limits.jump_refusal(self.told_epoch, cell.epoch)):
+        if self.told_epoch and (jump := plausible.jump_refusal(self.told_epoch, cell.epoch)):
             self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any.
             return f"{jump}; a member that was away for longer begins with an empty disk"
         newest = last_epoch(self._log.history)
@@ -222,7 +222,7 @@ class Replica:
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
         """Rule 14: a higher epoch stops a master at once and is no assignment. An impossible one changes nothing."""
-        if epoch <= self.told_epoch or not limits.possible_successor(self.told_epoch, epoch):
+        if epoch <= self.told_epoch or not plausible.possible_successor(self.told_epoch, epoch):
             return
         self.told_epoch = epoch
         if self.leader is not None and Rule.ORDERED_ASSIGNMENTS in self._rules:
@@ -290,7 +290,7 @@ class Replica:
         """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
-        if jump := limits.jump_refusal(self.told_epoch, fetch.epoch):
+        if jump := plausible.jump_refusal(self.told_epoch, fetch.epoch):
             self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
             return self._refuse(fetch, jump)
         if self.epoch_counts(fetch):
@@ -407,7 +407,7 @@ class Replica:
 
     def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
-        if jump := limits.jump_refusal(self.told_epoch, answer.epoch):
+        if jump := plausible.jump_refusal(self.told_epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False
         self.saw_epoch(answer.epoch)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.http.models import AskModel, AssignmentAnswer, FollowerStatus, HandoverAnswer, MasterLink, MemberRef
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.refusals import Refusals
@@ -589,7 +589,7 @@ class ReplicationService:
         except StoreFull as error:
             self._on_store_error(error)
             applied = False
-        except limits.Implausible as error:
+        except plausible.Implausible as error:
             self.refusals.add("fetch-answer", error.reason, str(error))
             applied = False
         except BadRecords as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.members import Members, members_from_json, members_to_json
 from gantry_broker.replication.types import Cell, MemberId, member_from_json
 
@@ -42,7 +42,7 @@ class Durable:
         return cls(
             member_from_json("member", data["member"]),
             Cell.from_json(data["cell"]),
-            None if address is None else limits.address("masterAddress", address),
+            None if address is None else plausible.address("masterAddress", address),
             bool(data["unclean"]),
             None if vote is None else member_from_json("vote", vote),
             members_from_json(data.get("firstMembers", [])),

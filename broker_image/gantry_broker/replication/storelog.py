@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.replication import epochs
 from gantry_broker.replication.types import EpochStart, History
 
@@ -43,20 +43,20 @@ def reset_fields(state: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(state or b"{}")
     except orjson.JSONDecodeError as error:
-        raise limits.Implausible(f"state of a reset: {error}", "malformed") from error
+        raise plausible.Implausible(f"state of a reset: {error}", "malformed") from error
     if not isinstance(data, dict):
-        raise limits.Implausible(f"state of a reset = {limits.shown(data)}: must be a JSON object", "malformed")
+        raise plausible.Implausible(f"state of a reset = {plausible.shown(data)}: must be a JSON object", "malformed")
     return data
 
 
 def queue_starts(state: bytes) -> dict[tuple[str, int], int]:
     """The first offset of each queue in a leader's `reset_state`. Raises Implausible."""
     starts: dict[tuple[str, int], int] = {}
-    for entry in limits.items("queues", reset_fields(state).get("queues", []), MAX_QUEUES):
+    for entry in plausible.items("queues", reset_fields(state).get("queues", []), MAX_QUEUES):
         if not isinstance(entry, list) or len(entry) != 3:
-            raise limits.Implausible(f"queues: {limits.shown(entry)} is no topic, queue and offset", "malformed")
-        topic = limits.text("topic", entry[0], MAX_TOPIC, least=1)
-        starts[topic, limits.number("queue", entry[1], 0, 2**31 - 1)] = limits.offset("offset", entry[2])
+            raise plausible.Implausible(f"queues: {plausible.shown(entry)} is no topic, queue and offset", "malformed")
+        topic = plausible.text("topic", entry[0], MAX_TOPIC, least=1)
+        starts[topic, plausible.number("queue", entry[1], 0, 2**31 - 1)] = plausible.offset("offset", entry[2])
     return starts
 
 

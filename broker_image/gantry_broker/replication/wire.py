@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.handshake import Identity
@@ -40,30 +40,30 @@ def _history_bytes(history: History) -> bytes:
 @lru_cache(maxsize=64)
 def _history(data: bytes) -> History:
     """Raises Implausible, ValueError."""
-    if len(data) > limits.MAX_HISTORY_BYTES:
-        raise limits.Implausible(f"history: {len(data)} bytes, at most {limits.MAX_HISTORY_BYTES} are possible")
-    return tuple(EpochStart(*pair) for pair in limits.history("history", orjson.loads(data)))
+    if len(data) > plausible.MAX_HISTORY_BYTES:
+        raise plausible.Implausible(f"history: {len(data)} bytes, at most {plausible.MAX_HISTORY_BYTES} are possible")
+    return tuple(EpochStart(*pair) for pair in plausible.history("history", orjson.loads(data)))
 
 
 def _integer(ext: dict[str, str], name: str) -> int:
     """Raises Implausible."""
-    return limits.integer(name, _field(ext, name))
+    return plausible.integer(name, _field(ext, name))
 
 
 def _field(ext: dict[str, str], name: str) -> str:
     """Raises Implausible."""
     value = ext.get(name)
     if value is None:
-        raise limits.Implausible(f"{name}: is missing", "malformed")
+        raise plausible.Implausible(f"{name}: is missing", "malformed")
     return value
 
 
 def _epoch(ext: dict[str, str], name: str) -> int:
-    return limits.epoch(name, _integer(ext, name))
+    return plausible.epoch(name, _integer(ext, name))
 
 
 def _offset(ext: dict[str, str], name: str) -> int:
-    return limits.offset(name, _integer(ext, name))
+    return plausible.offset(name, _integer(ext, name))
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _as_wire_error(what: str) -> Iterator[None]:
     """Whatever a parser raises becomes a WireError."""
     try:
         yield
-    except limits.Implausible as error:
+    except plausible.Implausible as error:
         raise WireError(f"{what}: {error}", error.reason) from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise WireError(f"{what}: {error!r}") from error
@@ -106,7 +106,7 @@ def parse_fetch(frame: Frame) -> Fetch:
             _history(frame.body),
             _offset(ext, "confirmed"),
             max(1, min(_offset(ext, "maxBytes"), 8 << 20)),
-            limits.address("address", ext.get("address", "")),
+            plausible.address("address", ext.get("address", "")),
             _member_in(ext, "leader", "leaderIncarnation") if "leader" in ext else None,
         )
         _check_history(fetch.history, fetch.epoch, fetch.end)
@@ -115,7 +115,7 @@ def parse_fetch(frame: Frame) -> Fetch:
 
 def _member_in(ext: dict[str, str], number: str, incarnation: str) -> MemberId:
     return MemberId(
-        limits.member_number(number, _integer(ext, number)), limits.incarnation(incarnation, _field(ext, incarnation))
+        plausible.member_number(number, _integer(ext, number)), plausible.incarnation(incarnation, _field(ext, incarnation))
     )
 
 
@@ -125,9 +125,9 @@ def _check_history(history: History, epoch: int, end: int) -> None:
         return
     last = history[-1]
     if last.epoch > epoch:
-        raise limits.Implausible(f"history: its last epoch {last.epoch} is above the sender's epoch {epoch}")
+        raise plausible.Implausible(f"history: its last epoch {last.epoch} is above the sender's epoch {epoch}")
     if last.start > end:
-        raise limits.Implausible(f"history: its last epoch begins at {last.start}, after the log's end {end}")
+        raise plausible.Implausible(f"history: its last epoch begins at {last.start}, after the log's end {end}")
 
 
 def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
@@ -165,12 +165,12 @@ def parse_answer(frame: Frame) -> FetchAnswer:
             _offset(ext, "parted") if parted else 0,
             frame.body,
             _history(ext.get("history", "[]").encode()) if parted else (),
-            (frame.remark or "")[: limits.MAX_TEXT],
+            (frame.remark or "")[: plausible.MAX_TEXT],
         )
         _check_history(answer.history, answer.epoch, answer.leader_end)
         for name, value in (("confirmed", answer.confirmed), ("to", answer.to), ("parted", answer.parted)):
             if value > answer.leader_end:
-                raise limits.Implausible(f"{name} = {value}: is above leaderEnd = {answer.leader_end}")
+                raise plausible.Implausible(f"{name} = {value}: is above leaderEnd = {answer.leader_end}")
         return answer
 
 
@@ -208,27 +208,27 @@ def parse_poll(frame: Frame) -> Poll:
     """Raises WireError."""
     with _as_wire_error("poll"):
         data = _poll_body(frame)
-        rank = limits.items("rank", data["rank"], 2)
+        rank = plausible.items("rank", data["rank"], 2)
         poll = Poll(
             PollKind(data["kind"]),
-            limits.epoch("epoch", data["epoch"]),
+            plausible.epoch("epoch", data["epoch"]),
             member_from_json("member", data["member"]),
-            limits.address("address", data["address"]),
-            (limits.epoch("rank", rank[0]), limits.offset("rank", rank[1])),
+            plausible.address("address", data["address"]),
+            (plausible.epoch("rank", rank[0]), plausible.offset("rank", rank[1])),
             data["transfer"] is True,
             _members(data["members"]),
         )
         if poll.rank[0] > poll.epoch and poll.kind is not PollKind.FIND:  # A state file may have been lost.
-            raise limits.Implausible(f"rank: its epoch {poll.rank[0]} is above the sender's epoch {poll.epoch}")
+            raise plausible.Implausible(f"rank: its epoch {poll.rank[0]} is above the sender's epoch {poll.epoch}")
         return poll
 
 
 def _poll_body(frame: Frame) -> dict[str, Any]:
-    if len(frame.body) > limits.MAX_POLL_BYTES:
-        raise limits.Implausible(f"{len(frame.body)} bytes, at most {limits.MAX_POLL_BYTES} are possible")
+    if len(frame.body) > plausible.MAX_POLL_BYTES:
+        raise plausible.Implausible(f"{len(frame.body)} bytes, at most {plausible.MAX_POLL_BYTES} are possible")
     data = orjson.loads(frame.body)
     if not isinstance(data, dict):
-        raise limits.Implausible(f"{limits.shown(data)}: is no JSON object", "malformed")
+        raise plausible.Implausible(f"{plausible.shown(data)}: is no JSON object", "malformed")
     return data
 
 
@@ -256,16 +256,16 @@ def parse_poll_answer(frame: Frame) -> PollAnswer:
         leader = data["leader"]
         return PollAnswer(
             PollKind(data["kind"]),
-            limits.epoch("asked", data["asked"]),
+            plausible.epoch("asked", data["asked"]),
             member_from_json("member", data["member"]),
-            limits.epoch("epoch", data["epoch"]),
+            plausible.epoch("epoch", data["epoch"]),
             data["granted"] is True,
             None if leader is None else member_from_json("leader", leader),
-            limits.address("leaderAddress", data["leaderAddress"]),
+            plausible.address("leaderAddress", data["leaderAddress"]),
             data["fresh"] is True,
             _members(data.get("members", [])),  # Older members do not send them.
         )
 
 
 def _members(data: Any) -> Members:
-    return members_from_json(limits.items("members", data, limits.MAX_MEMBERS))
+    return members_from_json(plausible.items("members", data, plausible.MAX_MEMBERS))

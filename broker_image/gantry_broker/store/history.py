@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
 
@@ -39,9 +39,9 @@ def check_history(history: Sequence[tuple[int, int]]) -> History:
     """The same as a History. Raises StoreError when epochs do not rise or starts fall, or are out of range."""
     try:
         checked = tuple(
-            EpochStart(limits.epoch("epoch", epoch), limits.offset("offset", start)) for epoch, start in history
+            EpochStart(plausible.epoch("epoch", epoch), plausible.offset("offset", start)) for epoch, start in history
         )
-    except limits.Implausible as error:
+    except plausible.Implausible as error:
         raise StoreError(f"history: {error}") from error
     for before, after in pairwise(checked):
         if after.epoch <= before.epoch or after.start < before.start:

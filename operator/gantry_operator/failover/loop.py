@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
 from gantry_operator.failover.attention import AttentiveClock
@@ -231,8 +231,8 @@ class GroupLoop(GroupWatch):
 
     async def _write(self, obs: Observation, write: Write) -> bool:
         names = {m.report.id: m.name for m in obs.members if m.report is not None}
-        jump = limits.jump_refusal(write.cell.epoch if self.cell is None else self.cell.epoch, write.cell.epoch)
-        if jump or write.cell.version > limits.MAX_EPOCH:
+        jump = plausible.jump_refusal(write.cell.epoch if self.cell is None else self.cell.epoch, write.cell.epoch)
+        if jump or write.cell.version > plausible.MAX_EPOCH:
             self._report_problem("record", f"not recorded: {jump or f'version {write.cell.version} is out of range'}")
             return False
         self._solved("record")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final, get_args
 
 from gantry_broker.http.models import AssignmentModel, HandoverRequest, MemberRef
-from gantry_broker.protocol import limits
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 
 from gantry_operator.failover.model import FollowerView, LinkState, Report, Role
@@ -30,33 +30,33 @@ def report_from(status: dict[str, Any]) -> Report:
         return Report(
             id=_id(status["member"]),
             role=_word("role", status["role"], ROLES),
-            epoch=limits.epoch("epoch", status["epoch"]),
-            version=limits.version("version", status["version"]),
-            told_epoch=limits.epoch("told_epoch", status.get("told_epoch", 0)),
+            epoch=plausible.epoch("epoch", status["epoch"]),
+            version=plausible.version("version", status["version"]),
+            told_epoch=plausible.epoch("told_epoch", status.get("told_epoch", 0)),
             proven=bool(status.get("proven", True)),
-            last_epoch=limits.epoch("last_epoch", status.get("last_epoch", 0)),
-            end=limits.offset("end", status.get("end", 0)),
-            confirmed=limits.offset("confirmed", status.get("confirmed", 0)),
+            last_epoch=plausible.epoch("last_epoch", status.get("last_epoch", 0)),
+            end=plausible.offset("end", status.get("end", 0)),
+            confirmed=plausible.offset("confirmed", status.get("confirmed", 0)),
             in_sync=_ids("in_sync", status.get("in_sync", ())),
             ask=None
             if ask is None
-            else Ask(limits.version("base_version", ask["base_version"]), _ids("in_sync", ask["in_sync"])),
+            else Ask(plausible.version("base_version", ask["base_version"]), _ids("in_sync", ask["in_sync"])),
             followers=tuple(
                 FollowerView(
                     _id(f["member"]),
-                    limits.number("acked", f["acked"], -1, limits.MAX_OFFSET),
-                    limits.number("last_fetch_ms", f["last_fetch_ms"], 0, limits.MAX_OFFSET),
+                    plausible.number("acked", f["acked"], -1, plausible.MAX_OFFSET),
+                    plausible.number("last_fetch_ms", f["last_fetch_ms"], 0, plausible.MAX_OFFSET),
                 )
-                for f in limits.items("followers", status.get("followers", ()), limits.MAX_MEMBERS)
+                for f in plausible.items("followers", status.get("followers", ()), plausible.MAX_MEMBERS)
             ),
             link=_word("master_link", link.get("state", "none"), LINKS),
             link_master=None if link_master is None else _id(link_master),
-            link_answer_ms=limits.number("last_answer_ms", link.get("last_answer_ms", -1), -1, limits.MAX_OFFSET),
+            link_answer_ms=plausible.number("last_answer_ms", link.get("last_answer_ms", -1), -1, plausible.MAX_OFFSET),
             parked=bool(status.get("parked", False)),
-            unfit=str(status.get("unfit", ""))[: limits.MAX_TEXT],
+            unfit=str(status.get("unfit", ""))[: plausible.MAX_TEXT],
             disk_full=bool((status.get("disk") or {}).get("full", False)),
         )
-    except limits.Implausible as error:
+    except plausible.Implausible as error:
         raise BadStatus(f"its report cannot be used: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadStatus(f"not a member's status: {type(error).__name__} {error}") from error
@@ -69,7 +69,7 @@ def impossible_epoch(report: Report, recorded: int) -> str:
         ("told_epoch", report.told_epoch),
         ("last_epoch", report.last_epoch),
     ):
-        jump = limits.jump_refusal(recorded, epoch)
+        jump = plausible.jump_refusal(recorded, epoch)
         if jump:
             return f"its report cannot be used: {name}: {jump}"
     return ""
@@ -88,15 +88,15 @@ def handover_body(target: MemberId, cell: Cell, timeout_ms: int) -> bytes:
 
 def _id(data: dict[str, Any]) -> MemberId:
     return MemberId(
-        limits.member_number("member", data["member"]), limits.incarnation("incarnation", data["incarnation"])
+        plausible.member_number("member", data["member"]), plausible.incarnation("incarnation", data["incarnation"])
     )
 
 
 def _ids(name: str, data: Any) -> frozenset[MemberId]:
-    return frozenset(_id(m) for m in limits.items(name, data, limits.MAX_MEMBERS))
+    return frozenset(_id(m) for m in plausible.items(name, data, plausible.MAX_MEMBERS))
 
 
 def _word(name: str, value: Any, words: frozenset[str]) -> Any:
     if value not in words:
-        raise limits.Implausible(f"{name} = {limits.shown(value)}: must be one of {', '.join(sorted(words))}")
+        raise plausible.Implausible(f"{name} = {plausible.shown(value)}: must be one of {', '.join(sorted(words))}")
     return value
