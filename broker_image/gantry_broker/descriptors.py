@@ -15,6 +15,7 @@ from gantry_broker.http.limits import BACKLOG
 MAX_REMOTING = 10_000
 MAX_HTTP = 512
 MAX_QUEUE_FILES = 2_048
+MAX_MEMBERS = 256
 MAX_REMOTING_BACKLOG = 1_024
 LISTENERS = 3
 """Remoting ports of one process, each with a backlog of its own."""
@@ -30,6 +31,8 @@ class Budget:
     """HTTP connections."""
     remoting: int
     """Remoting connections, of all ports together."""
+    members: int
+    """Connections of a port between members: this many that have proved themselves, and as many that have not."""
     remoting_backlog: int
     """Of one port: connections that the system holds until they are accepted, which may happen to all at once."""
 
@@ -40,8 +43,9 @@ def divide(limit: int) -> Budget:
     http = max(16, min(MAX_HTTP, limit // 8))
     backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 16))
     others = max(32, min(1_024, limit // 8))
-    left = limit - queue_files - http - BACKLOG - LISTENERS * backlog - others
-    return Budget(queue_files, http, max(16, min(MAX_REMOTING, left)), backlog)
+    members = max(8, min(MAX_MEMBERS, limit // 32))
+    left = limit - queue_files - http - BACKLOG - LISTENERS * backlog - others - 2 * members
+    return Budget(queue_files, http, max(16, min(MAX_REMOTING, left)), members, backlog)
 
 
 def budget() -> Budget:

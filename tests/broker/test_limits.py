@@ -21,7 +21,7 @@ from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 
 def beat(groups: int = 1, subscriptions: int = 1, tags: int = 0, text: str = "*") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.local import control
 from gantry_operator.local.events import last_events
 from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import HOST
+from gantry_operator.local.ports import HOST, registration
 from gantry_operator.local.process import ProcessRecord, end, load_record
 from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
@@ -85,8 +85,8 @@ class Cluster:
         self.plan = plan(self.cluster)
         self.members = [m.name for m in self.plan.members]
         self.name_servers = [s.name for s in self.plan.name_servers]
-        uses = [*self.name_servers, f"group/{GROUP}"]
-        uses += [use for m in self.members for use in (m, f"{m}/http")]
+        uses = [*self.name_servers, *map(registration, self.name_servers), f"group/{GROUP}"]
+        uses += [use for m in self.members for use in (m, replication(m), f"{m}/http")]
         ports = free_ports(2 * len(uses))
         self.real = dict(zip(uses, ports[: len(uses)], strict=True))
         self.told = dict(zip(uses, ports[len(uses) :], strict=True))

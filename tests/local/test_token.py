@@ -11,7 +11,8 @@ import pytest
 from gantry_operator.failover.http import httpx
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.ports import Ports
-from local_cluster import Cluster
+
+from tests.local.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -307,7 +307,7 @@ async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(tmp_path: Pa
         node = group.nodes[0]
         me = node.service.me
         await node.stop(clean=False)
-        node.server = type(node.server)(node, "127.0.0.1", 0)
+        node.server = node.make_server(0)
         await node.start()
         assert node.service.me == me, "the machine has not booted since: its log is proven"
         assert node.service.role is Role.WAITING

@@ -19,13 +19,14 @@ from typing import Any
 
 import httpx
 import pytest
-from free_ports import free_port
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_broker.http.models import AssignmentModel, MemberStatus
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.replication.types import Assignment, Cell
+
+from tests.support.free_ports import free_port
 
 MIB = 1 << 20
 RESPONSIVE_S = 4.0

@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import pytest
-from free_ports import free_ports
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_broker.http.app import BODIES
 from gantry_broker.http.limits import BODY_S, HEAD_S, MAX_HEAD
@@ -29,6 +28,8 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import BrokerAddresses, plan
 from gantry_operator.plan import broker_config as render
+
+from tests.support.free_ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -60,6 +60,7 @@ from .transactions import Transactions
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.remoting.members import HandshakeGuard
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,8 @@ class Broker:
         self.connections: Callable[[], int] = lambda: 0
         self.connections_refused: Callable[[], int] = lambda: self.shared.refused
         self.http_port: Callable[[], int] = lambda: config.http_port
+        self.member_guard: HandshakeGuard | None = None
+        """Stands before the replication port; None: there is no such port."""
         self.on_role: list[Callable[[bool], None]] = []
         """Called with "is master" after the role changed and the tables follow it."""
         self.on_grown: dict[str, Callable[[int], None]] = {}

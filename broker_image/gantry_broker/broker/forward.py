@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from ipaddress import IPv6Address, ip_address
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import FLAG_ONEWAY, GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import error_answer
+from gantry_broker.protocol.message import unpack_host
 from gantry_broker.remoting.errors import ConnectionLost, RemotingError
 
 if TYPE_CHECKING:
@@ -291,22 +294,70 @@ class ForwardedConnection:
         self._gather(encode_frame(frame))
 
 
-def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Process) -> None:
+def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[bytes]]:
+    """The requests of a bundle and the packed address of each one's client. Raises Implausible; a bundle is taken whole
+    or not at all.
+
+    `allowed`: the request codes that forwarding wraps. Each request's opaque is its place in the bundle.
+    """
+    body, count, at = request.body, 0, 0
+    while at < len(body):  # Before it is decoded: what is refused must cost little.
+        at += 4 + int.from_bytes(body[at : at + 4], "big")
+        count += 1
+        if count > BUNDLE or at > len(body):
+            raise plausible.Implausible(f"the bundle has a damaged frame, or more than {BUNDLE}", "malformed")
+    try:
+        texts = plausible.items("hosts", orjson.loads(request.ext.get("hosts", "")), BUNDLE)
+        frames = FrameDecoder().feed(body)
+    except plausible.Implausible:
+        raise
+    except (FrameError, ValueError, TypeError) as error:
+        raise plausible.Implausible(f"the bundle cannot be read: {error}", "malformed") from error
+    if not frames or len(frames) != len(texts):
+        raise plausible.Implausible(f"hosts has {len(texts)} entries for {len(frames)} requests", "malformed")
+    for index, frame in enumerate(frames):
+        if frame.is_response or frame.code not in allowed:
+            raise plausible.Implausible(
+                f"request {index} has code {frame.code}, which is not forwarded", "not-forwarded"
+            )
+        if frame.opaque != index:
+            raise plausible.Implausible(
+                f"request {index} has opaque {frame.opaque}, expected is its place", "malformed"
+            )
+    return frames, [_host(text) for text in texts]
+
+
+def _host(text: Any) -> bytes:
+    """A client's packed address from hex: 4 or 16 bytes of IPv4 or IPv6, 4 of the port. Raises Implausible."""
+    try:
+        packed = bytes.fromhex(text)
+        host, port = unpack_host(packed)
+        address = ip_address(host)
+    except (TypeError, ValueError) as error:
+        raise plausible.Implausible(
+            f"hosts: {plausible.shown(text)} is no packed address: {error}", "malformed"
+        ) from error
+    if not 0 <= port <= 65_535:
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} has port {port}, possible are 0 to 65535")
+    if address.is_multicast or (isinstance(address, IPv6Address) and address.ipv4_mapped is not None):
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} is {host}, which is no client's address")
+    return packed
+
+
+def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Process, allowed: Container[int]) -> None:
     """The new master's end: the bundle's writes, in their order, and one answer with all of theirs.
 
+    `allowed`: the request codes that forwarding wraps; a bundle with another one is refused whole.
     Answers SERVICE_NOT_AVAILABLE, which means that nothing of the bundle was taken, while this member may not append.
     """
     if not broker.may_append:
         conn.send(error_answer(request, ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal()))
         return
     try:
-        frames = FrameDecoder().feed(request.body)
-        hosts = [bytes.fromhex(h) for h in orjson.loads(request.ext.get("hosts", ""))]
-    except (FrameError, ValueError, TypeError) as error:
-        conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, f"FORWARD: the bundle cannot be read: {error}"))
-        return
-    if len(hosts) != len(frames) or any(len(h) not in (8, 20) for h in hosts):
-        conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, "FORWARD: the field hosts does not fit the bundle"))
+        frames, hosts = _unwrap(request, allowed)
+    except plausible.Implausible as error:
+        broker.replication.refusals.add("forward", error.reason, f"{conn!r}: {error}")
+        conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, f"FORWARD: {error}"))
         return
     waiting = sum(1 for f in frames if not f.flag & FLAG_ONEWAY)
     answers: list[bytes] = []

@@ -24,6 +24,8 @@ from gantry_broker.config import BrokerConfig
 from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import Membership
 from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
@@ -57,12 +59,15 @@ class BrokerProcess:
                 store_host=host,
             )
         )
+        membership = Membership(Identity(config.cluster, config.group, config.member), config.token_file)
         self.client = RemotingClient(
-            on_disconnect=lambda address: self.registrar.lost(address), connect_timeout=PEER_CONNECT_S
+            on_disconnect=lambda address: self.registrar.lost(address),
+            connect_timeout=PEER_CONNECT_S,
+            membership=membership,
         )
         self.broker = Broker(config, self.store, self.client, pack_host(*host))
         self.dispatcher = Dispatcher(self.broker)
-        self.ports = Ports(self.broker, self.dispatcher)
+        self.ports = Ports(self.broker, self.dispatcher, membership)
         self.registrar = Registrar(self.broker)
         self.upkeep = Upkeep(self.broker)
         self.http = HttpServer(self.broker)

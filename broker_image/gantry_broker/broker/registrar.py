@@ -1,8 +1,9 @@
 """Keeps this broker registered with every NameServer: when its role or topics change at once, else every 30 s.
 
-The master registers under the group's address as brokerId 0, a slave under its own. Our own fields: `gantryEpoch`
-fences an old master, `gantryMember` tells members apart whatever their role, `gantryAddresses` are the addresses that
-each extra listener of the NameServer gives to its clients.
+The master registers under the group's address as brokerId 0, a slave under its own. A NameServer that refuses changes
+nothing here: anyone may have registered there before. Our own fields: by `gantryEpoch` a NameServer keeps an old
+master from the route of a newer one, `gantryMember` tells members apart whatever their role, `gantryAddresses` are
+the addresses that each extra listener of the NameServer gives to its clients.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Registrar:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, asyncio.Event] = {}
         self._failing: set[str] = set()
+        self._refusals: dict[str, str] = {}
+        """By NameServer: why it refused the last registration."""
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._closing = False
         self.last_ok_ms: dict[str, int] = {}
@@ -49,7 +52,7 @@ class Registrar:
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
 
     def start(self) -> None:
-        for address in self._broker.config.name_servers:
+        for address in self._broker.config.registration_addresses:
             self._wanted[address] = asyncio.Event()
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
@@ -92,7 +95,8 @@ class Registrar:
             waiting, self._waiting[address] = self._waiting[address], []
             delay = broker.settings.registerNameServerPeriod / 1000
             try:
-                await self._register(address)
+                if not await self._register(address):
+                    delay = RETRY_S
                 if address in self._failing:
                     self._failing.discard(address)
                     log.info("registered with NameServer %s again", address)
@@ -170,21 +174,24 @@ class Registrar:
             + b"}}}"
         )
 
-    async def _register(self, address: str) -> None:
+    async def _register(self, address: str) -> bool:
+        """False: the NameServer refused. Raises RemotingError."""
         broker = self._broker
         if broker.replication.role.value == "Waiting" and not broker.replication.epoch:
-            return  # Nobody has told this member yet what it is: it has no place in a route.
+            return True  # Nobody has told this member yet what it is: it has no place in a route.
         header, body = self._registration()
         answer = await broker.client.request(
             address, Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body), TIMEOUT_S
         )
-        seen = answer.ext.get("gantryEpoch", "")
-        if seen.isdigit():
-            broker.replication.saw_epoch(int(seen))
-        if answer.code != ResponseCode.SUCCESS:
-            log.warning("NameServer %s refused the registration: %s", address, answer.remark)
-        else:
+        if answer.code == ResponseCode.SUCCESS:
+            self._refusals.pop(address, None)
             self.last_ok_ms[address] = broker.now_ms()
+            return True
+        remark = (answer.remark or f"answer {answer.code}")[:300]
+        if self._refusals.get(address) != remark:
+            self._refusals[address] = remark
+            log.warning("NameServer %s refused the registration: %s", address, remark)
+        return False
 
     async def close(self) -> None:
         """Takes this broker out of the routes."""

@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Query, Response
-from fastapi.responses import StreamingResponse
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from gantry_broker import descriptors
 from gantry_broker.http.connection import LimitedConnection
@@ -35,6 +36,7 @@ from gantry_broker.http.models import (
     RemovalRequest,
 )
 from gantry_broker.http.token import TokenFile
+from gantry_broker.protocol import plausible
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
@@ -190,6 +192,17 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     page = Slowed(lambda: render_metrics(broker, refused()), METRICS_SHARE)
 
+    @app.exception_handler(RequestValidationError)
+    async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Names each field with its value; a number of any size must not fail the answer."""
+        detail = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'])} = {plausible.shown(e.get('input'))}: {e['msg']}"
+            for e in error.errors()[:5]
+        )
+        if request.method != "GET":
+            broker.replication.refusals.add("assignment", "range", f"{request.url.path}: {detail}")
+        return JSONResponse({"detail": detail[: plausible.MAX_TEXT]}, 422)
+
     @app.get("/livez")
     @app.get("/health/live", include_in_schema=False)
     async def live() -> dict[str, str]:
@@ -241,8 +254,10 @@ def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mappi
 
     @app.get("/v1/log/bytes")
     async def log_part(
-        start: Annotated[int, Query(alias="from", ge=0, description="Offset of the first byte.")],
-        to: Annotated[int, Query(ge=0, description="Offset after the last byte.")],
+        start: Annotated[
+            int, Query(alias="from", ge=0, le=plausible.MAX_OFFSET, description="Offset of the first byte.")
+        ],
+        to: Annotated[int, Query(ge=0, le=plausible.MAX_OFFSET, description="Offset after the last byte.")],
         rate: Annotated[int, Query(ge=0, description="Bytes per second at most; 0: no limit.")] = 0,
     ) -> StreamingResponse:
         return log_bytes(broker, start, to, rate)

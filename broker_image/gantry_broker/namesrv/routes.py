@@ -2,7 +2,10 @@
 
 As in RocketMQ: broker id 0 is a group's master, others are slaves; a broker that is silent for `EXPIRE_MS` is
 forgotten, and one whose connection breaks is forgotten at once. What is ours, for brokers that say `gantryMember`:
-- A lower `gantryEpoch` than the group's highest is refused for broker id 0: an old master cannot take the route back.
+- While a master is registered and its connection lives, a lower `gantryEpoch` than its is refused for broker id 0: an
+  old master cannot take the route back. The fence ends with that connection, so a forged epoch keeps the group's own
+  master out for no longer than a forged registration that is repeated would. What slaves say of epochs does not count.
+- An epoch that cannot follow that of the registered master is refused.
 - A member has one entry: the slave entry of a member that becomes master goes, and so on.
 - A farewell counts only over the connection of the registration that it ends: a group has one address, under which the
   old master's successor may have registered already.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import (
     BrokerData,
     ClusterInfo,
@@ -30,11 +34,10 @@ GRACE_MS = 30_000
 
 
 class Fenced(Exception):
-    """A registration as master with an epoch below the group's."""
+    """A registration as master with an epoch below that of the master that is registered."""
 
     def __init__(self, group: str, epoch: int, highest: int) -> None:
         super().__init__(f"epoch {epoch} is over: group {group} has reached epoch {highest}")
-        self.highest = highest
 
 
 class WrongGroup(Exception):
@@ -86,7 +89,6 @@ class Group:
 
     cluster: str
     entries: dict[int, Entry] = field(default_factory=dict)
-    epoch: int = 0
     topics: dict[str, QueueData] = field(default_factory=dict)
 
     def live(self) -> bool:
@@ -107,8 +109,11 @@ class RouteTable:
     def register(self, told: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:
         """Takes a broker in; gives the group's master entry (None: it has none).
 
-        `configs` None: the body was empty. Raises Fenced, WrongGroup.
+        `configs` None: the body was empty. Raises Fenced, WrongGroup, Implausible; then nothing is changed.
         """
+        if told.member is not None:
+            plausible.member_number("gantryMember", told.member)
+        plausible.epoch("gantryEpoch", told.epoch)
         group = self.groups.get(told.group)
         if group is not None and group.cluster != told.cluster and group.live():
             raise WrongGroup(
@@ -116,13 +121,16 @@ class RouteTable:
                 "group names must differ between clusters that share a NameServer"
             )
         self._check_room(told, group, configs)
+        ours = told.member is not None
+        master = None if group is None else group.entries.get(MASTER_ID)
+        if ours and master is not None and master.told.member is not None and master.left_ms is None:
+            if told.broker_id == MASTER_ID and told.epoch < master.told.epoch:
+                raise Fenced(told.group, told.epoch, master.told.epoch)
+            if jump := plausible.jump_refusal(master.told.epoch, told.epoch):
+                raise plausible.Implausible(f"gantryEpoch: {jump}", "epoch-jump")
         if group is None:
             group = self.groups[told.group] = Group(told.cluster)
         group.cluster = told.cluster
-        ours = told.member is not None
-        if ours and told.broker_id == MASTER_ID and told.epoch < group.epoch:
-            raise Fenced(told.group, told.epoch, group.epoch)
-        group.epoch = max(group.epoch, told.epoch)
         self._make_room(group, told, now_ms)
         before = group.entries.get(told.broker_id)
         version = configs.version if configs is not None else DataVersion()

@@ -13,6 +13,9 @@ from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService, health, metrics
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,15 @@ class NameServer:
             )
 
         self._remoting = [listen(settings.port), *(listen(one.port, one.name) for one in settings.listeners)]
+        self._registration: RemotingServer | None = None
+        if settings.registration_port is not None:
+            membership = Membership(Identity.of_name_server(settings.cluster), settings.token_file)
+            guard = self.service.guard = HandshakeGuard(membership, budget.members)
+            self._registration = RemotingServer(
+                self.service, settings.listen_host, settings.registration_port, guard=guard,
+                max_connections=budget.members, backlog=budget.remoting_backlog, limits=RequestLimits(),
+                shared=Shared(self.service.shared.budget),
+            )  # fmt: skip
         self._http: PageServer | None = None
         if settings.http_port is not None:
             hosts = AllowedHosts(settings.http_hosts)
@@ -53,6 +65,11 @@ class NameServer:
     @property
     def port(self) -> int:
         return self._remoting[0].port
+
+    @property
+    def registration_port(self) -> int | None:
+        """Where brokers register; None: nowhere."""
+        return None if self._registration is None else self._registration.port
 
     @property
     def listener_ports(self) -> dict[str, int]:
@@ -68,7 +85,7 @@ class NameServer:
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
         try:
-            for server in self._remoting:
+            for server in self._servers():
                 await server.start()
             if self._http is not None:
                 await self._http.start()
@@ -87,9 +104,12 @@ class NameServer:
             self._scanner = None
         if self._http is not None:
             self._http.close()
-        for server in self._remoting:
+        for server in self._servers():
             await server.close()
         await self.service.close()
+
+    def _servers(self) -> list[RemotingServer]:
+        return self._remoting if self._registration is None else [*self._remoting, self._registration]
 
     async def __aenter__(self) -> NameServer:
         await self.start()

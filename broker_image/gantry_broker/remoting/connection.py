@@ -22,6 +22,7 @@ from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
 from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
+from gantry_broker.remoting.handshake import Identity
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ class Connection(asyncio.Protocol):
         "accepted",
         "attrs",
         "closed",
+        "identity",
         "last_active",
         "listener",
         "paused",
@@ -203,6 +205,8 @@ class Connection(asyncio.Protocol):
         self.listener = listener
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
+        self.identity: Identity | None = None
+        """Who the peer is, on a port between members; None on ports for clients."""
         self._reading_stopped = False
         self._throttled = False
         self.closed = False

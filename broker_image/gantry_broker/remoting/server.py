@@ -11,6 +11,8 @@ from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,8 @@ class RemotingServer:
 
     `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` and `frame_s` in seconds: how long nothing
     may move, and how long one frame may take. `limits`: what each request code may bring. `shared` is given to all
-    servers of a process, so that their limits of bytes and connections are limits of the process.
+    servers of a process, so that their limits of bytes and connections are limits of the process. With a `guard` the
+    port is one between members: a connection has an `identity`, and its handler hears of it after the handshake.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class RemotingServer:
         idle_s: float = IDLE_SECONDS,
         frame_s: float = FRAME_SECONDS,
         shared: Shared | None = None,
+        guard: HandshakeGuard | None = None,
     ) -> None:
         self._handler = handler
+        self._guard = guard
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
@@ -100,6 +105,8 @@ class RemotingServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self._guard is not None:
+            self._guard.close()
         for conn in list(self.connections):
             conn.close()
         if not await self._all_ended(grace_s):
@@ -130,6 +137,17 @@ class RemotingServer:
             conn.close()
 
     def _accept(self) -> asyncio.Protocol:
+        return self._connection() if self._guard is None else self._guard.accept(self._admit)
+
+    def _admit(self, identity: Identity, transport: asyncio.Transport) -> None:
+        """The peer of a connection has proved itself."""
+        conn = self._connection()
+        if isinstance(conn, Connection):
+            conn.identity = identity
+        transport.set_protocol(conn)
+        conn.connection_made(transport)
+
+    def _connection(self) -> Connection | _Refused:
         if self.shared.connections >= self._max_connections:
             self._note_refused(f"{self.shared.connections} connections are open")
             return _Refused()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
@@ -22,6 +23,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
 if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -101,7 +103,7 @@ class Mender:
     def answer(self, request: Frame) -> Frame:
         """Another member asks for what lies at an offset."""
         try:
-            at = int(request.ext["at"])
+            at = plausible.offset("at", plausible.integer("at", request.ext["at"]))
             return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
@@ -221,10 +223,12 @@ class Mender:
         return at
 
 
-def answering(mender: Mender) -> Callable[[object, Frame], Coroutine[object, object, Frame]]:
+def answering(mender: Mender) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
     """What answers questions that come over a connection which this member has made: a leader asks its followers."""
 
-    async def answer(conn: object, request: Frame) -> Frame:
+    async def answer(conn: Connection, request: Frame) -> Frame:
+        if conn.identity is None or conn.identity.is_name_server:
+            return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only members of the group may ask")
         return mender.answer(request)
 
     return answer

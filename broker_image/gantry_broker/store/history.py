@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from gantry_broker.protocol import plausible
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import atomic_write
 
@@ -35,8 +36,13 @@ FOREIGN: Final[History] = (EpochStart(0, 0),)
 
 
 def check_history(history: Sequence[tuple[int, int]]) -> History:
-    """The same as a History. Raises StoreError when epochs do not rise or starts fall."""
-    checked = tuple(EpochStart(int(epoch), int(start)) for epoch, start in history)
+    """The same as a History. Raises StoreError when epochs do not rise or starts fall, or are out of range."""
+    try:
+        checked = tuple(
+            EpochStart(plausible.epoch("epoch", epoch), plausible.offset("offset", start)) for epoch, start in history
+        )
+    except plausible.Implausible as error:
+        raise StoreError(f"history: {error}") from error
     for before, after in pairwise(checked):
         if after.epoch <= before.epoch or after.start < before.start:
             raise StoreError(f"history is out of order: epoch {after.epoch} at {after.start} follows {before}")
@@ -68,7 +74,7 @@ class EpochFile(NamedTuple):
             return cls(int(data["segmentSize"]), check_history(data["history"]))
         except FileNotFoundError:
             return None
-        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (StoreError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{path}: not a history of epochs: {error!r}") from error
 
     def save(self, path: Path) -> None:

@@ -20,6 +20,7 @@ from gantry_operator.failover.model import FailoverSettings, Report, Switchover,
 from gantry_operator.failover.surroundings import Event, MemberEndpoint, Surroundings
 from gantry_operator.failover.teller import Teller
 from gantry_operator.failover.watch import MemberWatch
+from gantry_operator.failover.wire import impossible_epoch
 from gantry_operator.registry import RegistryUnavailable
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class GroupWatch(ABC):
         self._persons = 0
         """Wishes of persons that wait for their turn."""
         self._problems: dict[str, str] = {}
+        self._unusable_since: dict[int, float] = {}
+        """By member: since when its reports cannot be used."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[int, asyncio.Task[None]] = {}
         self._noticed_at: float | None = None
@@ -251,6 +254,25 @@ class GroupWatch(ABC):
 
     # ---- inner parts
 
+    def _unusable(self, member: int, recorded: int | None) -> str:
+        """Why nothing may be decided by what a member reports, in words, which are reported too; empty: it may.
+
+        `recorded`: the epoch that is recorded, where one is known.
+        """
+        watch = self.watches[member]
+        why = watch.unusable
+        if not why and watch.report is not None and recorded is not None:
+            why = impossible_epoch(watch.report, recorded)
+        about = f"report-{member}"
+        if why:
+            self._unusable_since.setdefault(member, self._clock.now())
+            if about not in self._problems:  # The value may be another one with each line.
+                self._report_problem(about, f"{watch.name}: {why}")
+        else:
+            self._unusable_since.pop(member, None)
+            self._solved(about)
+        return why
+
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
         """One watch per member of the plan; a watch that died is made anew."""
         wanted = {e.member: e for e in endpoints}
@@ -268,6 +290,8 @@ class GroupWatch(ABC):
             if report is not None:
                 former[number] = (report, heard_at)
             del self.watches[number], self._following[number]
+            self._unusable_since.pop(number, None)
+            self._solved(f"report-{number}")
         for number, endpoint in wanted.items():
             if number not in self.watches:
                 watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake, self._clock.now)

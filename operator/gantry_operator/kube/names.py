@@ -14,8 +14,12 @@ FIELD_MANAGER = "gantry-operator"
 
 NAME_SERVER_PORT = 9876
 NAME_SERVER_EXTERNAL_PORT = 9877
+NAME_SERVER_REGISTRATION_PORT = 9878
+"""For the cluster's brokers alone."""
 NAME_SERVER_HTTP_PORT = 9880
 BROKER_PORT = 10911
+BROKER_REPLICATION_PORT = 10912
+"""For the other members of the group alone."""
 BROKER_HTTP_PORT = 10921
 
 EXTERNAL = "external"

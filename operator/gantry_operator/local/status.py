@@ -14,7 +14,7 @@ from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover
 from gantry_operator.api.status import Addresses
 from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.failover.raft import keeping_up, leader_of
-from gantry_operator.failover.wire import report_from
+from gantry_operator.failover.wire import BadStatus, report_from
 from gantry_operator.kube.probe import name_server_knows, send_and_read
 from gantry_operator.kube.state import Seen, SeenMember, status_of
 from gantry_operator.local.control import ControlError, ask, supervisor_of
@@ -132,7 +132,11 @@ async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[
         url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
         answer = await client.get(url, timeout=ANSWER_S)
         answer.raise_for_status()
-        return dict(answer.json()), ""
+        status = dict(answer.json())
+        report_from(status)
+        return status, ""
+    except BadStatus as error:
+        return None, str(error)
     except httpx.ConnectError:
         return None, "its process does not run"
     except httpx.HTTPStatusError as error:

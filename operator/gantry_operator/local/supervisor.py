@@ -42,7 +42,7 @@ from gantry_operator.local.claims import Turn, take_turn
 from gantry_operator.local.events import EventLog, utc
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.leaving import leaving_members, surplus_name_servers, with_leaving
-from gantry_operator.local.ports import Ports
+from gantry_operator.local.ports import Ports, replication
 from gantry_operator.local.process import listens, load_record
 from gantry_operator.local.render import ProcessPlan, process_plans
 from gantry_operator.local.rolling import Rolling
@@ -250,7 +250,10 @@ class Supervisor:
         found = with_leaving(self.plan, self.leaving.values()).group(group).members if known else ()
         return [
             MemberEndpoint(
-                m.name, m.number, f"http://{self.ports.address(f'{m.name}/http')}", self.ports.address(m.name)
+                m.name,
+                m.number,
+                f"http://{self.ports.address(f'{m.name}/http')}",
+                self.ports.address(replication(m.name)),
             )
             for m in found
         ]
