@@ -363,7 +363,7 @@ def stream_of(root: Path, **options: str) -> CommitLogStream:
         ({"partitionBytes": "many"}, "write a whole number"),
         ({"ranges": "0-5"}, "write JSON"),
         ({"brokers": "http://127.0.0.1:1"}, "give one of"),
-        ({"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"}, "option brokers: 'b=127.0.0.1:x' is not an address; write"),
+        ({"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"}, "option brokers: 'b=127.0.0.1:x' is not an address"),
         ({"brokers": "ftp://127.0.0.1:1"}, "is not an address"),
     ],
 )
