@@ -1,6 +1,8 @@
 """A follower that asks and stores nothing: what a slave costs its master, without what the slave itself takes.
 
-    python -m rig.reader ASK.json      # {"address", "epoch", "history", "member", "leader", "cluster", "group", "token_file"}
+    python -m rig.reader ASK.json
+
+The file holds {"address", "epoch", "history", "member", "leader", "cluster", "group", "token_file"}.
 
 `address` is the master's replication port, `member` and `leader` are pairs of number and incarnation.
 
