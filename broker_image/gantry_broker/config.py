@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gantry_broker.protocol import plausible
 from gantry_broker.remoting.members import refuse_open_port
 from gantry_broker.settings import BrokerSettings
 
@@ -65,7 +66,11 @@ class BrokerConfig(_Config):
 
     cluster: str
     group: str = Field(description="RocketMQ's brokerName, shared by all members.")
-    member: int = Field(ge=0, description="Never changes. As a slave its brokerId is member + 1; the master's is 0.")
+    member: int = Field(
+        ge=0,
+        le=plausible.MAX_MEMBER,
+        description="Never changes. As a slave its brokerId is member + 1; the master's is 0.",
+    )
     name: str = Field(description="What people call the member, e.g. demo-a-0.")
     data_dir: Path
     mode: Literal["MasterSlave", "Raft"] = "MasterSlave"
