@@ -308,7 +308,8 @@ class Broker:
         )
         if fault is not None:
             raise Answer(ResponseCode.SYSTEM_ERROR, fault)
-        if on_demand and not self.new_names.take(new_topics + new_groups, self.now_ms()):
+        # A group and its %RETRY% topic count once.
+        if on_demand and not self.new_names.take(max(new_topics, new_groups), self.now_ms()):
             raise Answer(ResponseCode.SYSTEM_BUSY, too_soon(new_topics, new_groups))
 
     def ensure_system_topic(self, name: str) -> None:
