@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record, encode_record
-from gantry_broker.store.history import EPOCH_PROPERTY
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -19,7 +19,8 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import fetching, mending, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import commitlog, cutting, retention
+from gantry_broker.store import retention, truncate
+from gantry_broker.store.log import commit_log
 from gantry_broker.store.types import Put
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -91,7 +92,7 @@ class Steps:
         self.left = step
         self._happens = happens
         for name in ("_lower_points", "set_history", "save_points"):
-            monkeypatch.setattr(cutting, name, self._before(getattr(cutting, name), node))
+            monkeypatch.setattr(truncate, name, self._before(getattr(truncate, name), node))
         monkeypatch.setattr(node.store.log, "reset", self._before(node.store.log.reset, None))
         monkeypatch.setattr(node.store.queues, "clear", self._before(node.store.queues.clear, None))
 
@@ -338,7 +339,7 @@ class Shorts:
         where: dict[str, tuple[object, str]] = {
             "erase": (store.log, "_erase"),
             "sync": (store.log, "sync"),
-            "set_history": (cutting, "take_history"),
+            "set_history": (truncate, "take_history"),
             "queues": (store.queues, "cut"),
             "index": (store.index, "cut"),
         }
@@ -448,7 +449,7 @@ async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monk
         node = group.nodes[0]
         await group.promote(0, (0,))
         await node.put(b"a" * 1_000)
-        real, failed = commitlog.read_all, 0
+        real, failed = commit_log.read_all, 0
 
         def read_all(fd: int, count: int, at: int) -> bytes:
             nonlocal failed
@@ -457,7 +458,7 @@ async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monk
                 raise OSError(errno.EIO, "Input/output error")
             return real(fd, count, at)
 
-        monkeypatch.setattr(commitlog, "read_all", read_all)
+        monkeypatch.setattr(commit_log, "read_all", read_all)
         node.mender.start()
         await until(lambda: failed > 20, "it walks on", PATIENCE_S)
 

@@ -203,7 +203,7 @@ def test_rule_7_an_epoch_begins_with_its_record_and_is_in_the_history(quick_dir:
 
 
 def test_a_tail_that_nobody_confirms_costs_bounded_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantry_broker.store.tail.MAX_WAITING", 50)
+    monkeypatch.setattr("gantry_broker.store.unconfirmed.MAX_WAITING", 50)
     for n in range(40):
         store.put([message(properties=b"KEYS\x01k%d\x02" % n, keys=(f"k{n}",))] * 5, n)
     assert store.tail.waiting <= 55

@@ -20,8 +20,8 @@ from gantry_broker.broker.metadata import Metadata, Tables, encode_change
 from gantry_broker.broker.replay import Replay
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.store.commitlog import CommitLog
-from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 

@@ -25,11 +25,11 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.epochs import cut as cut_history
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import recovery, retention
+from gantry_broker.store import recovery_plan, retention
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
-from gantry_broker.store.history import FOREIGN, EpochFile, History
-from gantry_broker.store.points import Points
+from gantry_broker.store.log.epochs import FOREIGN, EpochFile, History
+from gantry_broker.store.recovery_point import Points
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -118,7 +118,7 @@ def settled(history: History, end: int) -> History:
 
 
 def told_by_log(store: MessageStore) -> History:
-    return tuple(epoch for epoch in recovery.scan(store.log, store.start).epochs if epoch.start < store.end)
+    return tuple(epoch for epoch in recovery_plan.scan(store.log, store.start).epochs if epoch.start < store.end)
 
 
 class Keeper:

@@ -14,14 +14,15 @@ import pytest
 import pytest_asyncio
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import commitlog, files, flush, upkeep
-from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store import checkpoint, files, group_commit
+from gantry_broker.store.checkpoint import Checkpoint
 from gantry_broker.store.errors import FlushFailed
-from gantry_broker.store.flush import GroupCommit
-from gantry_broker.store.points import Points, PointsFile
+from gantry_broker.store.group_commit import GroupCommit
+from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.log import commit_log
+from gantry_broker.store.recovery_point import Points, PointsFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
-from gantry_broker.store.upkeep import Checkpoint
 
 HOST = pack_host("10.1.2.3", 50_000)
 
@@ -234,7 +235,7 @@ def test_points_that_were_asked_for_first_never_replace_later_ones(tmp_path: Pat
 async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantry_broker.store.upkeep.CHECKPOINT_BYTES", 1_000)
+    monkeypatch.setattr("gantry_broker.store.checkpoint.CHECKPOINT_BYTES", 1_000)
     store.put(messages(50), 1)
     store.confirm(store.end)
     done = asyncio.Event()
@@ -253,7 +254,7 @@ async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
 async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantry_broker.store.upkeep.CHECKPOINT_BYTES", -1)
+    monkeypatch.setattr("gantry_broker.store.checkpoint.CHECKPOINT_BYTES", -1)
     beats = 0
 
     async def beat() -> None:
@@ -305,8 +306,8 @@ async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_op
 async def test_the_name_of_a_new_segment_is_made_durable_by_the_flush_that_comes_after_one_without_descriptors(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flush, "AGAIN_S", 0.01)
-    real, tried = commitlog.fsync_dir, 0
+    monkeypatch.setattr(group_commit, "AGAIN_S", 0.01)
+    real, tried = commit_log.fsync_dir, 0
 
     def fsync_dir(path: Path) -> None:
         nonlocal tried
@@ -315,7 +316,7 @@ async def test_the_name_of_a_new_segment_is_made_durable_by_the_flush_that_comes
             raise OSError(errno.EMFILE, "Too many open files")
         real(path)
 
-    monkeypatch.setattr(commitlog, "fsync_dir", fsync_dir)
+    monkeypatch.setattr(commit_log, "fsync_dir", fsync_dir)
     store.put(messages(1), 1)
     assert await commit.flush() == store.end
     assert tried == 2
@@ -329,7 +330,7 @@ def test_a_flush_while_a_segment_is_made_does_not_speak_for_its_name(
     while store.end < log.segment_size - 5_000:
         store.put(messages(5), 1)
     store.mark_flushed(store.flush())
-    real, fsync_dir = files.open_sized, commitlog.fsync_dir
+    real, fsync_dir = files.open_sized, commit_log.fsync_dir
     durable: list[str] = []
 
     def synced(path: Path) -> None:
@@ -341,7 +342,7 @@ def test_a_flush_while_a_segment_is_made_does_not_speak_for_its_name(
             log.sync(0, store.end)
         return real(path, create_size)
 
-    monkeypatch.setattr(commitlog, "fsync_dir", synced)
+    monkeypatch.setattr(commit_log, "fsync_dir", synced)
     monkeypatch.setattr(files, "open_sized", open_sized)
     while store.end < log.segment_size:
         store.put(messages(5), 1)
@@ -369,7 +370,7 @@ async def test_what_a_checkpoint_that_was_given_up_had_to_do_is_done_by_the_clos
     with pytest.raises(FlushFailed):
         await asked
     synced: list[str] = []
-    monkeypatch.setattr(upkeep, "sync_file", synced.append)
+    monkeypatch.setattr(checkpoint, "sync_file", synced.append)
     path = store.queues.topics["Orders"].queues[0].files()[0]
     store.close()
     assert path in synced
@@ -411,7 +412,7 @@ def test_a_start_makes_the_names_durable_that_the_process_before_it_had_made(
         store.put(messages(5), 1)
     store.close(clean=False)
     durable: list[str] = []
-    monkeypatch.setattr(commitlog, "fsync_dir", lambda path: durable.extend(os.listdir(path)))
+    monkeypatch.setattr(commit_log, "fsync_dir", lambda path: durable.extend(os.listdir(path)))
     store = MessageStore.open(config)
     assert os.path.basename(store.log.path(store.end)) in durable
     store.close(clean=False)
@@ -428,7 +429,7 @@ async def test_a_checkpoint_that_is_due_waits_for_no_flush(
     commit.keep_up()
     assert store.points.durable < store.end
     for name in ("CHECKPOINT_S", "KEEP_UP_S"):
-        monkeypatch.setattr(flush, name, 0.0)
+        monkeypatch.setattr(group_commit, name, 0.0)
     commit.keep_up()
     await commit.checkpoint()
     assert store.points.durable == store.end
@@ -439,7 +440,7 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One queue's file cannot be written, the log can, and much lies between the two."""
-    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 1_000)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000)
     real, made = ConsumeQueue._write, 0
 
     def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
@@ -447,14 +448,14 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
             raise OSError(errno.EIO, "Input/output error")
         return real(queue, offset, data)
 
-    def checkpoint(store: MessageStore) -> Checkpoint:
+    def counted(store: MessageStore) -> Checkpoint:
         nonlocal made
         made += 1
         return begin(store)
 
-    begin = upkeep.checkpoint
+    begin = checkpoint.checkpoint
     monkeypatch.setattr(ConsumeQueue, "_write", write)
-    monkeypatch.setattr(upkeep, "checkpoint", checkpoint)
+    monkeypatch.setattr(checkpoint, "checkpoint", counted)
     commit = GroupCommit(store)
 
     async def send(times: int) -> None:
@@ -466,12 +467,12 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
 
     await send(20)
     assert made == 1
-    monkeypatch.setattr(flush, "KEEP_UP_S", 0.0)
+    monkeypatch.setattr(group_commit, "KEEP_UP_S", 0.0)
     await send(5)
     assert made > 2
     monkeypatch.undo()
-    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 1_000)
-    monkeypatch.setattr(flush, "KEEP_UP_S", 1e9)
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000)
+    monkeypatch.setattr(group_commit, "KEEP_UP_S", 1e9)
     await commit.checkpoint()  # Perhaps one that had begun before.
     await send(1)
     await commit.checkpoint()

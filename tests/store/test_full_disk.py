@@ -14,10 +14,10 @@ import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import snapshot
-from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import StoreFull
-from gantry_broker.store.history import EpochFile
-from gantry_broker.store.points import Points
+from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.log.epochs import EpochFile
+from gantry_broker.store.recovery_point import Points
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 

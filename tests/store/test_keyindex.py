@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gantry_broker.store.keyindex import KeyIndex
+from gantry_broker.store.index.key_index import KeyIndex
 
 
 def test_names_rise_though_the_clock_went_back_by_years(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

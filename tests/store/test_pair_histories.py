@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import decode_records, pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.history import History
+from gantry_broker.store.log.epochs import History
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 

@@ -19,7 +19,7 @@ import pytest
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import append, retention
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.points import Points
+from gantry_broker.store.recovery_point import Points
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 

@@ -14,7 +14,7 @@ from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import decode_records, java_hash, pack_host, tags_hash
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.keyhash import KeyHasher
+from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -105,7 +105,7 @@ def test_a_filter_may_look_at_the_whole_record(store: MessageStore) -> None:
 
 
 def test_one_read_looks_at_a_bounded_number_of_entries(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantry_broker.store.reading.MAX_SCAN", 64)
+    monkeypatch.setattr("gantry_broker.store.read.MAX_SCAN", 64)
     for first in range(0, 300, 50):
         put(store, 50, first=first)
     got = store.get("Orders", 0, 0, 9, 10**6, frozenset({1}))

@@ -15,8 +15,8 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import append
-from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.index.consume_queue import ConsumeQueue
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 

@@ -13,9 +13,10 @@ import pytest
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import commitlog, retention
+from gantry_broker.store import retention
 from gantry_broker.store.errors import OffsetGone, StoreFull
-from gantry_broker.store.points import Points
+from gantry_broker.store.log import commit_log
+from gantry_broker.store.recovery_point import Points
 from gantry_broker.store.retention import segments_to_remove
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
@@ -113,16 +114,16 @@ def test_damage_where_a_segment_begins_keeps_no_other_from_going(
     at = SEGMENT
     told: list[int] = []
     store.on_damage = told.append
-    real = commitlog.CommitLog.read
+    real = commit_log.CommitLog.read
 
-    def read(log: commitlog.CommitLog, offset: int, count: int) -> bytes:
+    def read(log: commit_log.CommitLog, offset: int, count: int) -> bytes:
         if offset <= at < offset + count:
             if damaged == "unreadable":
                 raise OSError(errno.EIO, "Input/output error")
             return bytes(count)
         return real(log, offset, count)
 
-    monkeypatch.setattr(commitlog.CommitLog, "read", read)
+    monkeypatch.setattr(commit_log.CommitLog, "read", read)
     assert store.expire(now) == 0
     assert told == ([at] if damaged == "unreadable" else [])
     at = 2 * SEGMENT
@@ -208,7 +209,7 @@ def test_a_checkpoint_counts_though_messages_are_refused_meanwhile(
     checkpoint = store.checkpoint()
     checkpoint.run()
     with monkeypatch.context() as full:
-        full.setattr(commitlog, "write_all", no_room)
+        full.setattr(commit_log, "write_all", no_room)
         with pytest.raises(StoreFull):
             put(store, 10, 1, 1)
     store.checkpointed(checkpoint)

@@ -35,7 +35,7 @@ from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords, StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
-from gantry_broker.store.records import delay_table
+from gantry_broker.store.log.record_reader import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
 
 from .clients import ClientTable

@@ -17,7 +17,7 @@ import orjson
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
 from gantry_broker.store.files import atomic_write
-from gantry_broker.store.history import History
+from gantry_broker.store.log.epochs import History
 
 from .metadata import Metadata, Tables
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.filing import complain
+from gantry_broker.store.indexing import complain
 
 from . import pull, snapshots
 from .faults import NotWritable

@@ -37,7 +37,7 @@ from gantry_broker.replication.state import Durable
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
-from gantry_broker.store.flush import GroupCommit
+from gantry_broker.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig

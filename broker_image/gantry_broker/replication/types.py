@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gantry_broker.store.history import EpochStart as EpochStart
-from gantry_broker.store.history import History as History
+from gantry_broker.store.log.epochs import EpochStart as EpochStart
+from gantry_broker.store.log.epochs import History as History
 
 
 class MemberId(NamedTuple):

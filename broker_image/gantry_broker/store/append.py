@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
 from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_record, format_properties
-from gantry_broker.store.consumequeue import ENTRY
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
-from gantry_broker.store.filing import complain, remember, shorten_tail
-from gantry_broker.store.history import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
-from gantry_broker.store.records import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
-from gantry_broker.store.tail import Batch, parse
+from gantry_broker.store.index.consume_queue import ENTRY
+from gantry_broker.store.indexing import complain, remember, shorten_tail
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
+from gantry_broker.store.log.record_reader import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
 from gantry_broker.store.types import Put, Stored
+from gantry_broker.store.unconfirmed import Batch, parse
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore

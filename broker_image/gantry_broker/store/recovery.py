@@ -1,235 +1,187 @@
-"""Opening a store: how far is the log sound, and what do queues and index lack or have too much?
-
-The log is walked from a point below which everything is known to be there (`Points`), not from its beginning. The first
-record that is not sound ends the log; it and everything after it become zeros, durably. Then queues and index are cut
-to the point from which they are sure and get the rest from the log again.
-"""
+"""Opening a store: who may, how far is it sound, what has to be filed again."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
-import sys
-import zlib
-from dataclasses import dataclass, field
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
-from gantry_broker.protocol.message import FIXED_V4, MAGIC_V1, RECORD_V4
-from gantry_broker.store.commitlog import CommitLog
-from gantry_broker.store.history import EpochStart
-from gantry_broker.store.points import Points, boot_id, load_checkpoint
-from gantry_broker.store.records import (
-    FILLER_MIN,
-    MAX_RECORD,
-    PAGE,
-    SIZE_AND_MAGIC,
-    Damage,
-    Meta,
-    has_lost_page,
-    read_meta,
-)
-from gantry_broker.store.tail import epoch_of
+from gantry_broker.store import recovery_plan
+from gantry_broker.store.append import set_history, take_history
+from gantry_broker.store.checkpoint import save_points
+from gantry_broker.store.errors import StoreLocked
+from gantry_broker.store.files import NO_ROOM, atomic_write
+from gantry_broker.store.indexing import catch_up, parse_own, remember, sound_batches, write_out
+from gantry_broker.store.log.commit_log import segment_bases
+from gantry_broker.store.log.epochs import FOREIGN, EpochFile, cut_history, extended
+from gantry_broker.store.recovery_point import Points
+from gantry_broker.store.types import Damage
 
-FOREIGN_SEGMENTS: Final = 3
-"""How many segments of a cleanly stopped RocketMQ store are looked at (as RocketMQ does)."""
-_CHUNK: Final = 4 * 1024 * 1024
-_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_CONTROL: Final = CONTROL_TOPIC.encode()
+if TYPE_CHECKING:
+    from gantry_broker.store.store import MessageStore
+
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class Scan:
-    """What a walk over the log found."""
-
-    end: int
-    """Where the first unsound record, or nothing, begins."""
-    reason: str = ""
-    records: int = 0
-    last_ms: int = 0
-    epochs: list[EpochStart] = field(default_factory=list)
+DAMAGED: Final = "damaged"
+"""In config/: a start has cut the log below what was acknowledged, and it is not known yet that somebody heeds it."""
+_INDEX_AT_ONCE: Final = 64 * 1024 * 1024
+"""Bytes of the log that the index reads at most before the store is open; the rest comes with the upkeep."""
 
 
-def scan(log: CommitLog, offset: int, *, lost_from: int | None = None) -> Scan:
-    """Walk the log from a record border to the first place that holds no sound record. Raises OSError.
-
-    `lost_from`: blocks from there on may never have reached the disk, since the machine lost power.
-    """
-    found = Scan(offset)
-    want = _CHUNK
-    while True:
-        data = log.raw(found.end, want)
-        if not data:
-            found.reason = "no more segments"
-            return found
-        base = found.end
-        partial = len(data) < log.room(base)
-        try:
-            _scan_chunk(log, base, data, found, sys.maxsize if lost_from is None else lost_from)
-            want = _CHUNK
-        except Damage as damage:
-            if not partial:
-                found.reason = str(damage)
-                return found
-            if found.end > base:
-                want = _CHUNK
-                continue  # The chunk may end within the record: look again from its beginning.
-            size = SIZE_AND_MAGIC.unpack_from(data)[0] if len(data) >= FILLER_MIN else 0
-            if len(data) < size <= MAX_RECORD and want < size:
-                want = size
-                continue
-            found.reason = str(damage)
-            return found
-
-
-def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan, lost_from: int) -> None:
-    """Raises Damage at the first record that is not sound or not whole; `found` has those before it."""
-    at = 0
-    have = len(data)
-    while at < have:
-        at = scan_plain(base, data, at, log.segment_size, found, lost_from)
-        found.end = base + at
-        if at >= have:
-            return
-        room = log.room(base + at)
-        meta = read_meta(data, at, have, base + at, check=True, torn=True, lost=base + at >= lost_from)
-        if isinstance(meta, Meta):
-            if meta.size + FILLER_MIN > room:
-                raise Damage(f"record of {meta.size} bytes crosses the end of its segment")
-            at += meta.size
-            found.records += 1
-            found.last_ms = meta.store_ms
-            epoch = epoch_of(meta)
-            if epoch is not None:
-                found.epochs.append(EpochStart(epoch, meta.phys))
-        else:
-            if meta != room:
-                raise Damage(f"filler of {meta} bytes where {room} are left")
-            at = have
-            found.end = base - base % log.segment_size + log.segment_size
-            return
-        found.end = base + at
-
-
-def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan, lost_from: int = sys.maxsize) -> int:
-    """Pass over sound records of the common kind; answers where the first other one begins."""
-    unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
-    have = len(data)
-    last = have - FIXED_V4 - 4
-    view = memoryview(data)
-    while at <= last:
-        size, magic, crc, _, _, _, phys, flags, _, _, stored, _, _, _, length = unpack(data, at)
-        body_end = at + FIXED_V4 + length
-        end = at + size
-        if (
-            magic != MAGIC_V1
-            or phys != base + at
-            or flags & _V6
-            or length < 0
-            or not body_end + 4 <= end <= have
-            or size + FILLER_MIN > segment_size - phys % segment_size
-        ):
-            break
-        properties_at = body_end + 3 + data[body_end]
-        if (
-            properties_at > end
-            or data[properties_at - 2] << 8 | data[properties_at - 1] != end - properties_at
-            or crc32(view[at + FIXED_V4 : body_end]) & 0x7FFFFFFF != crc
-            or data[body_end + 1 : properties_at - 2] == _CONTROL
-            or b"\0" in data[body_end : properties_at - 2]
-            or (end > properties_at and not data[end - 1])
-            or (
-                phys >= lost_from
-                and (phys + size - 1) // PAGE != (body_end + base) // PAGE
-                and has_lost_page(data, body_end, end, base)
-            )
-        ):
-            break
-        found.last_ms = stored
-        found.records += 1
-        at = end
-    return at
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """From where recovery goes on."""
-
-    foreign: bool
-    """RocketMQ wrote it, and we have never had it open."""
-    clean: bool
-    """It was closed as it should be."""
-    scan_from: int
-    """The log is sound below."""
-    trusted: int | None
-    """Queues and index are complete below and are cut to it; None: they are complete as they are."""
-    trusted_index: int | None
-    rebooted: bool
-    """Nothing that was not flushed can be relied on, nor the order of writes."""
-
-
-def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> Plan:
-    """Decide by what lies there. `known`: we have had the store open before."""
-    aborted = (root / "abort").exists()
+def recover(store: MessageStore, epochs: EpochFile | None) -> None:
+    """Bring log, queues and index to where they agree. Raises StoreError, OSError."""
+    log = store.log
+    points = Points.load(store.points_file.path)
+    plan = recovery_plan.plan(store.config.path, log, points, known=epochs is not None)
     bases = log.bases()
-    start = first_offset(bases, log.segment_size)
-    has_queues = any((root / "consumequeue").glob("*/*/*"))
-    has_index = any((root / "index").glob("*"))
-    if not known and bases:
-        if aborted:
-            scan_from = _foreign_start(root, log, bases, start)
-            trusted: int | None = scan_from
-        else:
-            scan_from = max(start, bases[-min(FOREIGN_SEGMENTS, len(bases))])
-            trusted = None
-        return Plan(
-            True,
-            not aborted,
-            scan_from if has_queues else start,
-            trusted if has_queues else start,
-            trusted if has_index else start,
-            aborted,
-        )
-    if points is None:
-        return Plan(False, False, start, start, start, True)
-    rebooted = points.boot != boot_id()
-    # Points of which one is newer than the other say nothing of what lies between them in the queues.
-    clean = points.clean and not aborted and points.durable <= points.written
-    durable, index = points.durable, points.durable_index
-    if not rebooted:
-        durable, index = points.written, points.written_index
-    limit = bases[-1] + log.segment_size if bases else start
-    if not start <= durable <= limit:
-        durable = start
-    trusted = durable if has_queues else start
-    return Plan(False, clean, durable, trusted, max(start, min(index, trusted)) if has_index else start, rebooted)
+    log.start = recovery_plan.first_offset(bases, log.segment_size)
+    store.walked_from = plan.scan_from
+    # What was flushed is there, unless the disk had failed.
+    flushed = points.flushed if points is not None and points.boot else 0
+    lost_from = flushed if plan.rebooted else None
+    empty = recovery_plan.Scan(0, "an empty store")
+    found = recovery_plan.scan(log, plan.scan_from, lost_from=lost_from) if bases else empty
+    log.end = found.end
+    before = points or Points()
+    _find_damage(store, found, before, known=points is not None or epochs is None)
+    if bases:
+        log.cut(found.end)
+    store.last_store_ms = found.last_ms
+    store.was_clean = plan.clean or not bases
+    if plan.foreign:
+        store.history = FOREIGN
+        store.confirmed = log.end
+    else:
+        # What was walked is the truth; the file knows what came before.
+        known = tuple(e for e in epochs.history if e.start < plan.scan_from or e in FOREIGN) if epochs else ()
+        store.history = cut_history(extended(known, found.epochs), log.end)
+        store.confirmed = min(max(before.confirmed, log.start), log.end)
+    if epochs is None:
+        set_history(store, store.history)  # It says from now on that this store is ours.
+    elif epochs.history != store.history:
+        take_history(store, store.history)
+    _mark_open(store)
+    trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
+    if before.refiling:
+        trusted = log.start
+    store.points = replace(before.at_most(trusted), refiling=False)
+    if points is not None and trusted <= log.start < max(points.durable, points.written):
+        # Somebody has removed the queues. If this start is interrupted, the next one must not take for all of them what
+        # this one has filed.
+        claimed = replace(points, clean=False, durable_index=trusted, written_index=trusted, refiling=True)
+        store.points_file.lower(claimed)
+    if not plan.clean or trusted != plan.trusted:
+        store.queues.cut(trusted)
+    _recover_index(store, plan, trusted)
+    if not plan.clean and not plan.rebooted:
+        _doubt_files(store)
+    _refile(store, trusted)
+    for offset, data in log.chunks(store.confirmed, log.end):
+        remember(store, parse_own(store, offset, data))
+    unflushed = min(max(before.flushed, log.start), log.end)
+    if points is not None and not points.boot:
+        # Where a flush has failed, the next one says that all is well, though the kernel writes nothing any more.
+        for offset, data in log.chunks(unflushed, log.end):
+            log.overwrite(offset, data)
+    log.sync(unflushed, log.end)
+    store.flushed = log.end
+    # The file may claim more than there was: what is damage now would be found again by each start.
+    save_points(store, durable=True, again=True)
 
 
-def first_offset(bases: list[int], segment_size: int) -> int:
-    """The first offset of the unbroken run of segments that ends with the last one."""
-    if not bases:
-        return 0
-    start = bases[-1]
-    for base in reversed(bases[:-1]):
-        if base + segment_size != start:
-            _log.error(
-                "segments are missing between %d and %d; what lies before is not read", base + segment_size, start
-            )
-            break
-        start = base
-    return start
+def _doubt_files(store: MessageStore) -> None:
+    """What the process before this one wrote since its last checkpoint the kernel has; the disk may not have it yet."""
+    for queue in store.queues:
+        store.queues.unsynced.update(queue.files_since(store.points.durable))
+    if store.index is not None:
+        store.index.unsynced.update(store.index.files_since(store.points.durable_index))
 
 
-def _foreign_start(root: Path, log: CommitLog, bases: list[int], start: int) -> int:
-    """The newest segment whose first record RocketMQ had surely flushed and filed (`isMappedFileMatchedRecover`)."""
-    flushed = [ms for ms in load_checkpoint(root / "checkpoint") if ms > 0]
-    for base in reversed(bases):
-        data = log.raw(base, 1 << 16)
+def _find_damage(store: MessageStore, found: recovery_plan.Scan, before: Points, *, known: bool) -> None:
+    """Whether the log is cut below what was acknowledged. It stays said until whoever acts upon it has it on disk.
+
+    `known`: where the log ended is; otherwise whatever lies behind the place where it is cut counts.
+    """
+    mark = store.config.path / "config" / DAMAGED
+    if found.end < max(before.flushed, before.confirmed) or (not known and store.log.holds_beyond(found.end)):
+        store.damage = Damage(found.end, found.reason, before.flushed, before.confirmed)
+        _log.error("the log ends at %d (%s), but was known sound up to %s", found.end, found.reason, store.damage)
         try:
-            meta = read_meta(data, 0, len(data), base, check=False)
-        except Damage:
-            continue
-        if isinstance(meta, Meta) and flushed and meta.store_ms <= min(flushed) and base >= start:
-            return base
-    return start
+            atomic_write(mark, b"{}")
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            _log.warning("cannot write %s: %s", mark, error)
+    elif mark.exists():
+        store.damage = Damage(found.end, "found at an earlier start", before.flushed, before.confirmed)
+
+
+def _mark_open(store: MessageStore) -> None:
+    """From here on only a clean close is one. A disk too full for the mark loses the old one instead."""
+    try:
+        with open(store.config.path / "abort", "w") as mark:
+            mark.write(str(os.getpid()))
+    except OSError as error:
+        _log.warning("cannot write %s: %s", store.config.path / "abort", error)
+        store.points_file.path.unlink(missing_ok=True)
+
+
+def _refile(store: MessageStore, start: int) -> None:
+    """Give the queues, and the index unless it is behind, what they lack of [start, confirmed)."""
+    index = store.index
+    for batch in sound_batches(store, start, store.confirmed):
+        live = index is not None and not index.behind and index.position == batch.start
+        for queue, number, entry in batch.entries:
+            queue.add(number, entry)
+            queue.next = queue.max
+            if queue.pending:
+                store.queues.dirty[queue] = None
+        write_out(store, None)
+        if index is not None and live:
+            index.pending += batch.keys or []
+            index.position = batch.end
+            index.drain()
+    if index is not None:
+        index.behind = index.position < store.confirmed
+
+
+def _recover_index(store: MessageStore, plan: recovery_plan.Plan, start: int) -> None:
+    """Cut the index to where it is sure, and bring it up to `start`, from where the queues are filed as well."""
+    index = store.index
+    if index is None:
+        return
+    index.position = store.confirmed
+    if plan.trusted_index is not None:
+        limit = min(plan.trusted_index, store.confirmed)
+        if not plan.clean or index.end_phys >= limit:
+            index.cut(limit, rebuild=plan.rebooted)
+        index.position = limit
+    index.behind = index.position < start
+    budget = index.position + _INDEX_AT_ONCE
+    while index.behind and index.position < budget and catch_up(store, start):
+        pass
+
+
+def lock_store(root: Path) -> int:
+    """RocketMQ's own lock file, locked the way Java locks it. Raises StoreLocked, OSError."""
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except OSError as error:
+        os.close(fd)
+        raise StoreLocked(f"{root} is in use by another process") from error
+    return fd
+
+
+def segment_size(root: Path) -> int | None:
+    """The size of the segments of a store that we have never had open."""
+    bases = segment_bases(root / "commitlog")
+    if not bases:
+        return None
+    if len(bases) > 1:
+        return bases[1] - bases[0]
+    return os.stat(root / "commitlog" / f"{bases[0]:020d}").st_size or None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.reading import stored_ms
+from gantry_broker.store.read import stored_ms
 from gantry_broker.store.types import DiskUsage
 
 if TYPE_CHECKING:

@@ -15,18 +15,18 @@ from dataclasses import replace
 from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
-from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
-from gantry_broker.store.commitlog import CommitLog, OpenSegment
+from gantry_broker.store import append, checkpoint, indexing, read, recovery, retention, scrub, truncate
+from gantry_broker.store.checkpoint import Checkpoint
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
-from gantry_broker.store.history import EpochFile, History
-from gantry_broker.store.keyindex import KeyIndex
-from gantry_broker.store.points import Points, PointsFile
-from gantry_broker.store.queues import QueueTable
-from gantry_broker.store.records import delay_table
-from gantry_broker.store.tail import Tail
+from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.log.commit_log import CommitLog, OpenSegment
+from gantry_broker.store.log.epochs import EpochFile, History
+from gantry_broker.store.log.record_reader import delay_table
+from gantry_broker.store.recovery_point import Points, PointsFile
 from gantry_broker.store.types import Confirmed, Damage, DiskUsage, FlushPoint, Got, Put, StoreConfig, Stored
-from gantry_broker.store.upkeep import Checkpoint
+from gantry_broker.store.unconfirmed import Tail
 
 __all__ = ["Confirmed", "MessageStore"]
 
@@ -105,17 +105,17 @@ class MessageStore:
         """
         root = config.path
         root.mkdir(parents=True, exist_ok=True)
-        lock = opening.lock_store(root)
+        lock = recovery.lock_store(root)
         try:
             epochs = EpochFile.load(root / "config" / "epochs.json")
-            found = epochs.segment_size if epochs else opening.segment_size(root)
+            found = epochs.segment_size if epochs else recovery.segment_size(root)
             store = cls(config, found or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
         except BaseException:
             os.close(lock)
             raise
         store._lock = lock
         try:
-            opening.recover(store, epochs)
+            recovery.recover(store, epochs)
         except BaseException:
             store.close(clean=False)
             raise
@@ -130,11 +130,11 @@ class MessageStore:
             return
         try:
             if clean and self.failed is None:
-                filing.write_out(self, None)
+                indexing.write_out(self, None)
                 self._flush_all()
                 if self.history_kept and not self.half_reset and self.queues.oldest_pending() is None:
                     # Not those that were saved last: there may have been no room for later ones.
-                    self.points = replace(upkeep.points_now(self), clean=True)
+                    self.points = replace(checkpoint.points_now(self), clean=True)
                     self.points_file.prepare(self.points, durable=True)()
                     (self.config.path / "abort").unlink(missing_ok=True)
                     fsync_dir(self.config.path)
@@ -218,7 +218,7 @@ class MessageStore:
         Raises OffsetGone when `to` is outside of the log, ValueError when it lies within a record, OSError. Whether a
         cut below `confirmed` is allowed is for the caller to know (rule 3).
         """
-        cutting.cut(self, to)
+        truncate.cut(self, to)
 
     def reset(
         self,
@@ -232,7 +232,7 @@ class MessageStore:
         `to` of every queue (`queue_starts()` when `to` is its `start`). Durable when it returns. Raises ValueError,
         StoreError for an impossible history, OSError.
         """
-        cutting.reset(self, to, history, queue_starts or {})
+        truncate.reset(self, to, history, queue_starts or {})
 
     def prepare_master(self) -> None:
         """Everything that `put` needs is kept up with each append, so a promotion waits for nothing."""
@@ -268,7 +268,7 @@ class MessageStore:
         Ends early, after some of it, when it is later than `until` by `time.monotonic`. Never goes back. Raises
         ValueError above `end` or within a record; OSError.
         """
-        return filing.confirm(self, offset, until)
+        return indexing.confirm(self, offset, until)
 
     # Upkeep, flush and checkpoint
 
@@ -277,7 +277,7 @@ class MessageStore:
 
         A full disk is no error here; what could not be written is tried again.
         """
-        upkeep.upkeep(self, now_ms)
+        checkpoint.upkeep(self, now_ms)
 
     def flush(self, opened: OpenSegment | None = None) -> FlushPoint:
         """Make the log durable; blocks, may run in another thread. Tell `mark_flushed` what it answers.
@@ -306,7 +306,7 @@ class MessageStore:
 
     def damage_heeded(self) -> None:
         """Who has to know of `damage` has written it down: the next start finds none. Raises OSError."""
-        (self.config.path / "config" / opening.DAMAGED).unlink(missing_ok=True)
+        (self.config.path / "config" / recovery.DAMAGED).unlink(missing_ok=True)
 
     def mark_failed(self, error: BaseException) -> None:
         """After a failed fsync nobody knows what is on the disk: nothing more is taken until it is opened anew."""
@@ -314,7 +314,7 @@ class MessageStore:
             _log.error("the disk of %s failed: %s", self.config.path, error)
             self.failed = error
             # Not flushed, which may fail as well: it is for who reads it before the machine boots anew.
-            upkeep.save_points(self, durable=False, aside=True)
+            checkpoint.save_points(self, durable=False, aside=True)
             self.on_failed()
 
     @property
@@ -325,18 +325,18 @@ class MessageStore:
     @property
     def checkpoint_due(self) -> bool:
         """Whether so much was filed since the last checkpoint that recovery would take its time."""
-        return self.confirmed - self.points.durable > upkeep.CHECKPOINT_BYTES
+        return self.confirmed - self.points.durable > checkpoint.CHECKPOINT_BYTES
 
     def checkpoint(self) -> Checkpoint:
         """Write everything out and tell what must be made durable so that recovery after a power loss starts here.
 
         `run` it, in any thread, then tell `checkpointed`.
         """
-        return upkeep.checkpoint(self)
+        return checkpoint.checkpoint(self)
 
     def checkpointed(self, done: Checkpoint) -> None:
         """Note a checkpoint that has run; what a cut came between counts for nothing."""
-        upkeep.checkpointed(self, done)
+        checkpoint.checkpointed(self, done)
 
     # Reading: confirmed records only
 
@@ -355,7 +355,7 @@ class MessageStore:
         An offset above `max` that unconfirmed records may yet reach is "nothing yet", never "moved" (rule 9). Raises
         OSError.
         """
-        return reading.get(self, topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter)
+        return read.get(self, topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for a queue that is not."""
@@ -374,15 +374,15 @@ class MessageStore:
 
     def offset_at_time(self, topic: str, queue_id: int, ms: int) -> int:
         """The first queue offset whose record was stored at `ms` or later; the max offset when there is none."""
-        return reading.offset_at_time(self, topic, queue_id, ms)
+        return read.offset_at_time(self, topic, queue_id, ms)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """When the record was stored (ms); -1 when there is no such record."""
-        return reading.store_time(self, topic, queue_id, offset)
+        return read.store_time(self, topic, queue_id, offset)
 
     def record(self, phys: int) -> Record:
         """The confirmed record at an offset of the log. Raises OffsetGone, or BadRecords when none begins there."""
-        return reading.record(self, phys)
+        return read.record(self, phys)
 
     def query(
         self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool = False
@@ -391,7 +391,7 @@ class MessageStore:
 
         `unique`: only the clients' unique key counts, otherwise also the words of KEYS.
         """
-        return reading.query(self, topic, key, max_num, begin_ms, end_ms, unique)
+        return read.query(self, topic, key, max_num, begin_ms, end_ms, unique)
 
     def topics_queues(self) -> dict[str, list[int]]:
         """The queues that have a confirmed record or had one, by topic."""
@@ -413,7 +413,7 @@ class MessageStore:
         """Every record of [start, stop), by default up to `confirmed`. Raises OffsetGone, BadRecords."""
         stop = self.confirmed if stop is None else stop
         for _, data in self.log.chunks(max(start, self.log.start), stop):
-            yield from reading.records(data)
+            yield from read.records(data)
 
     def unconfirmed_control(self) -> list[bytes]:
         """Bodies of the control records that are not confirmed yet, in the order of the log. Raises BadRecords;
@@ -421,7 +421,7 @@ class MessageStore:
         found = [item for batch in self.tail.batches for item in batch.control if item[0] >= self.confirmed]
         for start, stop in self.tail.gaps(self.confirmed, self.log.end):
             for offset, data in self.log.chunks(start, stop):
-                found += filing.parse_own(self, offset, data, keys=False).control
+                found += indexing.parse_own(self, offset, data, keys=False).control
         return [body for _, body in sorted(found)]
 
     def read_bytes(self, at: int, max_bytes: int) -> bytes:
@@ -441,11 +441,11 @@ class MessageStore:
 
         Raises BadRecords with the offset of the first that is damaged, OffsetGone, OSError.
         """
-        return soundness.check(self, at, max_bytes)
+        return scrub.check(self, at, max_bytes)
 
     def sound_bytes(self, at: int, max_bytes: int) -> bytes:
         """What `check` has looked at, for another member that lacks it. Raises as `check`."""
-        return soundness.sound_bytes(self, at, max_bytes)
+        return scrub.sound_bytes(self, at, max_bytes)
 
     def mend(self, at: int, data: bytes) -> None:
         """Put what another member holds from `at` on in the place of what the disk has lost, durably; it blocks.
@@ -453,11 +453,11 @@ class MessageStore:
         Confirmed bytes are the same for all members, so nothing else changes. Raises ValueError when it is not
         confirmed here, BadRecords when `data` is not sound, whole records for that place, OSError.
         """
-        soundness.mend(self, at, data)
+        scrub.mend(self, at, data)
         try:
-            filing.fill_in(self, at, data)
+            indexing.fill_in(self, at, data)
         except OSError as error:
-            filing.complain(self, "mended records stay unseen until a start files all queues anew", error)
+            indexing.complain(self, "mended records stay unseen until a start files all queues anew", error)
 
     # Retention
 

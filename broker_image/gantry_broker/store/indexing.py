@@ -14,14 +14,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYS_OFFSET_AT
-from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
-from gantry_broker.store.keyindex import BATCH
-from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
-from gantry_broker.store.soundness import before_damage, next_border, sound_bytes
-from gantry_broker.store.tail import Batch, parse
+from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.index.key_index import BATCH
+from gantry_broker.store.log.record_reader import FILLER_MIN, SIZE_AND_MAGIC
+from gantry_broker.store.scrub import before_damage, next_border, sound_bytes
 from gantry_broker.store.types import Confirmed
+from gantry_broker.store.unconfirmed import Batch, parse
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.store.files import fsync_dir
-from gantry_broker.store.indexfile import IndexFile, file_size, guess_slots
+from gantry_broker.store.index.index_file import IndexFile, file_size, guess_slots
 
 BATCH: Final = 512
 """Keys that are filed in one go."""

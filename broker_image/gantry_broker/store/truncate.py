@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.store.append import set_history, take_history
+from gantry_broker.store.checkpoint import save_points
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
-from gantry_broker.store.filing import check_border, shorten_tail
-from gantry_broker.store.history import check_history, cut_history
-from gantry_broker.store.points import Points, boot_id
-from gantry_broker.store.upkeep import save_points
+from gantry_broker.store.indexing import check_border, shorten_tail
+from gantry_broker.store.log.epochs import check_history, cut_history
+from gantry_broker.store.recovery_point import Points, boot_id
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore

@@ -17,7 +17,7 @@ from typing import Final
 from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from gantry_broker.store.errors import OffsetGone, StoreFull
 from gantry_broker.store.files import NO_ROOM, FdCache, fsync_dir, is_zero, read_all, sync_file, write_all
-from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
+from gantry_broker.store.log.record_reader import FILLER_MIN, SIZE_AND_MAGIC
 
 NAME_DIGITS: Final = 20
 MAX_OPEN_SEGMENTS: Final = 32

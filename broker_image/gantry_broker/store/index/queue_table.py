@@ -11,9 +11,9 @@ from typing import Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
 from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
-from gantry_broker.store.consumequeue import ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.files import FdCache
-from gantry_broker.store.keyhash import KeyHasher
+from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.key_hash import KeyHasher
 
 MAX_OPEN_FILES: Final = 2_048
 MAX_TOPIC_BYTES: Final = 255

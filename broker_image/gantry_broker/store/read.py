@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.codes import GetStatus, SysFlag
 from gantry_broker.protocol.message import MAGIC_BLANK, Record, RecordError, decode_record
-from gantry_broker.store.consumequeue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.keyhash import KeyHasher
-from gantry_broker.store.records import MAX_RECORD, SIZE_AND_MAGIC
-from gantry_broker.store.soundness import sound_count
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.key_hash import KeyHasher
+from gantry_broker.store.log.record_reader import MAX_RECORD, SIZE_AND_MAGIC
+from gantry_broker.store.scrub import sound_count
 from gantry_broker.store.types import Got
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
 from gantry_broker.protocol.message import FIXED_V4, MAGIC_V1, RECORD_V4, parse_properties
-from gantry_broker.store.consumequeue import ENTRY, ConsumeQueue
 from gantry_broker.store.errors import BadRecords
-from gantry_broker.store.history import EPOCH_PROPERTY, EpochStart
-from gantry_broker.store.queues import QueueTable
-from gantry_broker.store.records import (
+from gantry_broker.store.index.consume_queue import ENTRY, ConsumeQueue
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY, EpochStart
+from gantry_broker.store.log.record_reader import (
     FILLER_MIN,
     Damage,
     Meta,

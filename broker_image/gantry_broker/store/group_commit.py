@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.store.commitlog import OpenSegment
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.files import NO_DESCRIPTORS
+from gantry_broker.store.log.commit_log import OpenSegment
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore

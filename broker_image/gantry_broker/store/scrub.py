@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.protocol.codes import SysFlag
 from gantry_broker.protocol.message import FIXED_V4, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_V4
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.records import FILLER_MIN, MAX_RECORD, SIZE_AND_MAGIC, Damage, Meta, read_meta
-from gantry_broker.store.recovery import Scan, scan_plain
+from gantry_broker.store.log.record_reader import FILLER_MIN, MAX_RECORD, SIZE_AND_MAGIC, Damage, Meta, read_meta
+from gantry_broker.store.recovery_plan import Scan, scan_plain
 
 if TYPE_CHECKING:
-    from gantry_broker.store.commitlog import CommitLog
+    from gantry_broker.store.log.commit_log import CommitLog
     from gantry_broker.store.store import MessageStore
 
 FRESH_BYTES: Final = 64 << 20

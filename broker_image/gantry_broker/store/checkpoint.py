@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store.append import keep_history
 from gantry_broker.store.files import fsync_dir, sync_file
-from gantry_broker.store.filing import catch_up, complain, file_late, write_out
-from gantry_broker.store.points import Points, boot_id, save_checkpoint
+from gantry_broker.store.indexing import catch_up, complain, file_late, write_out
+from gantry_broker.store.recovery_point import Points, boot_id, save_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
