@@ -41,7 +41,7 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
         await first.send(b"%d" % number, queueId=number % 2)
     await first.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2})
     first.broker.flush_offsets()
-    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.history))
+    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.epochs))
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
@@ -174,7 +174,7 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
         await made.lead()
     copy, source = away.broker.replication._log, master.broker.replication._log
     away.broker.change({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
-    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.history))
+    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.epochs))
     leader = master.broker.replication.me
     await master.broker.replication.assign(Assignment(Cell(2, 2, leader, frozenset({leader})), "127.0.0.1:1"))
     master.broker.change({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})

@@ -91,7 +91,7 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: int, happens: Callable[[], None]) -> None:
         self.left = step
         self._happens = happens
-        for name in ("_lower_points", "set_history", "save_points"):
+        for name in ("_lower_recovery_point", "set_epochs", "save_recovery_point"):
             monkeypatch.setattr(truncate, name, self._before(getattr(truncate, name), node))
         monkeypatch.setattr(node.store.log, "reset", self._before(node.store.log.reset, None))
         monkeypatch.setattr(node.store.queues, "clear", self._before(node.store.queues.clear, None))
@@ -330,7 +330,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
 class Shorts:
     """The steps of a cut; at the given one there is no descriptor."""
 
-    STEPS = ("erase", "sync", "set_history", "queues", "index")
+    STEPS = ("erase", "sync", "set_epochs", "queues", "index")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: str) -> None:
         self.happened = 0
@@ -339,15 +339,15 @@ class Shorts:
         where: dict[str, tuple[object, str]] = {
             "erase": (store.log, "_erase"),
             "sync": (store.log, "sync"),
-            "set_history": (truncate, "take_history"),
-            "queues": (store.queues, "cut"),
-            "index": (store.index, "cut"),
+            "set_epochs": (truncate, "set_epochs_lazily"),
+            "queues": (store.queues, "truncate"),
+            "index": (store.index, "truncate"),
         }
         owner, name = where[step]
         real = getattr(owner, name)
 
         def short(*given: Any, **named: Any) -> Any:
-            if not self.happened and (step != "set_history" or given[0] is store):
+            if not self.happened and (step != "set_epochs" or given[0] is store):
                 self.happened += 1
                 raise OSError(errno.EMFILE, "Too many open files")
             return real(*given, **named)

@@ -192,12 +192,12 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
         await follower.start()
         assert 0 < follower.store.end < began
         cuts: list[int] = []
-        follower.store.cut = cuts.append  # type: ignore[method-assign]
+        follower.store.truncate = cuts.append  # type: ignore[method-assign]
         await group.promote(0, (0,))
         assert await leader.put(b"new") is SendStatus.SEND_OK
         await until(lambda: follower.store.confirmed == leader.store.end, "the follower has everything")
         await until(lambda: leader.service.core.ask is not None, "a proposal")
-        assert follower.store.history == leader.store.history == ((0, 0), (1, began))
+        assert follower.store.epochs == leader.store.epochs == ((0, 0), (1, began))
         assert not cuts
 
 

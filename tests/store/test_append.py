@@ -147,7 +147,7 @@ def test_delayed_messages_are_queued_by_their_time_of_delivery(store: MessageSto
 def test_rule_9_nothing_is_shown_before_it_is_confirmed(store: MessageStore) -> None:
     (first,) = store.put([message(properties=b"KEYS\x01k\x02", keys=("k",))], 100)
     (second,) = store.put([message(properties=b"KEYS\x01k\x02", keys=("k",))], 200)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
 
     def seen() -> tuple[int, int, int, int]:
         got = store.get("Orders", 0, 0, 32, 10**6)
@@ -162,7 +162,7 @@ def test_rule_9_nothing_is_shown_before_it_is_confirmed(store: MessageStore) -> 
     with pytest.raises(Exception, match="outside"):
         store.record(first.phys_offset)
     done = store.confirm(first.phys_offset + first.size)
-    assert done.grew == [("Orders", 0)]
+    assert done.available == [("Orders", 0)]
     assert seen() == (1, 1, 1, 1)
     assert store.offset_at_time("Orders", 0, 150) == 1
     # A reader that is told "moved" would start over; unconfirmed records may yet get there.
@@ -189,16 +189,16 @@ def test_rule_7_an_epoch_begins_with_its_record_and_is_in_the_history(quick_dir:
     first = store.begin_epoch(3, b"three", 1)
     store.put([message()], 2)
     second = store.begin_epoch(4, b"four", 3)
-    assert store.history == ((3, first.phys_offset), (4, second.phys_offset))
+    assert store.epochs == ((3, first.phys_offset), (4, second.phys_offset))
     with pytest.raises(ValueError, match="does not come after"):
         store.begin_epoch(4, b"", 4)
     done = store.confirm(store.end)
     assert done.control == [(first.phys_offset, b"three"), (second.phys_offset, b"four")]
     # The log itself tells the epochs to whom the file has been lost.
     store.close(clean=False)
-    (quick_dir / "s" / "config" / "storePoint.json").unlink()
+    (quick_dir / "s" / "config" / "recoveryPoint.json").unlink()
     store = MessageStore.open(StoreConfig(quick_dir / "s", small))
-    assert store.history == ((3, first.phys_offset), (4, second.phys_offset))
+    assert store.epochs == ((3, first.phys_offset), (4, second.phys_offset))
     store.close(clean=False)
 
 
@@ -206,7 +206,7 @@ def test_a_tail_that_nobody_confirms_costs_bounded_memory(store: MessageStore, m
     monkeypatch.setattr("gantry_broker.store.unconfirmed.MAX_WAITING", 50)
     for n in range(40):
         store.put([message(properties=b"KEYS\x01k%d\x02" % n, keys=(f"k{n}",))] * 5, n)
-    assert store.tail.waiting <= 55
+    assert store.unconfirmed.waiting <= 55
     store.confirm(store.end)
     assert store.max_offset("Orders", 0) == 200
     assert len(store.query("Orders", "k39", 99, 0, 10**9)) == 5
@@ -223,7 +223,7 @@ def test_nothing_is_appended_behind_what_could_not_be_taken_back(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as without:
-        without.setattr(append, "set_history", short)
+        without.setattr(append, "set_epochs", short)
         without.setattr(store.log, "bases", short)
         with pytest.raises(OSError, match="Too many open files"):
             store.begin_epoch(2, b"two", 2)

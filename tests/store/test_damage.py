@@ -64,8 +64,8 @@ def test_a_damaged_record_is_never_shown_and_can_be_mended(
     quick_dir: Path, small: BrokerSettings, where: int, host: bytes
 ) -> None:
     """Bytes of its size, magic, CRC, own offset, properties' end, properties' length and body."""
-    sound, spoilt = quick_dir / "sound", quick_dir / "spoilt"
-    stored = write(sound, small, host)
+    valid, spoilt = quick_dir / "sound", quick_dir / "spoilt"
+    stored = write(valid, small, host)
     write(spoilt, small, host)
     bad = stored[BAD]
     length_at = bad.size - len(put(BAD).properties) - 1
@@ -73,7 +73,7 @@ def test_a_damaged_record_is_never_shown_and_can_be_mended(
 
     told: list[int] = []
     store = MessageStore.open(StoreConfig(spoilt, small))
-    other = MessageStore.open(StoreConfig(sound, small))
+    other = MessageStore.open(StoreConfig(valid, small))
     store.on_damage = told.append
     try:
         assert store.damage is None  # A start looks at the end of the log only.
@@ -82,14 +82,14 @@ def test_a_damaged_record_is_never_shown_and_can_be_mended(
         assert read_all(store, frozenset({tags_hash("tag0")})) == ([0, 2], bad.phys_offset)
         assert read_all(store, frozenset({tags_hash("tag1")})) == ([1, 3, 5, 7, 9], -1)
         with pytest.raises(BadRecords) as found:
-            store.check(store.check(0, 1), 1 << 20)
+            store.verify(store.verify(0, 1), 1 << 20)
         assert found.value.at == bad.phys_offset
         with pytest.raises(BadRecords):
-            store.sound_bytes(0, 1 << 20)
+            store.verified_bytes(0, 1 << 20)
 
-        store.mend(bad.phys_offset, other.sound_bytes(bad.phys_offset, 1))
+        store.repair(bad.phys_offset, other.verified_bytes(bad.phys_offset, 1))
         assert read_all(store) == (list(range(COUNT)), -1)
-        assert store.check(0, 1 << 20) == store.confirmed
+        assert store.verify(0, 1 << 20) == store.confirmed
         assert store.read_raw(0, 1 << 20) == other.read_raw(0, 1 << 20)
     finally:
         store.close(clean=False)
@@ -115,13 +115,13 @@ def test_what_is_to_mend_it_must_fit(quick_dir: Path, small: BrokerSettings) -> 
     try:
         first, second = stored[0], stored[1]
         with pytest.raises(BadRecords):
-            store.mend(first.phys_offset, store.sound_bytes(second.phys_offset, 1))
+            store.repair(first.phys_offset, store.verified_bytes(second.phys_offset, 1))
         with pytest.raises(BadRecords):
-            store.mend(first.phys_offset, store.sound_bytes(first.phys_offset, 1)[:-1])
+            store.repair(first.phys_offset, store.verified_bytes(first.phys_offset, 1)[:-1])
         with pytest.raises(ValueError, match="is confirmed"):
-            store.mend(store.confirmed, store.sound_bytes(first.phys_offset, 1))
+            store.repair(store.confirmed, store.verified_bytes(first.phys_offset, 1))
         with pytest.raises(OffsetGone):
-            store.check(store.confirmed, 1)
+            store.verify(store.confirmed, 1)
         assert read_all(store) == (list(range(COUNT)), -1)
     finally:
         store.close(clean=False)
@@ -138,22 +138,22 @@ def test_the_walk_goes_over_segments_and_large_records(quick_dir: Path, small: B
         assert store.end > 3 * small.mappedFileSizeCommitLog
         at, steps = 0, 0
         while at < store.confirmed:
-            following = store.check(at, 1_000)
-            assert store.sound_bytes(at, 1_000) == store.read_raw(at, following - at)
+            following = store.verify(at, 1_000)
+            assert store.verified_bytes(at, 1_000) == store.read_raw(at, following - at)
             at, steps = following, steps + 1
         assert (at, steps >= 12) == (store.confirmed, True)
     finally:
         store.close(clean=False)
 
 
-@pytest.mark.parametrize("points", ["kept", "lost"])
+@pytest.mark.parametrize("recovery_point", ["kept", "lost"])
 def test_damage_that_a_start_found_is_said_until_it_is_heeded(
-    quick_dir: Path, small: BrokerSettings, points: str
+    quick_dir: Path, small: BrokerSettings, recovery_point: str
 ) -> None:
     """The process may end before it has written down that its disk proves nothing; and the cut hides the damage."""
     written = write(quick_dir, small)
-    seen = quick_dir / "config" / "storePoint.json"
-    if points == "lost":
+    seen = quick_dir / "config" / "recoveryPoint.json"
+    if recovery_point == "lost":
         seen.write_bytes(b"")
     else:
         seen.write_bytes(
@@ -165,5 +165,5 @@ def test_damage_that_a_start_found_is_said_until_it_is_heeded(
         assert store.end == written[5].phys_offset
         assert (store.damage is not None) is (start < 2)
         if start == 1:
-            store.damage_heeded()
+            store.acknowledge_damage()
         store.close(clean=False)

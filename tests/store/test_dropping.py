@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_failing_calls import Died
 from test_power_loss import Disk
-from test_retention import HOST, SEGMENT, filed, put, settings
+from test_retention import HOST, SEGMENT, indexed, put, settings
 
 NOW = 10**12
 
@@ -53,7 +53,7 @@ class Member:
         self.start()
 
     def save(self) -> None:
-        snapshots.write(self.path / "config", snapshots.render(self.meta, self.store.history))
+        snapshots.write(self.path / "config", snapshots.render(self.meta, self.store.epochs))
 
     def put(self, first: int, count: int) -> None:
         put(self.store, first, count, 1)
@@ -76,8 +76,8 @@ class Member:
         self.confirm()
         return at
 
-    def cut(self, to: int) -> None:
-        self.store.cut(to)
+    def truncate(self, to: int) -> None:
+        self.store.truncate(to)
         self.replay.was_cut(to)
 
     def shown(self, topic: str = "Orders") -> list[int]:
@@ -136,18 +136,18 @@ def test_a_dropped_topic_shows_nothing_of_before_and_goes_on_counting(member: Me
         assert len(store.query("Orders", "k255", 9, 0, 1 << 60)) == 1
         assert member.shown() == list(range(247, 257))
         assert store.min_offset("Seldom", 0) == 0
-        store.upkeep(NOW)
+        store.run_periodic_tasks(NOW)
         member.again()
         member.confirm()
 
 
 def test_a_deletion_changes_no_file(member: Member) -> None:
     member.put(0, 250)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     folder = member.path / "consumequeue" / "Orders" / "0"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     member.delete()
-    filed(member.store, NOW + 2_000)
+    indexed(member.store, NOW + 2_000)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -161,14 +161,14 @@ def test_no_start_shows_what_was_deleted_or_forgets_where_a_queue_goes_on(
     member.delete()
     member.change(ends={"Old": {"0": 57}})
     member.put(15, 15)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     if saved:
         member.save()
     before = member.shown()
     assert before == list(range(14, 29))
     member.store.close(clean="killed" not in lost)
     if "points" in lost:
-        member.store.points_file.path.unlink()
+        member.store.recovery_point_file.path.unlink()
     elif "queues" in lost:
         shutil.rmtree(member.path / "consumequeue")
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_tables_of_a_version_that_hid_deletions_in_the_queues_are_built_anew(mem
     member.delete()
     member.change(ends={"Old": {"0": 57}})
     member.put(15, 15)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     member.save()
     own = member.path / "config" / snapshots.OWN
     own.write_text(json.dumps({k: v for k, v in json.loads(own.read_text()).items() if k not in ("hidden", "ends")}))
@@ -204,7 +204,7 @@ def test_tables_may_be_ahead_of_what_a_start_knows_as_confirmed(member: Member) 
     member.change(ends={"Filed": {"0": 3}, "Old": {"0": 57}})
     member.delete()
     member.save()
-    assert member.store.points.confirmed == 0
+    assert member.store.recovery_point.confirmed == 0
     member.again()
     assert member.store.confirmed == 0
     assert member.store.next_offset("Filed", 0) == 3
@@ -216,7 +216,7 @@ def test_tables_may_be_ahead_of_what_a_start_knows_as_confirmed(member: Member) 
 
 def test_an_undone_deletion_hides_nothing(member: Member, leader: Member) -> None:
     """Nor does it where the former master leads again, to which the others would give other numbers."""
-    member.cut(deleted(member))
+    member.truncate(deleted(member))
     member.follow(leader)
     for _ in range(2):
         assert member.shown() == leader.shown() == list(range(14))
@@ -227,7 +227,7 @@ def test_an_undone_deletion_hides_nothing(member: Member, leader: Member) -> Non
 
 def test_what_comes_in_the_place_of_what_was_deleted_is_shown(member: Member, leader: Member) -> None:
     """It is promoted later, and its followers file what it numbers where it does."""
-    member.cut(deleted(member))
+    member.truncate(deleted(member))
     member.follow(leader)
     leader.put(100, 5)
     member.follow(leader)
@@ -241,7 +241,7 @@ def test_what_comes_in_the_place_of_what_was_deleted_is_shown(member: Member, le
 
 def test_a_deletion_that_a_start_does_not_know_as_confirmed_is_undone_as_well(member: Member, leader: Member) -> None:
     member.put(0, 10)
-    member.store.upkeep(NOW)
+    member.store.run_periodic_tasks(NOW)
     member.put(10, 10)
     parted = member.store.end
     member.put(20, 10)
@@ -250,7 +250,7 @@ def test_a_deletion_that_a_start_does_not_know_as_confirmed_is_undone_as_well(me
     member.again()
     assert member.store.confirmed < parted
     assert member.shown() == []
-    member.cut(parted)
+    member.truncate(parted)
     leader.store.append_raw(0, member.store.read_raw(0, 10**6))
     leader.put(100, 15)
     member.follow(leader)
@@ -264,7 +264,7 @@ def test_a_deletion_that_is_lost_with_the_end_of_the_log_is_undone_by_the_start(
     disk = Disk(quick_dir / "store", monkeypatch)
     member = Member(quick_dir / "store")
     member.put(0, 15)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     member.put(15, 15)
     member.delete()
     member.store.checkpoint().run()
@@ -280,7 +280,7 @@ def test_a_deletion_that_is_lost_with_the_end_of_the_log_is_undone_by_the_start(
 def test_an_earlier_deletion_stands_when_a_later_one_is_undone(member: Member) -> None:
     member.put(0, 10)
     member.delete()
-    member.cut(deleted(member))
+    member.truncate(deleted(member))
     assert member.shown() == list(range(9, 23))
 
 
@@ -292,7 +292,7 @@ def test_tables_that_cannot_be_built_anew_are_left_to_the_next_start(
     member.put(0, 10)
     member.delete()
     parted = deleted(member)
-    member.store.cut(parted)
+    member.store.truncate(parted)
 
     def unreadable(queue: ConsumeQueue, offset: int, count: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -319,7 +319,7 @@ def test_a_queue_whose_records_are_all_gone_counts_on_from_where_the_leader_does
     member.confirm()
     member.delete("Other")
     assert member.store.next_offset("Old", 0) == 57
-    member.cut(parted)
+    member.truncate(parted)
     assert (member.store.next_offset("Other", 0), member.store.next_offset("Old", 0)) == (0, 0)
     for _ in range(3):
         leader.one("Other")
@@ -348,7 +348,7 @@ def test_a_master_gives_no_number_twice_before_it_knows_what_is_confirmed(member
     if saved:
         member.confirm()
         member.save()
-    assert member.store.points.confirmed == 0
+    assert member.store.recovery_point.confirmed == 0
     member.again()
     member.meta.lead(member.store.unconfirmed_control())
     assert member.one("Old") == 57
@@ -365,15 +365,15 @@ def test_a_queue_that_was_emptied_in_a_later_file_goes_on_where_it_is_told(membe
         queue.add(number, (number * 100).to_bytes(8) + (10).to_bytes(4) + bytes(8))
     while queue.pending:
         queue.write_piece()
-    store.queues.cut(15_000)
+    store.queues.truncate(15_000)
     assert (queue.is_empty, queue.max) == (False, 150)
-    store.queues.cut(0)
+    store.queues.truncate(0)
     store.ensure_next("Old", 0, 350)
     assert store.next_offset("Old", 0) == 350
     member.one("Other")
     member.one("Old")
     member.confirm()
-    store.upkeep(NOW)
+    store.run_periodic_tasks(NOW)
     member.again()
     member.confirm()
     assert member.shown("Old") == [350]
@@ -413,11 +413,11 @@ def damage(store: MessageStore, number: int) -> bytes:
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member, number: int) -> None:
     member.put(0, 250)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     at = member.store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
     lost = damage(member.store, number)
     member.store.close(clean=False)
-    path = member.store.points_file.path
+    path = member.store.recovery_point_file.path
     path.write_text(json.dumps({**json.loads(path.read_text()), "of a later version": 1}))
     shutil.rmtree(member.path / "consumequeue")
     member.start()
@@ -428,8 +428,8 @@ def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member, nu
     assert member.store.max_offset("Orders", 0) == 248
     for written in (False, True):
         if written:
-            filed(member.store, NOW + 2_000)
-        member.store.mend(at, lost)
+            indexed(member.store, NOW + 2_000)
+        member.store.repair(at, lost)
         assert member.shown() == list(range(248))
     member.again()
     member.confirm()
@@ -441,7 +441,7 @@ def test_an_interrupted_start_that_files_all_anew_leaves_all_of_it_to_the_next(
 ) -> None:
     """Which does not walk over all of the log for that, and so cuts it at no damage that was not there for a reader."""
     member.put(0, 250)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     lost = damage(member.store, 3)
     end = member.store.end
     member.store.close()
@@ -464,11 +464,11 @@ def test_an_interrupted_start_that_files_all_anew_leaves_all_of_it_to_the_next(
         member.start()
         assert (member.store.end, member.store.damage) == (end, None)
         assert member.shown() == [n for n in range(247) if n != 3]
-        assert not member.store.points.refiling
+        assert not member.store.recovery_point.reindexing
         member.store.close()
     member.start()
     at = member.store.get("Orders", 0, 2, 1, 10**6)
-    member.store.mend(decode_records(at.data)[0].phys_offset + len(at.data), lost)
+    member.store.repair(decode_records(at.data)[0].phys_offset + len(at.data), lost)
     assert member.shown() == list(range(247))
 
 
@@ -478,7 +478,7 @@ def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
 ) -> None:
     """Nobody would mend it, since it is sound."""
     member.put(0, 250)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     at, size, _ = member.store.queues.find("Orders", 0).entry(number)  # type: ignore[union-attr]
     member.store.close()
     shutil.rmtree(member.path / "consumequeue")
@@ -494,14 +494,14 @@ def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
         broken.setattr(CommitLog, "read", read)
         member.start()
         member.store.on_damage = told.append
-        member.store.upkeep(NOW + 2_000)
+        member.store.run_periodic_tasks(NOW + 2_000)
     assert number not in member.shown()
     assert set(told) == {at}
-    for n in range(len(member.store.unfiled) + 1):
-        member.store.upkeep(NOW + 4_000 + 2_000 * n)
+    for n in range(len(member.store.unindexed) + 1):
+        member.store.run_periodic_tasks(NOW + 4_000 + 2_000 * n)
     assert member.shown() == list(range(247))
     assert member.one("Orders") == 247
-    member.store.upkeep(NOW + 10_000)
+    member.store.run_periodic_tasks(NOW + 10_000)
     member.again()
     member.confirm()
     assert member.shown() == list(range(248))
@@ -509,15 +509,15 @@ def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
 
 def test_a_mended_record_is_filed_also_where_its_blank_is_written(member: Member) -> None:
     member.put(0, 250)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     lost = damage(member.store, 3)
     member.store.close()
     shutil.rmtree(member.path / "consumequeue")
     member.start()
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     assert member.shown() == [n for n in range(247) if n != 3]
     at = member.store.get("Orders", 0, 2, 1, 10**6)
-    member.store.mend(decode_records(at.data)[0].phys_offset + len(at.data), lost)
+    member.store.repair(decode_records(at.data)[0].phys_offset + len(at.data), lost)
     member.again()
     assert member.shown() == list(range(247))
 
@@ -530,16 +530,16 @@ def test_a_mended_record_of_a_deleted_topic_stays_deleted(member: Member) -> Non
     at = member.store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
     member.delete()
     member.put(15, 15)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     before = member.shown()
     member.store.close()
     shutil.rmtree(member.path / "consumequeue")
     member.start()
     assert member.shown() == before
-    member.store.mend(at, lost)
+    member.store.repair(at, lost)
     for killed in (False, True):
         if killed:
-            member.store.upkeep(NOW + 2_000)
+            member.store.run_periodic_tasks(NOW + 2_000)
             member.again()
         assert member.shown() == before
         assert member.store.min_offset("Orders", 0) == number + 1
@@ -549,7 +549,7 @@ def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(member: Membe
     """Some are not by topic: its own brokers file a message in others, too."""
     member.put(0, 250)
     member.store.close()
-    for name in ("epochs.json", "storePoint.json"):
+    for name in ("epochs.json", "recoveryPoint.json"):
         (member.path / "config" / name).unlink()
     os.rename(member.path / "consumequeue" / "Seldom", member.path / "consumequeue" / "%LMQ%x")
     member.start()
@@ -565,7 +565,7 @@ def test_a_power_loss_brings_neither_deleted_messages_nor_numbers_back(
     disk = Disk(quick_dir / "store", monkeypatch)
     member = Member(quick_dir / "store")
     member.put(0, 15)
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     if what == "deletion":
         member.delete()
     else:
@@ -589,7 +589,7 @@ def test_a_search_by_time_is_not_led_astray_by_a_record_that_could_not_be_filed(
     for n in range(11):
         member.store.put([Put("Orders", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1_000 + n)
     member.confirm()
-    filed(member.store, NOW)
+    indexed(member.store, NOW)
     damage(member.store, 5)
     member.store.close()
     shutil.rmtree(member.path / "consumequeue")

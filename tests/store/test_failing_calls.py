@@ -22,14 +22,14 @@ from gantry_broker.broker import snapshots
 from gantry_broker.broker.metadata import Metadata, Tables, decode_change, encode_change
 from gantry_broker.broker.replay import Replay
 from gantry_broker.protocol.codes import CONTROL_TOPIC
-from gantry_broker.replication.epochs import cut as cut_history
+from gantry_broker.replication.epochs import cut as truncate_epochs
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import recovery_plan, retention
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
-from gantry_broker.store.log.epochs import FOREIGN, EpochFile, History
-from gantry_broker.store.recovery_point import Points
+from gantry_broker.store.log.epochs import FOREIGN, EpochFile, LeaderEpochs
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -111,13 +111,13 @@ class FailingCalls:
             self._on = False
 
 
-def settled(history: History, end: int) -> History:
+def settled(epochs: LeaderEpochs, end: int) -> LeaderEpochs:
     """The epochs that have a record: one without is of no account."""
-    ends = [*(epoch.start for epoch in history[1:]), end]
-    return tuple(epoch for epoch, stop in zip(history, ends, strict=False) if epoch.start < stop)
+    ends = [*(epoch.start for epoch in epochs[1:]), end]
+    return tuple(epoch for epoch, stop in zip(epochs, ends, strict=False) if epoch.start < stop)
 
 
-def told_by_log(store: MessageStore) -> History:
+def epochs_in_log(store: MessageStore) -> LeaderEpochs:
     return tuple(epoch for epoch in recovery_plan.scan(store.log, store.start).epochs if epoch.start < store.end)
 
 
@@ -134,7 +134,7 @@ class Keeper:
             self.meta.confirm(phys, body)
 
     def save(self, store: MessageStore) -> None:
-        snapshots.write(store.config.path / "config", snapshots.render(self.meta, store.history))
+        snapshots.write(store.config.path / "config", snapshots.render(self.meta, store.epochs))
 
 
 def dropped(store: MessageStore, stop: int) -> dict[str, int]:
@@ -155,9 +155,9 @@ class Pair:
         self.serial = 0
         self.epoch = 0
         self.now_ms = 10**12
-        self.expected: History = ()
+        self.expected: LeaderEpochs = ()
         """The follower's history as of the last look: what its log no longer tells."""
-        self.half_reset: History | None = None
+        self.reset_in_progress: LeaderEpochs | None = None
         """The history for which a reset was begun that has not come to its end."""
         self.leader = MessageStore.open(self.leader_config)
         if self.rng.random() < 0.4:
@@ -170,10 +170,10 @@ class Pair:
         """The leader goes on with a log that RocketMQ wrote."""
         self._put(self.leader, self.rng.randrange(1, 60))
         self.leader.close()
-        for name in ("epochs.json", "storePoint.json"):
+        for name in ("epochs.json", "recoveryPoint.json"):
             (self.leader_config.path / "config" / name).unlink()
         self.leader = MessageStore.open(self.leader_config)
-        assert self.leader.history == FOREIGN
+        assert self.leader.epochs == FOREIGN
         if self.leader.end > 2 * SEGMENT and self.rng.random() < 0.5:
             retention.remove_before(self.leader, SEGMENT)
 
@@ -213,7 +213,7 @@ class Pair:
     def step(self) -> None:
         if self.rng.random() < 0.02:
             self._draw_trouble()
-        if not self.leader.history or (self.leader.history == FOREIGN and self.rng.random() < 0.1):
+        if not self.leader.epochs or (self.leader.epochs == FOREIGN and self.rng.random() < 0.1):
             self.leader_begins()
             return
         name = self.rng.choices(list(STEP_WEIGHTS), list(STEP_WEIGHTS.values()))[0]
@@ -239,28 +239,28 @@ class Pair:
 
     def leader_confirms(self) -> None:
         store = self.leader
-        borders = [record.phys_offset for record in store.walk(store.confirmed, store.end)]
-        self.leaders_tables.confirm(store, self.rng.choice([*borders, store.end]))
+        boundaries = [record.phys_offset for record in store.walk(store.confirmed, store.end)]
+        self.leaders_tables.confirm(store, self.rng.choice([*boundaries, store.end]))
 
     def another_leads(self) -> None:
         """One that lacks some of what the last leader had, be it confirmed: all that counts is what parts the logs."""
         store = self.leader
-        borders = [record.phys_offset for record in store.walk(store.start, store.end)]
-        if borders:
-            store.cut(self.rng.choice(borders[-20:]))
+        boundaries = [record.phys_offset for record in store.walk(store.start, store.end)]
+        if boundaries:
+            store.truncate(self.rng.choice(boundaries[-20:]))
             self.leaders_tables.replay.was_cut(store.end)
             self._begin(store)
 
     def leader_expires(self) -> None:
         self._expire(self.leader)
 
-    def _filed(self, store: MessageStore) -> int:
+    def _indexed(self, store: MessageStore) -> int:
         """What the queues' files have: once the records are gone, a kill takes the other numbers with it."""
         pending = store.queues.oldest_pending()
         return store.confirmed if pending is None else min(store.confirmed, pending)
 
     def _expire(self, store: MessageStore) -> None:
-        first, last = store.start // SEGMENT, self._filed(store) // SEGMENT
+        first, last = store.start // SEGMENT, self._indexed(store) // SEGMENT
         if first < last and last * SEGMENT < store.end:
             retention.remove_before(store, self.rng.randint(first, last) * SEGMENT)
 
@@ -276,9 +276,9 @@ class Pair:
         except Died:
             self.restart(clean=False)
             return
-        if self.follower.failed is not None or self.half_reset is not None:
+        if self.follower.failed is not None or self.reset_in_progress is not None:
             # A reset that failed is asked for again; here a start comes first, which must not miss anything.
-            self.trace.append(f"  failed: {self.follower.failed!r}, half reset: {self.half_reset is not None}")
+            self.trace.append(f"  failed: {self.follower.failed!r}, half reset: {self.reset_in_progress is not None}")
             self.restart(clean=self.follower.failed is None and self.rng.random() < 0.5)
         else:
             self.look()
@@ -289,29 +289,29 @@ class Pair:
     def _fetch(self, follower: MessageStore) -> None:
         """Cut, begin anew, or get some more, as a follower has to by its histories."""
         leader = self.leader
-        history, end = settled(leader.history, leader.end), follower.end
-        agreed = divergence(history, leader.end, settled(follower.history, end), end)
+        epochs, end = settled(leader.epochs, leader.end), follower.end
+        agreed = divergence(epochs, leader.end, settled(follower.epochs, end), end)
         if agreed < end and leader.start <= agreed < follower.start:
             self._reset(follower, 0, (), {})
         elif agreed < leader.start:
-            self._reset(follower, leader.start, cut_history(history, leader.start), leader.queue_starts())
+            self._reset(follower, leader.start, truncate_epochs(epochs, leader.start), leader.queue_starts())
         elif agreed < end:
-            follower.cut(agreed)
+            follower.truncate(agreed)
             self.tables.replay.was_cut(follower.end)
         else:
             follower.append_raw(end, leader.read_raw(end, self.rng.choice((100, 4_000, 20_000, 300_000))))
             self.tables.confirm(follower, max(follower.confirmed, min(leader.confirmed, follower.end)))
 
-    def _reset(self, follower: MessageStore, to: int, history: History, queues: dict[tuple[str, int], int]) -> None:
-        self.trace.append(f"  reset at {to}: {history}")
-        self.half_reset = settled(history, to)
-        follower.reset(to, history, queues)
+    def _reset(self, follower: MessageStore, to: int, epochs: LeaderEpochs, queues: dict[tuple[str, int], int]) -> None:
+        self.trace.append(f"  reset at {to}: {epochs}")
+        self.reset_in_progress = settled(epochs, to)
+        follower.reset(to, epochs, queues)
         self.tables.replay.was_cut(follower.end)
-        self.expected, self.half_reset = history, None
+        self.expected, self.reset_in_progress = epochs, None
 
     def follower_keeps_up(self) -> None:
         self.now_ms += self.rng.choice((100, 2_000))
-        self.try_to(lambda store: store.upkeep(self.now_ms))
+        self.try_to(lambda store: store.run_periodic_tasks(self.now_ms))
 
     def follower_flushes(self) -> None:
         def flush(store: MessageStore) -> None:
@@ -328,7 +328,7 @@ class Pair:
             try:
                 checkpoint.run()
             except OSError as error:
-                checkpoint.take_back(store)
+                checkpoint.requeue(store)
                 if error.errno not in NO_DESCRIPTORS:
                     store.mark_failed(error)
             else:
@@ -386,15 +386,15 @@ class Pair:
         damage = self.follower.damage
         # Without points (a full disk may have left none) nobody knows what was acknowledged, and the start says so.
         assert damage is None or not (damage.flushed or damage.confirmed), f"no start misses a record: {damage}"
-        self.follower.damage_heeded()
+        self.follower.acknowledge_damage()
         self.follower.damage = None
         self.tables = Keeper(self.follower)
         self.look()
-        self.half_reset = None
+        self.reset_in_progress = None
 
     def _started(self, failing: bool) -> bool:
-        points = Points.load(self.follower_config.path / "config" / "storePoint.json")
-        self.trace.append(f"  start with {points}")
+        recovery_point = RecoveryPoint.load(self.follower_config.path / "config" / "recoveryPoint.json")
+        self.trace.append(f"  start with {recovery_point}")
         try:
             with self.calls.failing(failing):
                 self.follower = MessageStore.open(self.follower_config)
@@ -402,7 +402,7 @@ class Pair:
             self.trace.append(f"  not opened: {error!r}")
             mark = self.follower_config.path / "config" / "damaged"
             if mark.exists():
-                assert points is None, f"no start misses a record: {points}"
+                assert recovery_point is None, f"no start misses a record: {recovery_point}"
                 mark.unlink()
             return False
         return True
@@ -410,15 +410,15 @@ class Pair:
     # What has to hold
 
     def look(self) -> None:
-        self.look_at_history()
+        self.look_at_epochs()
         self.look_at_files()
         self.look_at_queues()
 
-    def look_at_history(self) -> None:
+    def look_at_epochs(self) -> None:
         follower = self.follower
-        got = settled(follower.history, follower.end)
-        truth = self._true_history()
-        if self.half_reset is not None and got in ((), told_by_log(follower), self.half_reset):
+        got = settled(follower.epochs, follower.end)
+        truth = self._true_epochs()
+        if self.reset_in_progress is not None and got in ((), epochs_in_log(follower), self.reset_in_progress):
             # A reset goes from one history to the other over none.
             truth = got
         elif truth[:1] == FOREIGN and got == settled(truth[1:], follower.end) and follower.confirmed == 0:
@@ -427,27 +427,27 @@ class Pair:
         assert got == settled(truth, follower.end), f"the history is the log's: {got} instead of {truth}"
         self.expected = truth
 
-    def _true_history(self) -> History:
+    def _true_epochs(self) -> LeaderEpochs:
         """By the records, and by what was known when retention took the older ones."""
         follower = self.follower
         older = tuple(epoch for epoch in self.expected if epoch.start < follower.start)
-        found = told_by_log(follower)
+        found = epochs_in_log(follower)
         foreign = follower.start == 0 < follower.end and not (found and found[0].start == 0)
         return (FOREIGN if foreign else older) + found
 
     def look_at_files(self) -> None:
         """What the next start goes by claims nothing that is not there."""
         follower = self.follower
-        if follower.history_kept:
+        if follower.epochs_persisted:
             kept = EpochFile.load(follower.epochs_path)
-            undone = [e for e in kept.history if e not in follower.history] if kept else []
-            assert not [e for e in undone if e.start < follower.points.written], (
+            undone = [e for e in kept.epochs if e not in follower.epochs] if kept else []
+            assert not [e for e in undone if e.start < follower.recovery_point.written], (
                 f"the history's file names epochs that are undone: {undone}"
             )
-        points = Points.load(follower.points_file.path)
-        if points is not None:
-            most = max(points.confirmed, points.flushed, points.written, points.durable)
-            assert most <= follower.end, f"the points claim more than the log has: {points}"
+        recovery_point = RecoveryPoint.load(follower.recovery_point_file.path)
+        if recovery_point is not None:
+            most = max(recovery_point.confirmed, recovery_point.flushed, recovery_point.written, recovery_point.durable)
+            assert most <= follower.end, f"the points claim more than the log has: {recovery_point}"
 
     def look_at_queues(self) -> None:
         """Every confirmed record is in its queue, under its number, and not shown if its topic was deleted after it."""
@@ -455,7 +455,7 @@ class Pair:
         gone, perhaps = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
         for record in follower.walk(follower.start, follower.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
-            if any(at <= record.phys_offset < stop for at, stop in follower.unfiled.items()):
+            if any(at <= record.phys_offset < stop for at, stop in follower.unindexed.items()):
                 continue  # A start could not read it; it is filed once it can be read.
             queue = follower.queues.find(record.topic, record.queue_id)
             assert queue is not None, f"a confirmed record has no queue: {place}"
@@ -479,10 +479,10 @@ class Pair:
         else:
             raise AssertionError(f"a follower catches up, but stays at {self.ends()}")
         self.leaders_tables.confirm(self.leader, self.follower.confirmed)
-        for _ in range(1 + len(self.follower.unfiled)):
+        for _ in range(1 + len(self.follower.unindexed)):
             self.now_ms += 2_000
-            self.follower.upkeep(self.now_ms)
-        assert not self.follower.unfiled
+            self.follower.run_periodic_tasks(self.now_ms)
+        assert not self.follower.unindexed
         self.look()
         self._compare_logs()
         self._compare_queues()
@@ -490,7 +490,7 @@ class Pair:
 
     def _compare_logs(self) -> None:
         leader, follower = self.leader, self.follower
-        assert settled(follower.history, follower.end) == settled(leader.history, leader.end), "the same history"
+        assert settled(follower.epochs, follower.end) == settled(leader.epochs, leader.end), "the same history"
         first = max(leader.start, follower.start)
         same = follower.log.read(first, leader.end - first) == leader.log.read(first, leader.end - first)
         assert same, f"the same bytes in {first}-{leader.end}"
@@ -498,7 +498,7 @@ class Pair:
     def _compare_queues(self) -> None:
         leader, follower = self.leader, self.follower
         known, all_of_log = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
-        filed, numbered = (
+        indexed, numbered = (
             {(r.topic, r.queue_id) for r in follower.walk(follower.start, stop)}
             for stop in (follower.confirmed, follower.end)
         )
@@ -507,7 +507,7 @@ class Pair:
                 # 0: no record of it is left, and what tells the number is not confirmed yet.
                 place = (topic, queue_id)
                 stop, mine = leader.max_offset(*place), follower.max_offset(*place)
-                assert mine == stop or (mine == 0 and place not in filed), f"the same end of queue {place}"
+                assert mine == stop or (mine == 0 and place not in indexed), f"the same end of queue {place}"
                 stop, mine = leader.next_offset(*place), follower.next_offset(*place)
                 assert mine == stop or (mine == 0 and place not in numbered), f"the next number of {place}"
         for record in leader.walk(max(leader.start, follower.start), leader.confirmed):
@@ -525,7 +525,7 @@ class Pair:
                 if not store.index.behind:
                     break
                 self.now_ms += 2_000
-                store.upkeep(self.now_ms)
+                store.run_periodic_tasks(self.now_ms)
             assert not store.index.behind, "the index comes to the end of what is confirmed"
         first = max(leader.start, follower.start)
         gone = dropped(leader, leader.end)  # The tables of who was killed may know more than is confirmed now.

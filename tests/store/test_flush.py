@@ -20,7 +20,7 @@ from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.group_commit import GroupCommit
 from gantry_broker.store.index.consume_queue import ConsumeQueue
 from gantry_broker.store.log import commit_log
-from gantry_broker.store.recovery_point import Points, PointsFile
+from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -142,13 +142,13 @@ async def test_a_cut_during_a_flush_is_not_taken_for_flushed(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put(messages(2), 1)
-    border = store.end
+    boundary = store.end
     await commit.flush()
     store.put(messages(20), 1)
     point = store.flush()
-    store.cut(border)
+    store.truncate(boundary)
     store.put(messages(30), 2)
-    assert store.mark_flushed(point) == border
+    assert store.mark_flushed(point) == boundary
     assert await commit.flush() == store.end
 
 
@@ -192,9 +192,9 @@ async def test_a_checkpoint_moves_the_point_from_which_a_power_loss_is_recovered
 ) -> None:
     store.put(messages(200), 1)
     store.confirm(store.end)
-    assert store.points.durable == 0
+    assert store.recovery_point.durable == 0
     await commit.checkpoint()
-    assert store.points.durable == store.points.durable_index == store.end == store.flushed
+    assert store.recovery_point.durable == store.recovery_point.durable_index == store.end == store.flushed
 
 
 async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
@@ -213,22 +213,22 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
     store.confirm(store.end)
     await commit.checkpoint()
     store.put(messages(200), 2)
-    store.upkeep(10_000)
+    store.run_periodic_tasks(10_000)
     await commit.close()
     assert threads == {"store-flush", "store-checkpoint_0", "store-points_0"}
-    points = Points.load(store.points_file.path)
-    assert points is not None
-    assert points.durable == store.confirmed
+    recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
+    assert recovery_point is not None
+    assert recovery_point.durable == store.confirmed
 
 
 def test_points_that_were_asked_for_first_never_replace_later_ones(tmp_path: Path) -> None:
-    file = PointsFile(tmp_path / "config" / "storePoint.json")
-    before = file.prepare(Points(confirmed=1_000), durable=False)
-    cut = file.prepare(Points(confirmed=10), durable=True)
+    file = RecoveryPointFile(tmp_path / "config" / "recoveryPoint.json")
+    before = file.prepare(RecoveryPoint(confirmed=1_000), durable=False)
+    truncate = file.prepare(RecoveryPoint(confirmed=10), durable=True)
     assert file.busy
-    cut()
+    truncate()
     before()
-    assert Points.load(file.path) == Points(confirmed=10)
+    assert RecoveryPoint.load(file.path) == RecoveryPoint(confirmed=10)
     assert not file.busy
 
 
@@ -248,7 +248,7 @@ async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
     monkeypatch.setattr(store, "checkpointed", checkpointed)
     await commit.flush()
     await asyncio.wait_for(done.wait(), 20)
-    assert store.points.durable == store.end
+    assert store.recovery_point.durable == store.end
 
 
 async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
@@ -276,7 +276,7 @@ async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
     beating.cancel()
     await commit.flush()
     await commit.checkpoint()
-    assert store.points.durable <= store.flushed == store.end
+    assert store.recovery_point.durable <= store.flushed == store.end
 
 
 async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_open(
@@ -296,7 +296,7 @@ async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_op
         await commit.flush()
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     for _ in range(3):
-        store.cut(size)
+        store.truncate(size)
         while store.end < size + size // 2:
             store.put(messages(5), 1)
             await commit.flush()
@@ -385,7 +385,7 @@ def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
     store.mark_flushed(store.flush())
     flushed = store.flushed
     store.put(messages(1), 1)
-    store.upkeep(10_000)
+    store.run_periodic_tasks(10_000)
     told: list[str] = []
     store.on_failed = lambda: told.append("failed")
 
@@ -397,9 +397,9 @@ def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
         with pytest.raises(OSError, match="Input/output error"):
             store.close()
     assert told == ["failed"]
-    points = Points.load(config.path / "config" / "storePoint.json")
-    assert points is not None
-    assert (points.boot, points.flushed, points.clean) == ("", flushed, False)
+    recovery_point = RecoveryPoint.load(config.path / "config" / "recoveryPoint.json")
+    assert recovery_point is not None
+    assert (recovery_point.boot, recovery_point.flushed, recovery_point.clean) == ("", flushed, False)
 
 
 def test_a_start_makes_the_names_durable_that_the_process_before_it_had_made(
@@ -426,13 +426,13 @@ async def test_a_checkpoint_that_is_due_waits_for_no_flush(
     store.put(messages(3), 1)
     await commit.flush()
     store.confirm(store.end)
-    commit.keep_up()
-    assert store.points.durable < store.end
+    commit.checkpoint_if_behind()
+    assert store.recovery_point.durable < store.end
     for name in ("CHECKPOINT_S", "KEEP_UP_S"):
         monkeypatch.setattr(group_commit, name, 0.0)
-    commit.keep_up()
+    commit.checkpoint_if_behind()
     await commit.checkpoint()
-    assert store.points.durable == store.end
+    assert store.recovery_point.durable == store.end
     await commit.close()
 
 
@@ -478,7 +478,7 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
     await commit.checkpoint()
     async with asyncio.timeout(30):
         for _ in range(3):  # Each of them brings something now, so that the next one need not wait.
-            before = store.points.durable
-            while store.points.durable == before:
+            before = store.recovery_point.durable
+            while store.recovery_point.durable == before:
                 await send(1)
     await commit.close()

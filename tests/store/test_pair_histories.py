@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import decode_records, pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.log.epochs import History
+from gantry_broker.store.log.epochs import LeaderEpochs
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -24,7 +24,7 @@ SETTINGS = BrokerSettings(
 )
 
 
-def divergence(mine: History, my_end: int, other: History, other_end: int) -> int:
+def divergence(mine: LeaderEpochs, my_end: int, other: LeaderEpochs, other_end: int) -> int:
     """Where two logs part: the end of the last epoch that both have, in the log in which it is shorter."""
     common = 0
     for index, epoch in enumerate(mine):
@@ -60,11 +60,11 @@ class Pair:
     def align(self) -> None:
         """The follower cuts what the master does not have."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
-        to = divergence(follower.history, follower.end, leader.history, leader.end)
+        to = divergence(follower.epochs, follower.end, leader.epochs, leader.end)
         if to < follower.end:
             # Never below what it has shown.
             assert to >= follower.confirmed
-            follower.cut(to)
+            follower.truncate(to)
 
     def put(self) -> None:
         batch = []
@@ -114,7 +114,7 @@ class Pair:
     def crash(self) -> None:
         victim = self.rng.randrange(2)
         if self.rng.random() < 0.5:
-            self.stores[victim].upkeep(self.serial * 10_000)
+            self.stores[victim].run_periodic_tasks(self.serial * 10_000)
         ends = self.stores[victim].end
         self.stores[victim].close(clean=self.rng.random() < 0.3)
         self.stores[victim] = MessageStore.open(StoreConfig(self.paths[victim], SETTINGS))
@@ -126,7 +126,7 @@ class Pair:
         self.promote()
 
     def run(self, steps: int) -> None:
-        actions = ["put"] * 5 + ["fetch"] * 4 + ["confirm"] * 4 + ["crash", "switch", "upkeep"]
+        actions = ["put"] * 5 + ["fetch"] * 4 + ["confirm"] * 4 + ["crash", "switch", "run_periodic_tasks"]
         for _ in range(steps):
             getattr(self, self.rng.choice(actions))()
         self.fetch_all()
@@ -134,14 +134,14 @@ class Pair:
         self.stores[1 - self.master].confirm(self.stores[self.master].end)
         self.look()
         one, other = self.stores
-        assert one.history == other.history
+        assert one.epochs == other.epochs
         assert one.read_raw(0, 10**9) == other.read_raw(0, 10**9)
         assert [one.max_offset("T", q) for q in range(3)] == [other.max_offset("T", q) for q in range(3)]
         assert [one.next_offset("T", q) for q in range(3)] == [other.next_offset("T", q) for q in range(3)]
 
-    def upkeep(self) -> None:
+    def run_periodic_tasks(self) -> None:
         for store in self.stores:
-            store.upkeep(self.serial * 10_000)
+            store.run_periodic_tasks(self.serial * 10_000)
 
     def close(self) -> None:
         for store in self.stores:

@@ -19,7 +19,7 @@ import pytest
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import append, retention
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.recovery_point import Points
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import test_failing_calls
 from test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Keeper, Pair, play
-from test_replica import HOST, copy, fill, fill_and_file, message
+from test_replica import HOST, copy, fill, fill_and_index, message
 
 HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
 SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
@@ -80,9 +80,9 @@ class Disk:
         for path, data in left.items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_bytes(data)
-        points = self._root / "config" / "storePoint.json"
+        recovery_point = self._root / "config" / "recoveryPoint.json"
         with suppress(FileNotFoundError, ValueError):
-            points.write_text(json.dumps({**json.loads(points.read_text()), "boot": ANOTHER_BOOT}))
+            recovery_point.write_text(json.dumps({**json.loads(recovery_point.read_text()), "boot": ANOTHER_BOOT}))
         self._names = self._files()
         self._data = {inode: Path(path).read_bytes() for path, inode in self._names.items()}
 
@@ -106,12 +106,18 @@ class PowerPair(Pair):
         self.disk = Disk(root / "follower", monkeypatch)
         super().__init__(root, seed, settings, monkeypatch)
 
-    def _filed(self, store: MessageStore) -> int:
-        return min(super()._filed(store), store.points.durable) if store is self.follower else super()._filed(store)
+    def _indexed(self, store: MessageStore) -> int:
+        return (
+            min(super()._indexed(store), store.recovery_point.durable)
+            if store is self.follower
+            else super()._indexed(store)
+        )
 
     def look_at_files(self) -> None:
-        points = Points.load(self.follower.points_file.path)
-        if points is None or points.boot != ANOTHER_BOOT:  # Else there was no room to say what was lost.
+        recovery_point = RecoveryPoint.load(self.follower.recovery_point_file.path)
+        if (
+            recovery_point is None or recovery_point.boot != ANOTHER_BOOT
+        ):  # Else there was no room to say what was lost.
             super().look_at_files()
 
     def follower_loses_power(self) -> None:
@@ -128,11 +134,11 @@ class PowerPair(Pair):
                 break
         self.trace.append(f"  flushed {flushed}, now {self.ends()}, {self.follower.damage}")
         assert self.follower.end >= flushed, "what was flushed is there"
-        self.follower.damage_heeded()
+        self.follower.acknowledge_damage()
         self.follower.damage = None
         self.tables = Keeper(self.follower)
         self.look()
-        self.half_reset = None
+        self.reset_in_progress = None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -168,7 +174,7 @@ def test_what_a_killed_process_had_written_is_synced_by_the_next_one(config: Sto
     """Its checkpoint says that all is on disk, though the other one wrote it."""
     store = MessageStore.open(config)
     store.begin_epoch(1, b"", 1)
-    fill_and_file(store, 30)
+    fill_and_index(store, 30)
     store.close(clean=False)
     store = MessageStore.open(config)
     store.put([message(1, "Other")], 1)
@@ -207,7 +213,7 @@ def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
         store.put([message(1, "Other", 3_000)], 2_000)
     store.confirm(store.end)
     store.mark_flushed(store.flush())
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     assert store.expire(10**13) == 0
     store.close(clean=False)
     disk.lose()
@@ -237,7 +243,7 @@ def test_zeros_in_properties_are_no_block_that_was_lost(
         store = MessageStore.open(config)
         store.begin_epoch(1, b"x" * (10 + before), 1)
         fill(store, 0, 1)
-        store.upkeep(10**12)
+        store.run_periodic_tasks(10**12)
         store.put([Put("T", 0, 0, 0, 1, HOST, b"body", b"k\x01" + bytes(zeros) + b"x\x02")], 2)
         fill(store, 1, 2)
         store.mark_flushed(store.flush())
@@ -266,7 +272,7 @@ def test_a_history_that_has_no_room_outlives_retention(
     follower.confirm(follower.end)
     follower.begin_epoch(2, b"", 1)
     parted = leader.end
-    follower.upkeep(10**12)
+    follower.run_periodic_tasks(10**12)
     follower.mark_flushed(follower.flush())
     while leader.end < 2 * 65_536 + 10_000:
         leader.put([message(1, "Other", 3_000)], 2_000)
@@ -279,15 +285,15 @@ def test_a_history_that_has_no_room_outlives_retention(
         return opens(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", full)
-    follower.cut(parted)
+    follower.truncate(parted)
     copy(leader, follower)
     follower.confirm(follower.end)
-    follower.upkeep(10**12 + 5_000)
+    follower.run_periodic_tasks(10**12 + 5_000)
     check_point(follower)
     follower.expire(10**13)
     follower.close(clean=False)
     monkeypatch.setattr(os, "open", opens)
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-    assert follower.history == leader.history
+    assert follower.epochs == leader.epochs
     for store in (leader, follower):
         store.close(clean=False)

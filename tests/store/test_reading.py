@@ -58,7 +58,7 @@ def test_statuses_are_those_of_rocketmq(store: MessageStore, written_out: bool) 
     assert store.get("Orders", 0, 0, 32, 10**6).status == GetStatus.NO_MATCHED_LOGIC_QUEUE
     put(store, 10)
     if written_out:
-        store.upkeep(10**12)
+        store.run_periodic_tasks(10**12)
     got = store.get("Orders", 0, 3, 4, 10**6)
     assert (got.status, got.count, got.next_offset, got.min_offset, got.max_offset) == (GetStatus.FOUND, 4, 7, 0, 10)
     assert numbers(got.data) == [3, 4, 5, 6]
@@ -197,7 +197,7 @@ for turn in range(2):
         store.put([Put(f"topic-{topic}", q, 0, 0, 1, host, b"x" * 100, b"") for q in range(8)], 1)
     store.confirm(store.end)
     while store.queues.dirty:
-        store.upkeep(1)
+        store.run_periodic_tasks(1)
 for topic in range(0, 1000, 7):
     assert store.get(f"topic-{topic}", 3, 0, 32, 10**6).count == 2
 print((rss() - before) // 1024, len(os.listdir("/proc/self/fd")))
@@ -222,7 +222,7 @@ host = bytes((1, 2, 3, 4, 0, 0, 0, 9))
 for n in range(1000):
     store.put([Put("Deep", 0, 0, 0, 1, host, b"x" * 1000, b"") for _ in range(60)], n)
     store.confirm(store.end)
-store.upkeep(1)
+store.run_periodic_tasks(1)
 offset, before = 0, rss()
 while offset < 60_000:
     offset = store.get("Deep", 0, offset, 32, 262_144).next_offset

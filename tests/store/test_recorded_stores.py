@@ -68,7 +68,7 @@ def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_
     assert store.was_clean == name.endswith("clean")
     assert store.damage is None
     assert store.confirmed == store.end
-    assert store.history == ((0, 0),)
+    assert store.epochs == ((0, 0),)
     check_all(store, name)
     sent = [one for one in manifest(name)["sent"] if one["offsetMsgId"] and one["status"] == "SEND_OK"]
     assert len(sent) > 50
@@ -86,7 +86,7 @@ def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_
     store.close()
     again = MessageStore.open(StoreConfig(root))
     assert again.was_clean
-    assert again.history == ((0, 0),)
+    assert again.epochs == ((0, 0),)
     check_all(again, name)
     again.close()
 
@@ -120,7 +120,7 @@ def test_a_recorded_store_goes_on_as_ours(name: str, quick_dir: Path) -> None:
     store.confirm(store.end)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(root))
-    assert store.history == ((0, 0), (1, epoch.phys_offset))
+    assert store.epochs == ((0, 0), (1, epoch.phys_offset))
     store.confirm(store.end)
     assert len(store.query("LabTopic", "ours", 9, 0, FOREVER)) == 3
     assert decode_record(store.get("LabTopic", 0, number, 1, 1).data).body == b"new"

@@ -42,11 +42,11 @@ def fill(store: MessageStore, first: int, count: int, size: int = 50) -> None:
         store.put([message(m, size=size) for m in range(n, min(n + 4, first + count))], 1_000 + n)
 
 
-def fill_and_file(store: MessageStore, count: int, size: int = 50) -> None:
+def fill_and_index(store: MessageStore, count: int, size: int = 50) -> None:
     """Confirmed, in their queues' files, and known to be there."""
     fill(store, 0, count, size=size)
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
 
 
 def copy(leader: MessageStore, follower: MessageStore, stop: int | None = None, chunk: int = 5_000) -> None:
@@ -92,7 +92,7 @@ def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
     leader.confirm(leader.end)
     done = follower.confirm(leader.end)
     assert [body for _, body in done.control] == [b"one", b"two"]
-    assert follower.history == leader.history
+    assert follower.epochs == leader.epochs
     assert content(follower) == content(leader)
     for n in (0, 399, 439):
         (mine,) = follower.query("Orders", f"k{n}", 9, 0, 10**9)
@@ -122,7 +122,7 @@ def test_rule_6_answers_end_on_record_borders(leader: MessageStore, follower: Me
         leader.read_raw(1, 1_000)
 
 
-@pytest.mark.parametrize("damage", ["body", "size", "place", "cut", "magic", "topic", "order"])
+@pytest.mark.parametrize("damage", ["body", "size", "place", "truncate", "magic", "topic", "order"])
 def test_damaged_bytes_are_refused_and_nothing_is_appended(
     leader: MessageStore, follower: MessageStore, damage: str
 ) -> None:
@@ -138,7 +138,7 @@ def test_damaged_bytes_are_refused_and_nothing_is_appended(
         data[second + 3] ^= 1
     elif damage == "place":
         data[second + 35] ^= 1
-    elif damage == "cut":
+    elif damage == "truncate":
         del data[-1]
     elif damage == "magic":
         data[second + 4] ^= 1
@@ -172,9 +172,9 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
     fill(follower, 1_000, 100, size=900)
     follower.mark_flushed(follower.flush())
     end = follower.end
-    follower.cut(middle)
+    follower.truncate(middle)
     assert (follower.end, follower.flushed, follower.confirmed) == (middle, middle, middle)
-    assert follower.history == ((1, 0),)
+    assert follower.epochs == ((1, 0),)
     assert follower.next_offset("Orders", 0) == follower.max_offset("Orders", 0)
     # What lies beyond is zeros, so that no crash makes the stale tail valid again.
     files = sorted((quick_dir / "follower" / "commitlog").iterdir())
@@ -198,12 +198,12 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
 
 def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: MessageStore) -> None:
     fill(leader, 0, 60)
-    border = leader.end
+    boundary = leader.end
     fill(leader, 60, 60)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
-    leader.cut(border)
-    assert leader.confirmed == border
+    leader.run_periodic_tasks(10**12)
+    leader.truncate(boundary)
+    assert leader.confirmed == boundary
     assert sum(leader.max_offset("Orders", q) for q in range(3)) == 60
     assert leader.query("Orders", "k60", 9, 0, 10**9) == []
     assert len(leader.query("Orders", "k59", 9, 0, 10**9)) == 1
@@ -217,27 +217,27 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     """One queue has nothing left in memory, the others have what is undone: the process has to end."""
     fill(leader, 0, 60)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
-    border = leader.end
+    leader.run_periodic_tasks(10**12)
+    boundary = leader.end
     fill(leader, 60, 60)
     leader.confirm(leader.end)
     told: list[str] = []
     leader.on_failed = lambda: told.append("failed")
-    real, cuts = ConsumeQueue.cut, 0
+    real, truncations = ConsumeQueue.truncate, 0
 
-    def cut(queue: ConsumeQueue, limit: int) -> bool:
-        nonlocal cuts
-        cuts += 1
-        if cuts == 2:
+    def truncate(queue: ConsumeQueue, limit: int) -> bool:
+        nonlocal truncations
+        truncations += 1
+        if truncations == 2:
             raise OSError(errno.EIO, "Input/output error")
         return real(queue, limit)
 
-    monkeypatch.setattr(ConsumeQueue, "cut", cut)
+    monkeypatch.setattr(ConsumeQueue, "truncate", truncate)
     with pytest.raises(OSError, match="Input/output error"):
-        leader.cut(border)
+        leader.truncate(boundary)
     assert told == ["failed"]
     assert leader.failed is not None
-    assert (leader.points.boot, leader.points.written) == ("", border)
+    assert (leader.recovery_point.boot, leader.recovery_point.written) == ("", boundary)
 
 
 def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_start(
@@ -245,7 +245,7 @@ def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_s
 ) -> None:
     """A filler is no more than its head: the rest has to be there already, or nobody could read on."""
     fill(leader, 0, 60)
-    border = leader.end
+    boundary = leader.end
     fill(leader, 60, 60)
     real = os.ftruncate
 
@@ -255,12 +255,12 @@ def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_s
 
     monkeypatch.setattr(os, "ftruncate", ftruncate)
     with pytest.raises(KeyboardInterrupt):
-        leader.cut(border)
+        leader.truncate(boundary)
     monkeypatch.undo()
     leader.close(clean=False)
     store = MessageStore.open(leader.config)
     store.put([message(60, size=60_000)], 1)
-    assert len(store.read_raw(border, 1 << 20)) == store.end - border
+    assert len(store.read_raw(boundary, 1 << 20)) == store.end - boundary
     store.close(clean=False)
     store = MessageStore.open(leader.config)
     assert store.end > store.log.segment_size
@@ -272,7 +272,7 @@ def test_a_cut_that_is_no_border_or_outside_of_the_log_is_refused(leader: Messag
     fill(leader, 0, 8)
     end = leader.end
     with pytest.raises((ValueError, OffsetGone)):
-        leader.cut(where)
+        leader.truncate(where)
     assert leader.end == end
 
 
@@ -288,13 +288,13 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
 
     remove_before(leader, 131_072)
     assert leader.start == 131_072
-    follower.reset(leader.start, leader.history, leader.queue_starts())
+    follower.reset(leader.start, leader.epochs, leader.queue_starts())
     assert (follower.start, follower.end, follower.confirmed, follower.flushed) == (131_072,) * 4
     for again in (False, True):
         if again:
             follower.close(clean=False)
             follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-        assert follower.history == leader.history
+        assert follower.epochs == leader.epochs
         # No record of this topic is left, but its numbers go on.
         assert follower.next_offset("Seldom", 2) == follower.min_offset("Seldom", 2) == 1
     copy(leader, follower)
@@ -311,7 +311,7 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is to be copied anew: the next start must not take it for damage, nor the one after that."""
-    fill_and_file(follower, 300, size=900)
+    fill_and_index(follower, 300, size=900)
 
     def unreadable(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -321,7 +321,7 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
         with pytest.raises(OSError, match="Input/output error"):
             follower.reset(1 << 20, ((1, 0),), {})
     (quick_dir / "follower" / "commitlog" / f"{1 << 20:020d}").unlink()
-    follower.upkeep(10**12 + 10_000)
+    follower.run_periodic_tasks(10**12 + 10_000)
     follower.close()
     for _ in range(2):
         follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
@@ -333,7 +333,7 @@ def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     """A start was to cut a queue after a kill, and its machine lost power in the middle of an entry."""
-    fill_and_file(leader, 30)
+    fill_and_index(leader, 30)
     fill(leader, 30, 30)
     leader.confirm(leader.end)
     leader.queues.write_out()
@@ -355,7 +355,7 @@ def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     """The log was cut as well: no record comes that would write it anew."""
-    fill_and_file(leader, 30)
+    fill_and_index(leader, 30)
     leader.close(clean=False)
     for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
         data = path.read_bytes()
@@ -368,14 +368,14 @@ def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
 def test_damage_that_was_heeded_is_not_found_again(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    fill_and_file(follower, 30)
+    fill_and_index(follower, 30)
     follower.close(clean=False)
     for segment in (quick_dir / "follower" / "commitlog").iterdir():
         segment.unlink()
     for start in range(2):
         follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
         assert (follower.damage is None) is (start == 1)
-        follower.damage_heeded()
+        follower.acknowledge_damage()
         follower.close(clean=False)
 
 
@@ -395,7 +395,7 @@ def test_rocketmq_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tai
     fill(leader, 0, 30)
     leader.confirm(leader.end)
     fill(leader, 30, 30)
-    leader.upkeep(10**12)
+    leader.run_periodic_tasks(10**12)
     leader.close(clean=False)
     store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     assert [store.max_offset("Orders", q) for q in range(3)] == [10, 10, 10]
@@ -425,7 +425,7 @@ def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_late
 ) -> None:
     fill(leader, 0, 100)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
+    leader.run_periodic_tasks(10**12)
     fill(leader, 100, 100)
     leader.confirm(leader.end)
     assert leader.index is not None
@@ -444,7 +444,7 @@ def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
     for n in range(600):
         leader.put([Put("Wide", n, 0, 0, 1, HOST, b"%d" % n, b"")], n)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
+    leader.run_periodic_tasks(10**12)
     assert leader.queues.dirty
     leader.close(clean=False)
     store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
@@ -471,9 +471,9 @@ def test_an_epoch_begins_where_an_earlier_version_left_a_record(
             old.put([message(number, size=200)], 2)
     new.begin_epoch(2, bytes(250), 3)
     new.put([message(7)], 3)
-    assert new.history[-1].start == parted
-    assert divergence(new.history, new.end, old.history, old.end) == parted
-    old.cut(parted)
+    assert new.epochs[-1].start == parted
+    assert divergence(new.epochs, new.end, old.epochs, old.end) == parted
+    old.truncate(parted)
     copy(new, old)
     assert old.log.read(0, old.end) == new.log.read(0, new.end)
     for store in (old, new):
@@ -505,7 +505,7 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     copy(leader, follower)
     follower.confirm(follower.end)
     follower.mark_flushed(follower.flush())
-    follower.upkeep(10**12)
+    follower.run_periodic_tasks(10**12)
     follower.close(clean=False)
     (quick_dir / "follower" / "commitlog" / f"{0:020d}").unlink()
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
@@ -531,7 +531,7 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk took two of three entries, before two of the three records were undone."""
-    fill_and_file(leader, 30)
+    fill_and_index(leader, 30)
     stored = [leader.put([message(0)], 1)[0] for _ in range(3)]
     leader.confirm(leader.end)
     pwrite = os.pwrite
@@ -544,8 +544,8 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", full)
-        leader.upkeep(10**12 + 5_000)
-    leader.cut(stored[1].phys_offset)
+        leader.run_periodic_tasks(10**12 + 5_000)
+    leader.truncate(stored[1].phys_offset)
     leader.begin_epoch(2, b"x" * 100, 1)
     leader.put([message(1)], 1)
     leader.confirm(leader.end)
@@ -560,14 +560,14 @@ def test_a_queue_that_begins_in_the_tail_goes_on_where_it_is_told_to(
 ) -> None:
     """The record is undone, and with it what the number was known by."""
     leader.begin_epoch(1, b"", 1)
-    border = leader.end
+    boundary = leader.end
     leader.ensure_next("Orders", 0, 57)
     leader.put([message(0)], 5)
     follower.append_raw(0, leader.read_raw(0, 10**6))
-    follower.confirm(border)
+    follower.confirm(boundary)
     follower.ensure_next("Orders", 0, 57)
     assert follower.next_offset("Orders", 0) == 58
-    follower.cut(border)
+    follower.truncate(boundary)
     assert follower.next_offset("Orders", 0) == 57
 
 
@@ -581,11 +581,11 @@ def test_a_queue_of_which_the_first_records_are_gone_begins_where_its_leaders_do
     leader.confirm(leader.end)
     copy(leader, follower)
     follower.confirm(follower.end)
-    for filed in (False, True):
-        if filed:
-            follower.upkeep(10**12)
+    for indexed in (False, True):
+        if indexed:
+            follower.run_periodic_tasks(10**12)
         assert follower.min_offset("Orders", 0) == leader.min_offset("Orders", 0) == 57
         assert follower.queue_starts() == leader.queue_starts()
         assert follower.get("Orders", 0, 57, 9, 10**6).count == 2
-    follower.cut(first.phys_offset)
+    follower.truncate(first.phys_offset)
     assert follower.next_offset("Orders", 0) == 57

@@ -16,7 +16,7 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import retention
 from gantry_broker.store.errors import OffsetGone, StoreFull
 from gantry_broker.store.log import commit_log
-from gantry_broker.store.recovery_point import Points
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.retention import segments_to_remove
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
@@ -94,9 +94,9 @@ def put(store: MessageStore, first: int, count: int, now_ms: int) -> None:
     store.confirm(store.end)
 
 
-def filed(store: MessageStore, now_ms: int) -> None:
+def indexed(store: MessageStore, now_ms: int) -> None:
     """On disk, so that retention may take the records."""
-    store.upkeep(now_ms)
+    store.run_periodic_tasks(now_ms)
     store.mark_flushed(store.flush())
     checkpoint = store.checkpoint()
     checkpoint.run()
@@ -110,7 +110,7 @@ def test_damage_where_a_segment_begins_keeps_no_other_from_going(
     """The one before it has no age then: it goes once it is mended, or the disk is full."""
     now = at_hour(4)
     put(store, 0, 150, now - 80 * HOUR)
-    filed(store, now)
+    indexed(store, now)
     at = SEGMENT
     told: list[int] = []
     store.on_damage = told.append
@@ -136,7 +136,7 @@ def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore,
     now = at_hour(4)
     put(store, 0, 150, now - 80 * HOUR)
     put(store, 150, 400, now - 10 * HOUR)
-    filed(store, now)
+    indexed(store, now)
     old = store.get("Orders", 0, 0, 4, 10**6)
     assert store.expire(now) == store.start
     # The segment in which the younger ones begin stays.
@@ -173,9 +173,9 @@ def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore,
 def test_what_a_follower_needs_and_what_is_not_confirmed_stays(store: MessageStore) -> None:
     now = at_hour(4)
     put(store, 0, 300, now - 100 * HOUR)
-    store.upkeep(now)
+    store.run_periodic_tasks(now)
     assert store.expire(now) == 0, "entries that are not on disk have nothing but their records"
-    filed(store, now)
+    indexed(store, now)
     assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
     assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
     assert store.expire(now) > SEGMENT
@@ -187,7 +187,7 @@ def test_a_queue_all_of_whose_records_are_gone_keeps_its_numbers(store: MessageS
     for _ in range(10, 400):
         store.put([Put("Other", 0, 0, 0, 1, HOST, b"x" * 900, b"")], now - 100 * HOUR)
     store.confirm(store.end)
-    filed(store, now)
+    indexed(store, now)
     store.expire(now)
     assert store.start > 10_000
     for _ in range(2):
@@ -213,8 +213,8 @@ def test_a_checkpoint_counts_though_messages_are_refused_meanwhile(
         with pytest.raises(StoreFull):
             put(store, 10, 1, 1)
     store.checkpointed(checkpoint)
-    assert store.points.durable == store.end
-    assert Points.load(store.points_file.path) == store.points
+    assert store.recovery_point.durable == store.end
+    assert RecoveryPoint.load(store.recovery_point_file.path) == store.recovery_point
 
 
 def no_room(*_: Any) -> None:

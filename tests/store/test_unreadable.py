@@ -22,7 +22,7 @@ def opened(path: Path) -> MessageStore:
     store = MessageStore.open(StoreConfig(path, SETTINGS))
     for topic, size in ((CONTROL_TOPIC, 10), ("T", 10), *[("T", 5_000)] * 80):
         store.put([Put(topic, 0, 0, 0, 1, HOST, b"y" * size, b"")], time.time_ns() // 1_000_000)
-    store.tail.clear()
+    store.unconfirmed.clear()
     return store
 
 
@@ -33,7 +33,7 @@ def test_what_is_confirmed_before_it_is_told_and_no_more_is_lost(
     store = opened(tmp_path)
     bad_sector.update(path=store.log.path(0), at=sector * 4096)
     control: list[tuple[int, bytes]] = []
-    grew: set[tuple[str, int]] = set()
+    available: set[tuple[str, int]] = set()
     for _ in range(90):
         began = store.confirmed
         try:
@@ -42,14 +42,14 @@ def test_what_is_confirmed_before_it_is_told_and_no_more_is_lost(
             assert store.confirmed == began
             break
         control += told.control
-        grew |= set(told.grew)
+        available |= set(told.available)
         assert began < told.offset == store.confirmed <= sector * 4096
     assert sector * 4096 - 5_200 < store.confirmed
     bad_sector.clear()
     told = store.confirm(store.end)
     assert told.offset == store.end
     assert len(control + told.control) == 1
-    assert grew | set(told.grew) == {("T", 0), (CONTROL_TOPIC, 0)}
+    assert available | set(told.available) == {("T", 0), (CONTROL_TOPIC, 0)}
     assert store.next_offset("T", 0) == 81
     store.close()
 

@@ -359,10 +359,10 @@ class Broker:
         if changed and not self._leading:
             self._tables_changed()
         # Readers are woken after the caller has finished its own step: what they do may append again.
-        if confirmed.grew:
+        if confirmed.available:
             if not self._grown:
                 self._loop.call_soon(self._wake)
-            self._grown += confirmed.grew
+            self._grown += confirmed.available
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, []

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.indexing import complain
+from gantry_broker.store.indexing import warn_rate_limited
 
 from . import pull, snapshots
 from .faults import NotWritable
@@ -105,7 +105,7 @@ class Upkeep:
         if not meta.changed or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
-        files = snapshots.render(meta, self._broker.store.history)
+        files = snapshots.render(meta, self._broker.store.epochs)
         self._saving = asyncio.get_running_loop().create_task(self._write(files))
 
     async def _write(self, files: dict[str, bytes]) -> None:
@@ -115,7 +115,7 @@ class Upkeep:
             )
         except OSError as error:
             self._broker.meta.changed = True
-            complain(self._broker.store, "the tables' snapshots cannot be written", error)
+            warn_rate_limited(self._broker.store, "the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
         if self._timer is not None:

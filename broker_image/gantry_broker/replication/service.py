@@ -137,7 +137,7 @@ class ReplicationService:
             log_is_empty=empty,
             damaged=self._store.damage is not None,
         )
-        self._store.damage_heeded()
+        self._store.acknowledge_damage()
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
@@ -204,7 +204,7 @@ class ReplicationService:
 
     def disk_failed(self) -> None:
         """After a write or flush that failed the kernel may hold no longer what was written: see rule 16."""
-        if not self._store.doubts_disk:
+        if not self._store.disk_untrusted:
             return
         try:
             self._file.distrust_boot()
@@ -582,9 +582,10 @@ class ReplicationService:
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
             if self._commit is not None:
-                self._commit.keep_up()
+                self._commit.checkpoint_if_behind()
             self._changed()
-            self._store.upkeep(self._unix_ms())  # Last: what it stumbles over must keep nothing else from being done.
+            # Last: what it stumbles over must keep nothing else from being done.
+            self._store.run_periodic_tasks(self._unix_ms())
         except Exception as error:
             # A loop that dies of its own exception would never shrink the set again: say so, go on.
             log.exception("tick of replication failed")

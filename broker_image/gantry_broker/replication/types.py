@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gantry_broker.store.log.epochs import EpochStart as EpochStart
-from gantry_broker.store.log.epochs import History as History
+from gantry_broker.store.log.epochs import LeaderEpochs
+
+History = LeaderEpochs
 
 
 class MemberId(NamedTuple):

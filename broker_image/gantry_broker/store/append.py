@@ -15,8 +15,8 @@ from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_rec
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
 from gantry_broker.store.index.consume_queue import ENTRY
-from gantry_broker.store.indexing import complain, remember, shorten_tail
-from gantry_broker.store.log.epochs import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
+from gantry_broker.store.indexing import push_unconfirmed, truncate_unconfirmed, warn_rate_limited
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, LeaderEpochs, extend_epochs
 from gantry_broker.store.log.record_reader import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
 from gantry_broker.store.types import Put, Stored
 from gantry_broker.store.unconfirmed import Batch, parse
@@ -133,13 +133,13 @@ def put(store: MessageStore, batch: Sequence[Put], now_ms: int, *, room_min: int
         if isinstance(error, struct.error):
             raise ValueError(f"a number does not fit its field of the record: {error}") from error
         raise
-    if store.half_reset and made.start == log.start:
-        store.half_reset = False  # It was empty, as it was to be.
+    if store.reset_in_progress and made.start == log.start:
+        store.reset_in_progress = False  # It was empty, as it was to be.
     made.end = phys
     made.keys = keys if indexed or store.index is None else None
     store.last_store_ms = now_ms
     if phys != made.start:
-        store.tail.push(made)
+        store.unconfirmed.push(made)
     return stored
 
 
@@ -186,10 +186,10 @@ def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: in
 
     Raises ValueError when `epoch` is not above the last one, and what `put` raises.
     """
-    if store.history and epoch <= store.last_epoch:
+    if store.epochs and epoch <= store.last_epoch:
         raise ValueError(f"epoch {epoch} does not come after {store.last_epoch}")
     end = store.end
-    before = store.history
+    before = store.epochs
     record = Put(
         topic=CONTROL_TOPIC,
         queue_id=0,
@@ -203,7 +203,7 @@ def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: in
     # It may begin where others may not (rule 7): histories tell where epochs began.
     stored = put(store, [record], now_ms, room_min=0)[0]
     try:
-        set_history(store, (*before, EpochStart(epoch, stored.phys_offset)))
+        set_epochs(store, (*before, EpochStart(epoch, stored.phys_offset)))
     except OSError as error:
         undo(store, end)
         if error.errno in NO_ROOM:
@@ -212,40 +212,40 @@ def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: in
     return stored
 
 
-def set_history(store: MessageStore, history: History) -> None:
-    store.history_kept = False  # One that fails may have replaced the file all the same.
-    EpochFile(store.log.segment_size, history).save(store.epochs_path)
-    store.history = history
-    store.history_kept = True
+def set_epochs(store: MessageStore, epochs: LeaderEpochs) -> None:
+    store.epochs_persisted = False  # One that fails may have replaced the file all the same.
+    EpochFile(store.log.segment_size, epochs).save(store.epochs_path)
+    store.epochs = epochs
+    store.epochs_persisted = True
 
 
-def take_history(store: MessageStore, history: History) -> None:
+def set_epochs_lazily(store: MessageStore, epochs: LeaderEpochs) -> None:
     """As `set_history`, but for its file a full disk can wait: the log says the same, where recovery still walks it.
 
     So until the file is written no start may begin behind what it is wrong about (`save_points`).
     """
-    store.history, store.history_kept = history, False
-    keep_history(store)
+    store.epochs, store.epochs_persisted = epochs, False
+    persist_epochs(store)
 
 
-def keep_history(store: MessageStore) -> bool:
+def persist_epochs(store: MessageStore) -> bool:
     """Write the history that a full disk did not take. False: it has no room for it. Raises OSError of other kinds."""
-    if not store.history_kept:
+    if not store.epochs_persisted:
         try:
-            set_history(store, store.history)
+            set_epochs(store, store.epochs)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            complain(store, f"cannot write {store.epochs_path}", error)
-    return store.history_kept
+            warn_rate_limited(store, f"cannot write {store.epochs_path}", error)
+    return store.epochs_persisted
 
 
 def undo(store: MessageStore, end: int) -> None:
     """Take back what was appended last; nothing of it is confirmed. Raises OSError, after which nothing is taken."""
     store.flushed = min(store.flushed, end)
     try:
-        store.log.cut(end)
-        shorten_tail(store, end)
+        store.log.truncate(end)
+        truncate_unconfirmed(store, end)
     except OSError as error:
         store.mark_failed(error)
         raise
@@ -273,11 +273,11 @@ def append_raw(store: MessageStore, at: int, data: bytes) -> int:
         check=True,
         keys=store.index is not None and not store.index.behind,
     )
-    history = store.history
-    if at == 0 and not history and not (batch.epochs and batch.epochs[0].start == 0):
-        history = FOREIGN  # A log of ours begins with an epoch's record (rule 7).
+    epochs = store.epochs
+    if at == 0 and not epochs and not (batch.epochs and batch.epochs[0].start == 0):
+        epochs = FOREIGN  # A log of ours begins with an epoch's record (rule 7).
     try:
-        history = extended(history, batch.epochs) if batch.epochs else history
+        epochs = extend_epochs(epochs, batch.epochs) if batch.epochs else epochs
     except Exception as error:
         raise BadRecords(at, str(error)) from error
     pieces = []
@@ -288,15 +288,15 @@ def append_raw(store: MessageStore, at: int, data: bytes) -> int:
         offset += step
         rest = rest[step:]
     _write(store, pieces, at + len(data))
-    if history != store.history:
+    if epochs != store.epochs:
         try:
-            set_history(store, history)
+            set_epochs(store, epochs)
         except OSError as error:
             undo(store, at)
             if error.errno in NO_ROOM:
                 raise StoreFull(f"no room for {store.epochs_path}: {error.strerror}") from error
             raise
-    remember(store, batch)
+    push_unconfirmed(store, batch)
     if at == 0:
-        store.half_reset = False
+        store.reset_in_progress = False
     return log.end

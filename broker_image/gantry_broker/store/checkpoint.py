@@ -8,17 +8,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.store.append import keep_history
+from gantry_broker.store.append import persist_epochs
 from gantry_broker.store.files import fsync_dir, sync_file
-from gantry_broker.store.indexing import catch_up, complain, file_late, write_out
-from gantry_broker.store.recovery_point import Points, boot_id, save_checkpoint
+from gantry_broker.store.indexing import catch_up, retry_unindexed, warn_rate_limited, write_out
+from gantry_broker.store.recovery_point import RecoveryPoint, boot_id, save_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gantry_broker.store.store import MessageStore
 
-_POINTS_INTERVAL_MS: Final = 1_000
+_RECOVERY_POINT_INTERVAL_MS: Final = 1_000
 _QUEUES_AT_ONCE: Final = 128
 _PART_AT_ONCE: Final = 8
 """Consume queues that are written out in one go: so many, or this part of those that wait when that is more."""
@@ -34,7 +34,7 @@ class Checkpoint:
     def __init__(self, store: MessageStore, offset: int, index: int, files: list[str], directories: list[str]) -> None:
         self.offset = offset
         self.index = index
-        self.cuts = store.cuts
+        self.truncations = store.truncations
         self._files = files
         self._directories = directories
 
@@ -46,20 +46,22 @@ class Checkpoint:
             with contextlib.suppress(FileNotFoundError):
                 fsync_dir(path)
 
-    def take_back(self, store: MessageStore) -> None:
+    def requeue(self, store: MessageStore) -> None:
         """It did not run to its end: the next checkpoint has its files to do as well."""
         store.queues.unsynced.update(self._files)
         store.known_directories.difference_update(self._files)
 
 
-def upkeep(store: MessageStore, now_ms: int) -> None:
+def run_periodic_tasks(store: MessageStore, now_ms: int) -> None:
     """Called about ten times a second: writes out a bounded part of what waits in memory, notes how far it is.
 
     A full disk is no error here; what could not be written is tried again.
     """
     some = max(_QUEUES_AT_ONCE, len(store.queues.dirty) // _PART_AT_ONCE)
     write_out(store, some, time.monotonic() + _SECONDS_AT_ONCE)
-    second = now_ms - store.points_saved_ms >= _POINTS_INTERVAL_MS or now_ms < store.points_saved_ms
+    second = (
+        now_ms - store.recovery_point_saved_ms >= _RECOVERY_POINT_INTERVAL_MS or now_ms < store.recovery_point_saved_ms
+    )
     index = store.index
     if index is not None:
         if not index.behind:
@@ -69,46 +71,48 @@ def upkeep(store: MessageStore, now_ms: int) -> None:
             for _ in range(3):
                 if not catch_up(store):
                     break
-    if second and store.unfiled:
-        file_late(store)
-    if second and not store.points_file.busy:
-        store.points_saved_ms = now_ms
-        save_points(store, durable=False, aside=True)
+    if second and store.unindexed:
+        retry_unindexed(store)
+    if second and not store.recovery_point_file.busy:
+        store.recovery_point_saved_ms = now_ms
+        save_recovery_point(store, durable=False, background_writer=True)
 
 
-def save_points(store: MessageStore, *, durable: bool, aside: bool = False, again: bool = False) -> None:
+def save_recovery_point(
+    store: MessageStore, *, durable: bool, background_writer: bool = False, again: bool = False
+) -> None:
     """Write down how far everything is; `aside`: where files are written that nobody waits for; `again`: though
     nothing has changed."""
-    points = points_now(store)
-    if points == store.points and not again and not store.points_unsaved:
+    recovery_point = current_recovery_point(store)
+    if recovery_point == store.recovery_point and not again and not store.recovery_point_unsaved:
         return
-    store.points_unsaved = False
+    store.recovery_point_unsaved = False
     log_ms, index_ms = store.last_store_ms, store.index.end_ms if store.index is not None else 0
     path = store.config.path / "checkpoint"
-    write = store.points_file.prepare(
-        points, durable=durable, after=lambda: save_checkpoint(path, log_ms, log_ms, index_ms)
+    write = store.recovery_point_file.prepare(
+        recovery_point, durable=durable, after=lambda: save_checkpoint(path, log_ms, log_ms, index_ms)
     )
-    store.points = points
+    store.recovery_point = recovery_point
 
     def run() -> None:
         try:
             write()
         except OSError as error:
-            complain(store, f"cannot save {store.points_file.path}", error)
-            store.points_unsaved = True
+            warn_rate_limited(store, f"cannot save {store.recovery_point_file.path}", error)
+            store.recovery_point_unsaved = True
 
-    (store.aside if aside else _here)(run)
+    (store.background_writer if background_writer else _here)(run)
 
 
-def points_now(store: MessageStore) -> Points:
+def current_recovery_point(store: MessageStore) -> RecoveryPoint:
     """How far everything is, of a store that is not marked as clean."""
-    before = store.points
-    boot = "" if store.doubts_disk else boot_id()
-    if store.half_reset:
-        return Points(boot=boot)
+    before = store.recovery_point
+    boot = "" if store.disk_untrusted else boot_id()
+    if store.reset_in_progress:
+        return RecoveryPoint(boot=boot)
     pending = store.queues.oldest_pending()
-    kept = _history_kept(store)
-    return Points(
+    kept = _epochs_persisted(store)
+    return RecoveryPoint(
         boot=boot,
         clean=False,
         durable=before.durable,
@@ -120,12 +124,12 @@ def points_now(store: MessageStore) -> Points:
     )
 
 
-def _history_kept(store: MessageStore) -> bool:
+def _epochs_persisted(store: MessageStore) -> bool:
     """Whether a start may begin where the log is now: what comes before it knows from the history's file only."""
     try:
-        return keep_history(store)
+        return persist_epochs(store)
     except OSError as error:
-        complain(store, f"cannot write {store.epochs_path}", error)
+        warn_rate_limited(store, f"cannot write {store.epochs_path}", error)
         return False
 
 
@@ -158,8 +162,8 @@ def checkpoint(store: MessageStore) -> Checkpoint:
 
 def checkpointed(store: MessageStore, done: Checkpoint) -> None:
     """Note a checkpoint that has run; what a cut came between counts for nothing."""
-    before = store.points
-    if done.cuts == store.cuts and _history_kept(store):
+    before = store.recovery_point
+    if done.truncations == store.truncations and _epochs_persisted(store):
         offset = min(done.offset, store.flushed)
-        store.points = replace(store.points, durable=offset, durable_index=min(done.index, offset))
-    save_points(store, durable=True, aside=True, again=store.points != before)
+        store.recovery_point = replace(store.recovery_point, durable=offset, durable_index=min(done.index, offset))
+    save_recovery_point(store, durable=True, background_writer=True, again=store.recovery_point != before)

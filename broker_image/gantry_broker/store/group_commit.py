@@ -43,8 +43,8 @@ class GroupCommit:
         """True: flush; False: end."""
         # Checkpoints may fsync many files; senders do not wait for those.
         self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
-        self._points_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
-        store.aside = self._aside
+        self._background_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
+        store.background_writer = self._write_in_background
         self._checkpointed_at = time.monotonic()
         self._durable = -1
         """How far the queues were when the last checkpoint began."""
@@ -138,15 +138,15 @@ class GroupCommit:
         store, waited = self._store, time.monotonic() - self._checkpointed_at
         due = store.checkpoint_due or waited > CHECKPOINT_S
         if waited <= KEEP_UP_S:
-            due = store.checkpoint_due and store.points.durable > self._durable
+            due = store.checkpoint_due and store.recovery_point.durable > self._durable
         if due and self._checkpointing is None and not self._closed:
             self._checkpointing = self._loop.create_task(self._checkpoint())
             self._checkpointing.add_done_callback(self._checkpoint_done)
 
-    def keep_up(self) -> None:
+    def checkpoint_if_behind(self) -> None:
         """A checkpoint if one is due without a flush, as on a disk too full for messages: retention waits for it."""
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        if store.confirmed > store.points.durable and store.failed is None and waited > KEEP_UP_S:
+        if store.confirmed > store.recovery_point.durable and store.failed is None and waited > KEEP_UP_S:
             self._checkpoint_if_due()
 
     async def checkpoint(self) -> None:
@@ -168,30 +168,30 @@ class GroupCommit:
             task.exception()  # Looked at: the store is marked as failed, and says so to whoever writes.
 
     async def _checkpoint(self) -> None:
-        self._durable = self._store.points.durable
+        self._durable = self._store.recovery_point.durable
         checkpoint = self._store.checkpoint()
         try:
             await self.wait(checkpoint.offset)
             await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
         except FlushFailed:
-            checkpoint.take_back(self._store)
+            checkpoint.requeue(self._store)
             raise
         except OSError as error:
             if _short_of_descriptors(error):
-                checkpoint.take_back(self._store)
+                checkpoint.requeue(self._store)
                 raise FlushFailed(f"the checkpoint waits: {error}") from error
             self._store.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
         self._store.checkpointed(checkpoint)
-        await asyncio.get_running_loop().run_in_executor(self._points_worker, _nothing)  # after the points
+        await asyncio.get_running_loop().run_in_executor(self._background_worker, _nothing)  # after the points
 
-    def _aside(self, work: Callable[[], None]) -> None:
-        self._points_worker.submit(work)
+    def _write_in_background(self, work: Callable[[], None]) -> None:
+        self._background_worker.submit(work)
 
     async def close(self) -> None:
         """Wait for what runs, and end the threads."""
         self._closed = True
-        self._store.aside = lambda work: work()
+        self._store.background_writer = lambda work: work()
         while self._flushing:
             await self._turn()
         if self._checkpointing is not None:
@@ -199,7 +199,7 @@ class GroupCommit:
                 await asyncio.shield(self._checkpointing)
         self._wanted.put(False)
         self._slow_worker.shutdown(wait=False)
-        self._points_worker.shutdown(wait=False)
+        self._background_worker.shutdown(wait=False)
 
 
 def _short_of_descriptors(error: BaseException | None) -> bool:

@@ -19,7 +19,7 @@ from gantry_broker.store.files import sync_names
 from gantry_broker.store.index.consume_queue import ConsumeQueue
 from gantry_broker.store.index.key_index import BATCH
 from gantry_broker.store.log.record_reader import FILLER_MIN, SIZE_AND_MAGIC
-from gantry_broker.store.scrub import before_damage, next_border, sound_bytes
+from gantry_broker.store.scrub import next_boundary, valid_prefix, verified_bytes
 from gantry_broker.store.types import Confirmed
 from gantry_broker.store.unconfirmed import Batch, parse
 
@@ -31,21 +31,21 @@ _WRITE_OUT_AFTER: Final = 200_000
 """Entries that wait in memory at most before they are written out, whatever the timer does."""
 _CATCH_UP: Final = 1 << 20
 """Bytes of the log that are read in one go to be filed again."""
-_LATE_AT_ONCE: Final = 8
+_RETRIES_AT_ONCE: Final = 8
 """Places of which a call of `file_late` reads what lies there."""
-COMPLAIN_AGAIN_S: Final = 60.0
+WARN_AGAIN_S: Final = 60.0
 
 
-def remember(store: MessageStore, batch: Batch) -> None:
+def push_unconfirmed(store: MessageStore, batch: Batch) -> None:
     """A batch whose records were numbered elsewhere comes after the tail."""
     for queue, number, _ in batch.entries:
         queue.next = max(queue.next, number + 1)
     if batch.last_ms:
         store.last_store_ms = batch.last_ms
-    store.tail.push(batch)
+    store.unconfirmed.push(batch)
 
 
-def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = True) -> Batch:
+def read_batch(store: MessageStore, offset: int, data: bytes, *, keys: bool = True) -> Batch:
     """What a piece of our own log brings. Raises BadRecords when the disk no longer holds what it held."""
     batch = parse(
         offset,
@@ -61,35 +61,35 @@ def parse_own(store: MessageStore, offset: int, data: bytes, *, keys: bool = Tru
     return batch
 
 
-def sound_batches(store: MessageStore, start: int, stop: int) -> Iterator[Batch]:
+def valid_batches(store: MessageStore, start: int, stop: int) -> Iterator[Batch]:
     """What [start, stop) of our own log brings, but for what cannot be read (`unfiled`): something is missing then
     between two batches. Raises OSError."""
-    at, want, doubted = start, _CATCH_UP, start
+    at, want, untrusted = start, _CATCH_UP, start
     while at < stop:
-        if at >= doubted:
+        if at >= untrusted:
             want = _CATCH_UP
         try:
-            batch = parse_own(store, at, store.log.whole_records(at, want, stop))
+            batch = read_batch(store, at, store.log.whole_records(at, want, stop))
         except (BadRecords, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EIO:
                 raise
             if want > 1:
-                want, doubted = 1, at + _CATCH_UP  # What is sound before it comes one by one.
+                want, untrusted = 1, at + _CATCH_UP  # What is sound before it comes one by one.
                 continue
             _log.error("the record at %d cannot be filed: %s", at, error)
-            store.unfiled[at] = border = next_border(store.log, at, stop)
-            at, want = border, _CATCH_UP
+            store.unindexed[at] = boundary = next_boundary(store.log, at, stop)
+            at, want = boundary, _CATCH_UP
             continue
         yield batch
         at = batch.end
 
 
-def file_late(store: MessageStore) -> None:
+def retry_unindexed(store: MessageStore) -> None:
     """What could not be read when a start had to file it: some that can be read now; `on_damage` is told of others."""
-    for at in list(store.unfiled)[:_LATE_AT_ONCE]:
-        stop = store.unfiled.pop(at)
+    for at in list(store.unindexed)[:_RETRIES_AT_ONCE]:
+        stop = store.unindexed.pop(at)
         try:
-            data = sound_bytes(store, at, min(stop - at, _CATCH_UP))
+            data = verified_bytes(store, at, min(stop - at, _CATCH_UP))
             fill_in(store, at, data)
             at += len(data)
         except OffsetGone:
@@ -98,7 +98,7 @@ def file_late(store: MessageStore) -> None:
             if not isinstance(error, OSError) or error.errno == errno.EIO:
                 store.on_damage(at)
         if at < stop:
-            store.unfiled[at] = stop  # Next time others come first.
+            store.unindexed[at] = stop  # Next time others come first.
 
 
 def fill_in(store: MessageStore, at: int, data: bytes) -> None:
@@ -108,7 +108,7 @@ def fill_in(store: MessageStore, at: int, data: bytes) -> None:
     """
     touched: set[str] = set()
     try:
-        for queue, number, entry in parse_own(store, at, data).entries:
+        for queue, number, entry in read_batch(store, at, data).entries:
             if number < queue.max:
                 queue.fill_in(number, entry, touched)
             else:
@@ -132,22 +132,22 @@ def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confir
         return Confirmed(store.confirmed, [], [])
     if offset > store.log.end:
         raise ValueError(f"confirmed {offset} is above the end of the log at {store.log.end}")
-    grew: set[tuple[str, int]] = set()
+    available: set[tuple[str, int]] = set()
     control: list[tuple[int, bytes]] = []
-    tail = store.tail
+    unconfirmed = store.unconfirmed
     began = store.confirmed
     while store.confirmed < offset:
-        batch = tail.pop(store.confirmed, offset)
+        batch = unconfirmed.pop(store.confirmed, offset)
         if batch is None:
-            stop = min(offset, max(tail.first_start(offset), store.confirmed + 1))
+            stop = min(offset, max(unconfirmed.first_start(offset), store.confirmed + 1))
             try:
                 data = store.log.whole_records(store.confirmed, _CATCH_UP, stop)
-                batch = parse_own(store, store.confirmed, data)
+                batch = read_batch(store, store.confirmed, data)
             except (BadRecords, ValueError, OSError):
                 if store.confirmed == began:
                     raise
                 break  # What was filed is to be told; the next call says why it goes no further.
-        file_batch(store, batch, grew)
+        index_batch(store, batch, available)
         if batch.control:
             control += batch.control
         store.confirmed = batch.end
@@ -155,9 +155,9 @@ def confirm(store: MessageStore, offset: int, until: float = math.inf) -> Confir
             break
     if store.queues.waiting > _WRITE_OUT_AFTER:
         write_out(store, None)
-    if store.renumber and not tail.gaps(store.confirmed, store.log.end):
+    if store.renumber and not unconfirmed.gaps(store.confirmed, store.log.end):
         _renumber(store)
-    return Confirmed(store.confirmed, list(grew), control)
+    return Confirmed(store.confirmed, list(available), control)
 
 
 def _renumber(store: MessageStore) -> None:
@@ -165,13 +165,13 @@ def _renumber(store: MessageStore) -> None:
     for queue in store.queues:
         if queue.next >= 0:
             queue.next = queue.max
-    for batch in store.tail.batches:
+    for batch in store.unconfirmed.batches:
         for queue, number, _ in batch.entries:
             queue.next = max(queue.next, number + 1)
     store.renumber = False
 
 
-def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) -> None:
+def index_batch(store: MessageStore, batch: Batch, available: set[tuple[str, int]]) -> None:
     dirty = store.queues.dirty
     if batch.checked:
         for queue, _, entry in batch.entries:
@@ -179,7 +179,7 @@ def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) ->
             if not pending:
                 dirty[queue] = None
             pending += entry
-            grew.add(queue.key)
+            available.add(queue.key)
     else:
         for queue, number, entry in batch.entries:
             known = queue.next  # With the tail's, which an empty queue's first entry must not take back.
@@ -189,7 +189,7 @@ def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) ->
             queue.next = max(known, queue.max)
             if queue.pending:
                 dirty.setdefault(queue)
-            grew.add(queue.key)
+            available.add(queue.key)
     store.queues.waiting += len(batch.entries)
     index = store.index
     if index is not None and not index.behind:
@@ -203,7 +203,7 @@ def file_batch(store: MessageStore, batch: Batch, grew: set[tuple[str, int]]) ->
                 index.drain()
 
 
-def check_border(store: MessageStore, offset: int) -> None:
+def check_boundary(store: MessageStore, offset: int) -> None:
     """A record or filler begins at `offset`, as it says itself. Raises ValueError."""
     room = store.log.room(offset)
     head = store.log.read(offset, min(PHYS_OFFSET_AT + 8, room))
@@ -215,12 +215,12 @@ def check_border(store: MessageStore, offset: int) -> None:
     raise ValueError(f"no record begins at {offset}")
 
 
-def shorten_tail(store: MessageStore, to: int) -> None:
+def truncate_unconfirmed(store: MessageStore, to: int) -> None:
     """Forget the batches at or above `to` and give their queue offsets back."""
-    tail = store.tail
+    unconfirmed = store.unconfirmed
     touched: set[ConsumeQueue] = set()
     kept: list[Batch] = []
-    for batch in tail.batches:
+    for batch in unconfirmed.batches:
         touched.update(queue for queue, _, _ in batch.entries)
         if batch.start < to < batch.end:
             batch = batch.split(to)[0]
@@ -229,19 +229,19 @@ def shorten_tail(store: MessageStore, to: int) -> None:
     complete = not kept or all(a.end == b.start for a, b in pairwise(kept))
     complete = complete and (kept[0].start if kept else to) <= store.confirmed
     complete = complete and (kept[-1].end if kept else store.confirmed) == to
-    tail.clear()
+    unconfirmed.clear()
     shortened = list(touched if complete else store.queues)
     for queue in shortened:
         if queue.next >= 0:
             queue.next = queue.max
     if complete:
         for batch in kept:
-            remember(store, batch)
+            push_unconfirmed(store, batch)
     else:
         for offset, data in store.log.chunks(store.confirmed, to):
-            remember(store, parse_own(store, offset, data))
+            push_unconfirmed(store, read_batch(store, offset, data))
     for queue in shortened:
-        store.queues.begin_told(queue)
+        store.queues.apply_override(queue)
 
 
 def write_out(store: MessageStore, limit: int | None, until: float | None = None) -> bool:
@@ -252,17 +252,17 @@ def write_out(store: MessageStore, limit: int | None, until: float | None = None
     try:
         store.queues.write_out(limit, until)
     except OSError as error:
-        complain(store, "consume queues wait in memory", error)
+        warn_rate_limited(store, "consume queues wait in memory", error)
         return False
     return True
 
 
-def complain(store: MessageStore, what: str, error: OSError) -> None:
+def warn_rate_limited(store: MessageStore, what: str, error: OSError) -> None:
     """Logs what the disk refuses: what is tried again each second says so once a minute."""
     now, code = time.monotonic(), error.errno
-    before, at = store.complained.get(what, (0, 0.0))
-    if code != before or now - at >= COMPLAIN_AGAIN_S:
-        store.complained[what] = (code, now)
+    before, at = store.warned.get(what, (0, 0.0))
+    if code != before or now - at >= WARN_AGAIN_S:
+        store.warned[what] = (code, now)
         _log.warning("%s: %s", what, error)
 
 
@@ -280,19 +280,19 @@ def catch_up(store: MessageStore, limit: int | None = None) -> bool:
         index.behind = False
         return False
     try:
-        batch = parse_own(store, index.position, store.log.whole_records(index.position, _CATCH_UP, limit))
+        batch = read_batch(store, index.position, store.log.whole_records(index.position, _CATCH_UP, limit))
     except OSError as error:
-        complain(store, f"the index waits at {index.position}", error)
+        warn_rate_limited(store, f"the index waits at {index.position}", error)
         if error.errno == errno.EIO:
             store.on_damage(index.position)
         index.stalled = True
         return False
     except (BadRecords, ValueError):
-        sound = before_damage(store, index.position, min(index.position + _CATCH_UP, limit))
-        if not sound:
+        valid = valid_prefix(store, index.position, min(index.position + _CATCH_UP, limit))
+        if not valid:
             index.stalled = True  # Until the record is mended.
             return False
-        batch = parse_own(store, index.position, sound)
+        batch = read_batch(store, index.position, valid)
     index.behind = False
     index.pending += batch.keys or []
     index.position = batch.end

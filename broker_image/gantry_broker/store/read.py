@@ -13,7 +13,7 @@ from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.log.record_reader import MAX_RECORD, SIZE_AND_MAGIC
-from gantry_broker.store.scrub import sound_count
+from gantry_broker.store.scrub import count_valid
 from gantry_broker.store.types import Got
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def get(
         if offset > 0 and store.confirmed < store.end:
             return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, 0, 0)
         return Got(status, b"", 0, 0, 0, 0)
-    low, high = queue.min_at(store.queues.shown_from(topic, store.log.start)), queue.max
+    low, high = queue.min_at(store.queues.visible_from(topic, store.log.start)), queue.max
     if offset >= high:
         if offset == high and high > 0:
             return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, low, high)
@@ -126,12 +126,12 @@ def _collect(
                 return _damaged(store, wanted[0][0], places[0], low, high)
             half = count // 2  # What comes before the place that the disk does not give back.
             return _collect(store, queue, offset, low, high, half, max_bytes, tag_hashes, record_filter)
-        sound = sound_count(store, wanted, data)
-        if sound < len(wanted):
-            if sound == 0:
+        valid = count_valid(store, wanted, data)
+        if valid < len(wanted):
+            if valid == 0:
                 return _damaged(store, wanted[0][0], places[0], low, high)
-            count, at = sound, places[sound]
-            data = _read_records(store, wanted[:sound], sum(size for _, size in wanted[:sound]))
+            count, at = valid, places[valid]
+            data = _read_records(store, wanted[:valid], sum(size for _, size in wanted[:valid]))
     if count:
         return Got(GetStatus.FOUND, data[0] if len(data) == 1 else b"".join(data), count, at, low, high)
     return Got(status, b"", 0, at, low, high)
@@ -177,7 +177,7 @@ def offset_at_time(store: MessageStore, topic: str, queue_id: int, ms: int) -> i
     queue = store.queues.find(topic, queue_id)
     if queue is None:
         return 0
-    low, high = queue.min_at(store.queues.shown_from(topic, store.log.start)), queue.max
+    low, high = queue.min_at(store.queues.visible_from(topic, store.log.start)), queue.max
     while low < high:
         middle = (low + high) // 2
         phys, _, _ = queue.entry(middle)
@@ -223,12 +223,12 @@ def query(
     if index is None or not key or max_num <= 0:
         return []
     hasher = KeyHasher(topic) if known is None else known.hasher
-    shown_from = store.queues.shown_from(topic, store.log.start)
+    visible_from = store.queues.visible_from(topic, store.log.start)
     found: list[Record] = []
     seen: set[int] = set()
     # Hashes collide: some candidates fall out below.
     for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
-        if phys in seen or phys < shown_from or len(found) >= max_num:
+        if phys in seen or phys < visible_from or len(found) >= max_num:
             continue
         seen.add(phys)
         try:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.store import recovery_plan
-from gantry_broker.store.append import set_history, take_history
-from gantry_broker.store.checkpoint import save_points
+from gantry_broker.store.append import set_epochs, set_epochs_lazily
+from gantry_broker.store.checkpoint import save_recovery_point
 from gantry_broker.store.errors import StoreLocked
 from gantry_broker.store.files import NO_ROOM, atomic_write
-from gantry_broker.store.indexing import catch_up, parse_own, remember, sound_batches, write_out
+from gantry_broker.store.indexing import catch_up, push_unconfirmed, read_batch, valid_batches, write_out
 from gantry_broker.store.log.commit_log import segment_bases
-from gantry_broker.store.log.epochs import FOREIGN, EpochFile, cut_history, extended
-from gantry_broker.store.recovery_point import Points
+from gantry_broker.store.log.epochs import FOREIGN, EpochFile, extend_epochs, truncate_epochs
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.types import Damage
 
 if TYPE_CHECKING:
@@ -35,73 +35,73 @@ _INDEX_AT_ONCE: Final = 64 * 1024 * 1024
 def recover(store: MessageStore, epochs: EpochFile | None) -> None:
     """Bring log, queues and index to where they agree. Raises StoreError, OSError."""
     log = store.log
-    points = Points.load(store.points_file.path)
-    plan = recovery_plan.plan(store.config.path, log, points, known=epochs is not None)
+    recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
+    plan = recovery_plan.plan(store.config.path, log, recovery_point, known=epochs is not None)
     bases = log.bases()
     log.start = recovery_plan.first_offset(bases, log.segment_size)
-    store.walked_from = plan.scan_from
+    store.verified_from = plan.scan_from
     # What was flushed is there, unless the disk had failed.
-    flushed = points.flushed if points is not None and points.boot else 0
+    flushed = recovery_point.flushed if recovery_point is not None and recovery_point.boot else 0
     lost_from = flushed if plan.rebooted else None
     empty = recovery_plan.Scan(0, "an empty store")
     found = recovery_plan.scan(log, plan.scan_from, lost_from=lost_from) if bases else empty
     log.end = found.end
-    before = points or Points()
-    _find_damage(store, found, before, known=points is not None or epochs is None)
+    before = recovery_point or RecoveryPoint()
+    _find_damage(store, found, before, known=recovery_point is not None or epochs is None)
     if bases:
-        log.cut(found.end)
+        log.truncate(found.end)
     store.last_store_ms = found.last_ms
     store.was_clean = plan.clean or not bases
     if plan.foreign:
-        store.history = FOREIGN
+        store.epochs = FOREIGN
         store.confirmed = log.end
     else:
         # What was walked is the truth; the file knows what came before.
-        known = tuple(e for e in epochs.history if e.start < plan.scan_from or e in FOREIGN) if epochs else ()
-        store.history = cut_history(extended(known, found.epochs), log.end)
+        known = tuple(e for e in epochs.epochs if e.start < plan.scan_from or e in FOREIGN) if epochs else ()
+        store.epochs = truncate_epochs(extend_epochs(known, found.epochs), log.end)
         store.confirmed = min(max(before.confirmed, log.start), log.end)
     if epochs is None:
-        set_history(store, store.history)  # It says from now on that this store is ours.
-    elif epochs.history != store.history:
-        take_history(store, store.history)
+        set_epochs(store, store.epochs)  # It says from now on that this store is ours.
+    elif epochs.epochs != store.epochs:
+        set_epochs_lazily(store, store.epochs)
     _mark_open(store)
     trusted = min(store.confirmed if plan.trusted is None else plan.trusted, store.confirmed)
-    if before.refiling:
+    if before.reindexing:
         trusted = log.start
-    store.points = replace(before.at_most(trusted), refiling=False)
-    if points is not None and trusted <= log.start < max(points.durable, points.written):
+    store.recovery_point = replace(before.at_most(trusted), reindexing=False)
+    if recovery_point is not None and trusted <= log.start < max(recovery_point.durable, recovery_point.written):
         # Somebody has removed the queues. If this start is interrupted, the next one must not take for all of them what
         # this one has filed.
-        claimed = replace(points, clean=False, durable_index=trusted, written_index=trusted, refiling=True)
-        store.points_file.lower(claimed)
+        claimed = replace(recovery_point, clean=False, durable_index=trusted, written_index=trusted, reindexing=True)
+        store.recovery_point_file.lower(claimed)
     if not plan.clean or trusted != plan.trusted:
-        store.queues.cut(trusted)
+        store.queues.truncate(trusted)
     _recover_index(store, plan, trusted)
     if not plan.clean and not plan.rebooted:
-        _doubt_files(store)
-    _refile(store, trusted)
+        _mark_unsynced(store)
+    _reindex(store, trusted)
     for offset, data in log.chunks(store.confirmed, log.end):
-        remember(store, parse_own(store, offset, data))
+        push_unconfirmed(store, read_batch(store, offset, data))
     unflushed = min(max(before.flushed, log.start), log.end)
-    if points is not None and not points.boot:
+    if recovery_point is not None and not recovery_point.boot:
         # Where a flush has failed, the next one says that all is well, though the kernel writes nothing any more.
         for offset, data in log.chunks(unflushed, log.end):
             log.overwrite(offset, data)
     log.sync(unflushed, log.end)
     store.flushed = log.end
     # The file may claim more than there was: what is damage now would be found again by each start.
-    save_points(store, durable=True, again=True)
+    save_recovery_point(store, durable=True, again=True)
 
 
-def _doubt_files(store: MessageStore) -> None:
+def _mark_unsynced(store: MessageStore) -> None:
     """What the process before this one wrote since its last checkpoint the kernel has; the disk may not have it yet."""
     for queue in store.queues:
-        store.queues.unsynced.update(queue.files_since(store.points.durable))
+        store.queues.unsynced.update(queue.files_since(store.recovery_point.durable))
     if store.index is not None:
-        store.index.unsynced.update(store.index.files_since(store.points.durable_index))
+        store.index.unsynced.update(store.index.files_since(store.recovery_point.durable_index))
 
 
-def _find_damage(store: MessageStore, found: recovery_plan.Scan, before: Points, *, known: bool) -> None:
+def _find_damage(store: MessageStore, found: recovery_plan.Scan, before: RecoveryPoint, *, known: bool) -> None:
     """Whether the log is cut below what was acknowledged. It stays said until whoever acts upon it has it on disk.
 
     `known`: where the log ended is; otherwise whatever lies behind the place where it is cut counts.
@@ -127,13 +127,13 @@ def _mark_open(store: MessageStore) -> None:
             mark.write(str(os.getpid()))
     except OSError as error:
         _log.warning("cannot write %s: %s", store.config.path / "abort", error)
-        store.points_file.path.unlink(missing_ok=True)
+        store.recovery_point_file.path.unlink(missing_ok=True)
 
 
-def _refile(store: MessageStore, start: int) -> None:
+def _reindex(store: MessageStore, start: int) -> None:
     """Give the queues, and the index unless it is behind, what they lack of [start, confirmed)."""
     index = store.index
-    for batch in sound_batches(store, start, store.confirmed):
+    for batch in valid_batches(store, start, store.confirmed):
         live = index is not None and not index.behind and index.position == batch.start
         for queue, number, entry in batch.entries:
             queue.add(number, entry)
@@ -158,7 +158,7 @@ def _recover_index(store: MessageStore, plan: recovery_plan.Plan, start: int) ->
     if plan.trusted_index is not None:
         limit = min(plan.trusted_index, store.confirmed)
         if not plan.clean or index.end_phys >= limit:
-            index.cut(limit, rebuild=plan.rebooted)
+            index.truncate(limit, rebuild=plan.rebooted)
         index.position = limit
     index.behind = index.position < start
     budget = index.position + _INDEX_AT_ONCE

@@ -28,7 +28,7 @@ from gantry_broker.store.log.record_reader import (
     has_lost_page,
     read_meta,
 )
-from gantry_broker.store.recovery_point import Points, boot_id, load_checkpoint
+from gantry_broker.store.recovery_point import RecoveryPoint, boot_id, load_checkpoint
 from gantry_broker.store.unconfirmed import epoch_of
 
 FOREIGN_SEGMENTS: Final = 3
@@ -169,7 +169,7 @@ class Plan:
     """Nothing that was not flushed can be relied on, nor the order of writes."""
 
 
-def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> Plan:
+def plan(root: Path, log: CommitLog, recovery_point: RecoveryPoint | None, *, known: bool) -> Plan:
     """Decide by what lies there. `known`: we have had the store open before."""
     aborted = (root / "abort").exists()
     bases = log.bases()
@@ -191,14 +191,14 @@ def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> P
             trusted if has_index else start,
             aborted,
         )
-    if points is None:
+    if recovery_point is None:
         return Plan(False, False, start, start, start, True)
-    rebooted = points.boot != boot_id()
+    rebooted = recovery_point.boot != boot_id()
     # Points of which one is newer than the other say nothing of what lies between them in the queues.
-    clean = points.clean and not aborted and points.durable <= points.written
-    durable, index = points.durable, points.durable_index
+    clean = recovery_point.clean and not aborted and recovery_point.durable <= recovery_point.written
+    durable, index = recovery_point.durable, recovery_point.durable_index
     if not rebooted:
-        durable, index = points.written, points.written_index
+        durable, index = recovery_point.written, recovery_point.written_index
     limit = bases[-1] + log.segment_size if bases else start
     if not start <= durable <= limit:
         durable = start

@@ -36,7 +36,7 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class RecoveryPoint:
     """See the module's docstring. `flushed` and `confirmed` are of the log, the others of the queues and the index."""
 
     boot: str = ""
@@ -47,12 +47,12 @@ class Points:
     written_index: int = 0
     flushed: int = 0
     confirmed: int = 0
-    refiling: bool = False
+    reindexing: bool = False
     """All queues are being filed anew: what of them is there says nothing of the rest."""
 
-    def at_most(self, offset: int) -> Points:
+    def at_most(self, offset: int) -> RecoveryPoint:
         """The same, with nothing above `offset` that is claimed to be there."""
-        return Points(
+        return RecoveryPoint(
             self.boot,
             self.clean,
             min(self.durable, offset),
@@ -61,17 +61,17 @@ class Points:
             min(self.written_index, offset),
             min(self.flushed, offset),
             min(self.confirmed, offset),
-            self.refiling,
+            self.reindexing,
         )
 
     @classmethod
-    def load(cls, path: Path) -> Points | None:
+    def load(cls, path: Path) -> RecoveryPoint | None:
         """None when there are none that can be understood: recovery then looks at the whole log."""
         try:
             data = orjson.loads(path.read_bytes())
-            points = cls(**{name: value for name, value in data.items() if name in _NAMES})
-            for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool, "refiling": bool}.get(name, int)
+            recovery_point = cls(**{name: value for name, value in data.items() if name in _NAMES})
+            for name, value in asdict(recovery_point).items():
+                expected = {"boot": str, "clean": bool, "reindexing": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:
@@ -79,18 +79,18 @@ class Points:
         except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
             _log.warning("%s: %s; the whole log is checked instead", path, error)
             return None
-        return points
+        return recovery_point
 
     def save(self, path: Path, *, durable: bool) -> None:
         """Raises OSError."""
         atomic_write(path, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2), durable=durable)
 
 
-_NAMES: Final = frozenset(field.name for field in fields(Points))
+_NAMES: Final = frozenset(field.name for field in fields(RecoveryPoint))
 """A later version may write more."""
 
 
-class PointsFile:
+class RecoveryPointFile:
     """Where the points are kept. Writing may happen in any thread; what was asked for first never replaces later ones.
 
     That order matters: points from before a cut, written after those of the cut, would claim records that are gone.
@@ -107,7 +107,9 @@ class PointsFile:
         """Something that was asked for is not written yet."""
         return self._written < self._asked
 
-    def prepare(self, points: Points, *, durable: bool, after: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    def prepare(
+        self, recovery_point: RecoveryPoint, *, durable: bool, after: Callable[[], None] = lambda: None
+    ) -> Callable[[], None]:
         """What writes these points, and then calls `after`. It raises OSError."""
         self._asked += 1
         number = self._asked
@@ -117,18 +119,18 @@ class PointsFile:
                 if number < self._written:
                     return
                 self._written = number
-                points.save(self.path, durable=durable)
+                recovery_point.save(self.path, durable=durable)
                 after()
 
         return write
 
-    def lower(self, points: Points) -> None:
+    def lower(self, recovery_point: RecoveryPoint) -> None:
         """Write points that claim less than those before, durably. Raises OSError.
 
         A disk without room loses the old ones instead: without points recovery looks at the whole log.
         """
         try:
-            self.prepare(points, durable=True)()
+            self.prepare(recovery_point, durable=True)()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise

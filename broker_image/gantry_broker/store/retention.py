@@ -73,7 +73,7 @@ def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
         keep = min(keep, store.index.position)
     # Without records and entries nothing would tell which numbers of a queue were given out, and without records and
     # history nobody which epochs there were: both are on disk below the last checkpoint, whatever becomes of the rest.
-    keep = min(keep, store.points.durable)
+    keep = min(keep, store.recovery_point.durable)
     bases = log.bases()
     ends = []
     for base in bases[:MOST_AT_ONCE]:

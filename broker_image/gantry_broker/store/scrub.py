@@ -32,22 +32,22 @@ _MAGIC: Final = re.compile(
 )
 
 
-def sound_count(store: MessageStore, wanted: list[tuple[int, int]], data: list[bytes]) -> int:
+def count_valid(store: MessageStore, wanted: list[tuple[int, int]], data: list[bytes]) -> int:
     """How many of the records `wanted` (offset, size) are sound, from the first on. `data`: one piece each, or one
     for all."""
-    if wanted[0][0] >= max(store.walked_from, store.confirmed - FRESH_BYTES):
+    if wanted[0][0] >= max(store.verified_from, store.confirmed - FRESH_BYTES):
         return len(wanted)
     together = len(data) == 1
     at = 0
     for number, (phys, size) in enumerate(wanted):
-        if not _is_sound(data[0] if together else data[number], at, phys, size):
+        if not is_valid_record(data[0] if together else data[number], at, phys, size):
             return number
         if together:
             at += size
     return len(wanted)
 
 
-def _is_sound(data: bytes, at: int, phys: int, size: int) -> bool:
+def is_valid_record(data: bytes, at: int, phys: int, size: int) -> bool:
     end = at + size
     if not _SMALLEST <= size <= len(data) - at:
         return False
@@ -70,25 +70,25 @@ def _is_sound(data: bytes, at: int, phys: int, size: int) -> bool:
     return isinstance(meta, Meta) and meta.size == size
 
 
-def check(store: MessageStore, at: int, max_bytes: int) -> int:
+def verify(store: MessageStore, at: int, max_bytes: int) -> int:
     """See `MessageStore.check`."""
     limit = store.confirmed
     if not store.start <= at < limit:
         raise OffsetGone(at, store.start, limit)
     data = store.log.read(at, min(max(max_bytes, FILLER_MIN), limit - at))
-    end = _sound_end(store, at, data)
+    end = verified_end(store, at, data)
     if end > at:
         return end
     size = SIZE_AND_MAGIC.unpack_from(data)[0] if len(data) >= FILLER_MIN else 0
     if not len(data) < size <= limit - at:
         raise BadRecords(at, f"record of {size} bytes, {limit - at} before the end of what is confirmed")
-    end = _sound_end(store, at, store.log.read(at, size))
+    end = verified_end(store, at, store.log.read(at, size))
     if end == at:
         raise BadRecords(at, f"record of {size} bytes is not whole")
     return end
 
 
-def _sound_end(store: MessageStore, at: int, data: bytes) -> int:
+def verified_end(store: MessageStore, at: int, data: bytes) -> int:
     """The border after the last whole record of `data`. Raises BadRecords at the first one that is damaged."""
     log = store.log
     found = Scan(at)
@@ -115,12 +115,12 @@ def _sound_end(store: MessageStore, at: int, data: bytes) -> int:
     return at + pos
 
 
-def sound_bytes(store: MessageStore, at: int, max_bytes: int) -> bytes:
+def verified_bytes(store: MessageStore, at: int, max_bytes: int) -> bytes:
     """See `MessageStore.sound_bytes`."""
-    return store.log.read(at, check(store, at, max_bytes) - at)
+    return store.log.read(at, verify(store, at, max_bytes) - at)
 
 
-def next_border(log: CommitLog, at: int, stop: int) -> int:
+def next_boundary(log: CommitLog, at: int, stop: int) -> int:
     """Where the next sound record or filler behind damage at `at` begins; else the end of its segment, or `stop`."""
     end = min(at - at % log.segment_size + log.segment_size, stop)
     at += 1
@@ -145,28 +145,28 @@ def _begins(log: CommitLog, at: int, end: int) -> bool:
         size, magic = SIZE_AND_MAGIC.unpack(log.read(at, FILLER_MIN))
         if magic == MAGIC_BLANK:
             return bool(size == log.room(at))
-        return _SMALLEST <= size <= min(MAX_RECORD, end - at) and _is_sound(log.read(at, size), 0, at, size)
+        return _SMALLEST <= size <= min(MAX_RECORD, end - at) and is_valid_record(log.read(at, size), 0, at, size)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
         return False
 
 
-def before_damage(store: MessageStore, at: int, limit: int) -> bytes:
+def valid_prefix(store: MessageStore, at: int, limit: int) -> bytes:
     """The sound records of [at, limit), up to the first damaged one, of which `on_damage` is told."""
     data = store.log.read_some(at, limit - at)
     try:
-        return data[: _sound_end(store, at, data) - at]
+        return data[: verified_end(store, at, data) - at]
     except BadRecords as error:
         store.on_damage(error.at)
         return data[: error.at - at]
 
 
-def mend(store: MessageStore, at: int, data: bytes) -> None:
+def repair(store: MessageStore, at: int, data: bytes) -> None:
     """See `MessageStore.mend`."""
     if not data or not store.start <= at <= at + len(data) <= store.confirmed:
         raise ValueError(f"{len(data)} bytes for {at}, but only {store.start} to {store.confirmed} is confirmed")
-    if _sound_end(store, at, data) != at + len(data):
+    if verified_end(store, at, data) != at + len(data):
         raise BadRecords(at, "the bytes to mend it with are not whole records")
     store.log.overwrite(at, data)
     store.log.sync(at, at + len(data))

@@ -22,11 +22,11 @@ from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
 from gantry_broker.store.index.key_index import KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog, OpenSegment
-from gantry_broker.store.log.epochs import EpochFile, History
+from gantry_broker.store.log.epochs import EpochFile, LeaderEpochs
 from gantry_broker.store.log.record_reader import delay_table
-from gantry_broker.store.recovery_point import Points, PointsFile
+from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.types import Confirmed, Damage, DiskUsage, FlushPoint, Got, Put, StoreConfig, Stored
-from gantry_broker.store.unconfirmed import Tail
+from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 
 __all__ = ["Confirmed", "MessageStore"]
 
@@ -35,7 +35,7 @@ SMALL_FLUSH: Final = 256 << 10
 """Bytes."""
 
 
-def _doubts_disk(error: BaseException) -> bool:
+def _makes_disk_untrusted(error: BaseException) -> bool:
     return not (isinstance(error, OSError) and error.errno in NO_DESCRIPTORS)
 
 
@@ -52,10 +52,10 @@ class MessageStore:
         """Whether the store had been closed as it should be (a new one counts as such)."""
         self.failed: BaseException | None = None
         """Set when the disk failed in a way after which nothing may be appended."""
-        self.history: History = ()
-        self.history_kept = True
+        self.epochs: LeaderEpochs = ()
+        self.epochs_persisted = True
         """Its file says the same; a full disk may have kept it from that."""
-        self.half_reset = False
+        self.reset_in_progress = False
         """A reset has not come to its end: whoever asked for it asks again, and until then the points claim nothing."""
         self.confirmed = 0
         self.flushed = 0
@@ -65,7 +65,7 @@ class MessageStore:
         if settings.messageIndexEnable:
             self.index = KeyIndex(config.path / "index", settings.maxHashSlotNum, settings.maxIndexNum, known=known)
         self.delays = delay_table(settings.messageDelayLevel)
-        self.walked_from = 0
+        self.verified_from = 0
         """From here on a start has looked at every record; what lies before is checked when it is read."""
         self.on_damage: Callable[[int], None] = lambda at: None
         """Told where a record lies that a read found damaged."""
@@ -74,24 +74,24 @@ class MessageStore:
         self.last_store_ms = 0
         """Store time of the newest record; 0 before the first one of this process."""
         self.host = pack_host(*config.store_host)
-        self.tail = Tail()
-        self.points_file = PointsFile(config.path / "config" / "storePoint.json")
+        self.unconfirmed = UnconfirmedBuffer()
+        self.recovery_point_file = RecoveryPointFile(config.path / "config" / "recoveryPoint.json")
         self.epochs_path = config.path / "config" / "epochs.json"
-        self.points = Points()
-        self.points_saved_ms = 0
-        self.aside: Callable[[Callable[[], None]], None] = lambda work: work()
+        self.recovery_point = RecoveryPoint()
+        self.recovery_point_saved_ms = 0
+        self.background_writer: Callable[[Callable[[], None]], None] = lambda work: work()
         """Writes small files that nobody waits for: here, or in another thread while a `GroupCommit` is in use."""
         self.known_directories: set[str] = set()
-        self.cuts = 0
+        self.truncations = 0
         """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
-        self.unfiled: dict[int, int] = {}
+        self.unindexed: dict[int, int] = {}
         """Where stretches of the log begin, and end, that a start could not read when it had to file them."""
         self.renumber = False
         """A queue's entries were replaced: what its next record gets follows from those and the tail."""
-        self.points_unsaved = False
+        self.recovery_point_unsaved = False
         """The disk refused the last points."""
         self._lock: int | None = None
-        self.complained: dict[str, tuple[int | None, float]] = {}
+        self.warned: dict[str, tuple[int | None, float]] = {}
         """Which error the disk had, by what was to be done, and when (of the monotonic clock) that was logged."""
 
     # Opening and closing
@@ -132,10 +132,10 @@ class MessageStore:
             if clean and self.failed is None:
                 indexing.write_out(self, None)
                 self._flush_all()
-                if self.history_kept and not self.half_reset and self.queues.oldest_pending() is None:
+                if self.epochs_persisted and not self.reset_in_progress and self.queues.oldest_pending() is None:
                     # Not those that were saved last: there may have been no room for later ones.
-                    self.points = replace(checkpoint.points_now(self), clean=True)
-                    self.points_file.prepare(self.points, durable=True)()
+                    self.recovery_point = replace(checkpoint.current_recovery_point(self), clean=True)
+                    self.recovery_point_file.prepare(self.recovery_point, durable=True)()
                     (self.config.path / "abort").unlink(missing_ok=True)
                     fsync_dir(self.config.path)
         finally:
@@ -172,7 +172,7 @@ class MessageStore:
     @property
     def last_epoch(self) -> int:
         """The epoch of the last record; 0 for an empty log."""
-        return self.history[-1].epoch if self.history else 0
+        return self.epochs[-1].epoch if self.epochs else 0
 
     def put(self, batch: Sequence[Put], now_ms: int) -> list[Stored]:
         """Append messages, all of them or none, and number them within their queues.
@@ -212,18 +212,18 @@ class MessageStore:
         """These bytes of the log are read next: brings them into memory without waiting for the disk."""
         self.log.read_soon(at, size)
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         """End the log at `to`, with everything that derives from it, durably (rule 5).
 
         Raises OffsetGone when `to` is outside of the log, ValueError when it lies within a record, OSError. Whether a
         cut below `confirmed` is allowed is for the caller to know (rule 3).
         """
-        truncate.cut(self, to)
+        truncate.truncate(self, to)
 
     def reset(
         self,
         to: int,
-        history: Sequence[tuple[int, int]] = (),
+        epochs: Sequence[tuple[int, int]] = (),
         queue_starts: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         """An empty log that goes on at `to`, the first offset of a segment: the leader no longer has what we lack.
@@ -232,7 +232,7 @@ class MessageStore:
         `to` of every queue (`queue_starts()` when `to` is its `start`). Durable when it returns. Raises ValueError,
         StoreError for an impossible history, OSError.
         """
-        truncate.reset(self, to, history, queue_starts or {})
+        truncate.reset(self, to, epochs, queue_starts or {})
 
     def prepare_master(self) -> None:
         """Everything that `put` needs is kept up with each append, so a promotion waits for nothing."""
@@ -247,7 +247,7 @@ class MessageStore:
 
     def drop_topic(self, topic: str, below: int) -> None:
         """Show no record of the topic below this offset of the log any more; queue offsets go on where they were."""
-        self.queues.hidden[topic] = max(below, self.queues.hidden.get(topic, 0))
+        self.queues.deletion_watermarks[topic] = max(below, self.queues.deletion_watermarks.get(topic, 0))
 
     def ensure_next(self, topic: str, queue_id: int, number: int) -> None:
         """The next record of the queue gets `number` or more: what came before may have left the log long ago.
@@ -256,9 +256,9 @@ class MessageStore:
         """
         self.queues.begin(topic, queue_id, number)
 
-    def forget_told(self) -> None:
+    def clear_overrides(self) -> None:
         """Records that told of queues were undone: what is left is told anew. Raises OSError."""
-        self.queues.forget_told()
+        self.queues.clear_overrides()
 
     # Upkeep, flush and checkpoint
 
@@ -272,12 +272,12 @@ class MessageStore:
 
     # Upkeep, flush and checkpoint
 
-    def upkeep(self, now_ms: int) -> None:
+    def run_periodic_tasks(self, now_ms: int) -> None:
         """Called about ten times a second: writes out a bounded part of what waits in memory, notes how far it is.
 
         A full disk is no error here; what could not be written is tried again.
         """
-        checkpoint.upkeep(self, now_ms)
+        checkpoint.run_periodic_tasks(self, now_ms)
 
     def flush(self, opened: OpenSegment | None = None) -> FlushPoint:
         """Make the log durable; blocks, may run in another thread. Tell `mark_flushed` what it answers.
@@ -304,28 +304,28 @@ class MessageStore:
             self.flushed = min(point.offset, self.log.end)
         return self.flushed
 
-    def damage_heeded(self) -> None:
+    def acknowledge_damage(self) -> None:
         """Who has to know of `damage` has written it down: the next start finds none. Raises OSError."""
         (self.config.path / "config" / recovery.DAMAGED).unlink(missing_ok=True)
 
     def mark_failed(self, error: BaseException) -> None:
         """After a failed fsync nobody knows what is on the disk: nothing more is taken until it is opened anew."""
-        if self.failed is None or (not self.doubts_disk and _doubts_disk(error)):
+        if self.failed is None or (not self.disk_untrusted and _makes_disk_untrusted(error)):
             _log.error("the disk of %s failed: %s", self.config.path, error)
             self.failed = error
             # Not flushed, which may fail as well: it is for who reads it before the machine boots anew.
-            checkpoint.save_points(self, durable=False, aside=True)
+            checkpoint.save_recovery_point(self, durable=False, background_writer=True)
             self.on_failed()
 
     @property
-    def doubts_disk(self) -> bool:
+    def disk_untrusted(self) -> bool:
         """Whether the kernel may hold no longer what was written: after any failure but a want of descriptors."""
-        return self.failed is not None and _doubts_disk(self.failed)
+        return self.failed is not None and _makes_disk_untrusted(self.failed)
 
     @property
     def checkpoint_due(self) -> bool:
         """Whether so much was filed since the last checkpoint that recovery would take its time."""
-        return self.confirmed - self.points.durable > checkpoint.CHECKPOINT_BYTES
+        return self.confirmed - self.recovery_point.durable > checkpoint.CHECKPOINT_BYTES
 
     def checkpoint(self) -> Checkpoint:
         """Write everything out and tell what must be made durable so that recovery after a power loss starts here.
@@ -360,7 +360,7 @@ class MessageStore:
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is still there; 0 for a queue that is not."""
         queue = self.queues.find(topic, queue_id)
-        return 0 if queue is None else queue.min_at(self.queues.shown_from(topic, self.log.start))
+        return 0 if queue is None else queue.min_at(self.queues.visible_from(topic, self.log.start))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset after the last confirmed record; 0 for a queue that is not there."""
@@ -418,10 +418,10 @@ class MessageStore:
     def unconfirmed_control(self) -> list[bytes]:
         """Bodies of the control records that are not confirmed yet, in the order of the log. Raises BadRecords;
         ValueError where not even the border of a record is left; OSError."""
-        found = [item for batch in self.tail.batches for item in batch.control if item[0] >= self.confirmed]
-        for start, stop in self.tail.gaps(self.confirmed, self.log.end):
+        found = [item for batch in self.unconfirmed.batches for item in batch.control if item[0] >= self.confirmed]
+        for start, stop in self.unconfirmed.gaps(self.confirmed, self.log.end):
             for offset, data in self.log.chunks(start, stop):
-                found += indexing.parse_own(self, offset, data, keys=False).control
+                found += indexing.read_batch(self, offset, data, keys=False).control
         return [body for _, body in sorted(found)]
 
     def read_bytes(self, at: int, max_bytes: int) -> bytes:
@@ -436,28 +436,28 @@ class MessageStore:
 
     # Damage
 
-    def check(self, at: int, max_bytes: int) -> int:
+    def verify(self, at: int, max_bytes: int) -> int:
         """Look at the confirmed records from the border `at` on, about `max_bytes` of them; answers the next border.
 
         Raises BadRecords with the offset of the first that is damaged, OffsetGone, OSError.
         """
-        return scrub.check(self, at, max_bytes)
+        return scrub.verify(self, at, max_bytes)
 
-    def sound_bytes(self, at: int, max_bytes: int) -> bytes:
-        """What `check` has looked at, for another member that lacks it. Raises as `check`."""
-        return scrub.sound_bytes(self, at, max_bytes)
+    def verified_bytes(self, at: int, max_bytes: int) -> bytes:
+        """What `verify` has looked at, for another member that lacks it. Raises as `check`."""
+        return scrub.verified_bytes(self, at, max_bytes)
 
-    def mend(self, at: int, data: bytes) -> None:
+    def repair(self, at: int, data: bytes) -> None:
         """Put what another member holds from `at` on in the place of what the disk has lost, durably; it blocks.
 
         Confirmed bytes are the same for all members, so nothing else changes. Raises ValueError when it is not
         confirmed here, BadRecords when `data` is not sound, whole records for that place, OSError.
         """
-        scrub.mend(self, at, data)
+        scrub.repair(self, at, data)
         try:
             indexing.fill_in(self, at, data)
         except OSError as error:
-            indexing.complain(self, "mended records stay unseen until a start files all queues anew", error)
+            indexing.warn_rate_limited(self, "mended records stay unseen until a start files all queues anew", error)
 
     # Retention
 

@@ -54,7 +54,7 @@ class Confirmed(NamedTuple):
     """What a move of the confirmed offset brought: queues that grew, and control records (offset, body) in order."""
 
     offset: int
-    grew: list[tuple[str, int]]
+    available: list[tuple[str, int]]
     control: list[tuple[int, bytes]]
 
 

@@ -71,7 +71,7 @@ class Batch:
         return below, above
 
 
-class Tail:
+class UnconfirmedBuffer:
     """The batches that wait, oldest first; there may be gaps between them."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def _parse_plain(
     unpack, crc32, pack = RECORD_V4.unpack_from, zlib.crc32, ENTRY.pack
     known = queues.by_bytes
     entries = batch.entries
-    filed = batch.keys if keys and batch.keys is not None else []
+    indexed = batch.keys if keys and batch.keys is not None else []
     start = batch.start
     have = len(data)
     last = have - FIXED_V4 - 4
@@ -211,7 +211,7 @@ def _parse_plain(
         entries.append((queue, number, pack(phys, size, plain_tags_code(properties))))
         if keys:
             for key in index_keys(properties):
-                filed.append((topic.hasher.hash(key), phys, stored))
+                indexed.append((topic.hasher.hash(key), phys, stored))
         ms = stored
         at = end
     batch.last_ms = ms

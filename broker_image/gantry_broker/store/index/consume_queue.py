@@ -168,7 +168,7 @@ class ConsumeQueue:
                 at += len(data)
         return size
 
-    def cut(self, limit: int) -> bool:
+    def truncate(self, limit: int) -> bool:
         """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
 
         Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.

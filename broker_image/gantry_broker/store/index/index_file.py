@@ -165,7 +165,7 @@ class IndexFile:
             number += 512
         return self.capacity
 
-    def cut(self, limit: int) -> None:
+    def truncate(self, limit: int) -> None:
         """Remove the entries of records at or above `limit`, newest first, and those that the header does not count.
 
         Raises OSError.

@@ -115,7 +115,7 @@ class KeyIndex:
                 found += file.find(key_hash, begin_ms, end_ms, limit - len(found))
         return found
 
-    def cut(self, limit: int, *, rebuild: bool = False) -> None:
+    def truncate(self, limit: int, *, rebuild: bool = False) -> None:
         """Remove every key of records at or above `limit`, durably; `rebuild` after a power loss. Raises OSError."""
         self.pending = [item for item in self.pending if item[1] < limit]
         while self._files:
@@ -123,7 +123,7 @@ class KeyIndex:
             if rebuild:
                 last.rebuild(limit)
             else:
-                last.cut(limit)
+                last.truncate(limit)
             self.unsynced.add(last.path)
             if last.count > 1:
                 break

@@ -62,7 +62,7 @@ class QueueTable:
         """Entries in memory, about: a cut may have taken some."""
         self.unsynced: set[str] = set()
         """Files written since the last checkpoint."""
-        self.hidden: dict[str, int] = {}
+        self.deletion_watermarks: dict[str, int] = {}
         """Below which offset of the log a topic's records are shown no more, as control records tell."""
         self.ends: dict[tuple[str, int], int] = {}
         """Where a queue goes on of which nothing is left to say it, as control records tell."""
@@ -111,9 +111,9 @@ class QueueTable:
 
     def _load(self, queue: ConsumeQueue) -> None:
         queue.load()
-        self.begin_told(queue)
+        self.apply_override(queue)
 
-    def begin_told(self, queue: ConsumeQueue) -> None:
+    def apply_override(self, queue: ConsumeQueue) -> None:
         """A queue of which nothing is left to say where it goes on does so where it was told."""
         number = self.ends.get(queue.key, 0)
         if number > queue.max == queue.next and queue.is_empty:
@@ -125,19 +125,19 @@ class QueueTable:
         queue = known.queues.get(queue_id) or self._make(known, queue_id)
         self.ends[topic, queue_id] = max(number, self.ends.get((topic, queue_id), 0))
         if queue.next >= 0:
-            self.begin_told(queue)
+            self.apply_override(queue)
 
-    def forget_told(self) -> None:
+    def clear_overrides(self) -> None:
         """As before any control record told of queues. Raises OSError."""
-        self.hidden.clear()
+        self.deletion_watermarks.clear()
         self.ends.clear()
         for queue in self:
             if queue.is_empty and queue.next == queue.max:
                 queue.load()
 
-    def shown_from(self, topic: str, log_start: int) -> int:
+    def visible_from(self, topic: str, log_start: int) -> int:
         """Below this offset of a log that begins at `log_start` no record of the topic is shown."""
-        return max(log_start, self.hidden.get(topic, 0))
+        return max(log_start, self.deletion_watermarks.get(topic, 0))
 
     def _make(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
         if not 0 <= queue_id < 1 << 31:
@@ -188,12 +188,12 @@ class QueueTable:
         if not dirty:
             self.waiting = 0
 
-    def cut(self, limit: int) -> None:
+    def truncate(self, limit: int) -> None:
         """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
         for queue in self:
-            if queue.cut(limit):
+            if queue.truncate(limit):
                 self.unsynced.update(queue.files())
-            self.begin_told(queue)
+            self.apply_override(queue)
         self.dirty = {queue: None for queue in self.dirty if queue.pending}
 
     def clear(self) -> None:
@@ -203,7 +203,7 @@ class QueueTable:
             queue.rebase(0)
         self.topics.clear()
         self.by_bytes.clear()
-        self.hidden.clear()
+        self.deletion_watermarks.clear()
         self.ends.clear()
 
     def drop_before(self, phys: int) -> None:

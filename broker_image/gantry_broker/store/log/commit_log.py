@@ -177,7 +177,7 @@ class CommitLog:
         # Once more: whoever opened a file while it was being removed must not take it for the one made anew.
         self.generation += 1
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         """Durably end the log at `offset`, a record border at or below `end` (rule 5). Raises OSError."""
         self.generation += 1
         self.end = offset

@@ -27,45 +27,45 @@ class EpochStart(NamedTuple):
     start: int
 
 
-History = tuple[EpochStart, ...]
+LeaderEpochs = tuple[EpochStart, ...]
 """Every epoch of a log, oldest first: epochs strictly rise, starts never fall."""
 
-FOREIGN: Final[History] = (EpochStart(0, 0),)
+FOREIGN: Final[LeaderEpochs] = (EpochStart(0, 0),)
 """The history of a log that RocketMQ wrote."""
 
 
-def check_history(history: Sequence[tuple[int, int]]) -> History:
+def check_epochs(epochs: Sequence[tuple[int, int]]) -> LeaderEpochs:
     """The same as a History. Raises StoreError when epochs do not rise or starts fall."""
-    checked = tuple(EpochStart(int(epoch), int(start)) for epoch, start in history)
+    checked = tuple(EpochStart(int(epoch), int(start)) for epoch, start in epochs)
     for before, after in pairwise(checked):
         if after.epoch <= before.epoch or after.start < before.start:
             raise StoreError(f"history is out of order: epoch {after.epoch} at {after.start} follows {before}")
     return checked
 
 
-def extended(history: History, found: Sequence[EpochStart]) -> History:
+def extend_epochs(epochs: LeaderEpochs, found: Sequence[EpochStart]) -> LeaderEpochs:
     """`history` with the epochs that were found in the log itself, which may be known already."""
-    known = {entry.epoch for entry in history}
-    return check_history(sorted([*history, *(entry for entry in found if entry.epoch not in known)]))
+    known = {entry.epoch for entry in epochs}
+    return check_epochs(sorted([*epochs, *(entry for entry in found if entry.epoch not in known)]))
 
 
-def cut_history(history: History, end: int) -> History:
+def truncate_epochs(epochs: LeaderEpochs, end: int) -> LeaderEpochs:
     """The epochs whose first record lies below `end`. RocketMQ's epoch 0 has no control record and stays."""
-    return tuple(entry for entry in history if entry.start < end or entry == FOREIGN[0])
+    return tuple(entry for entry in epochs if entry.start < end or entry == FOREIGN[0])
 
 
 class EpochFile(NamedTuple):
     """Content of `config/epochs.json`."""
 
     segment_size: int
-    history: History
+    epochs: LeaderEpochs
 
     @classmethod
     def load(cls, path: Path) -> EpochFile | None:
         """None when there is no such file. Raises StoreError when it cannot be understood."""
         try:
             data = orjson.loads(path.read_bytes())
-            return cls(int(data["segmentSize"]), check_history(data["history"]))
+            return cls(int(data["segmentSize"]), check_epochs(data["epochs"]))
         except FileNotFoundError:
             return None
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
@@ -73,4 +73,4 @@ class EpochFile(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Durable when it returns. Raises OSError."""
-        atomic_write(path, orjson.dumps({"segmentSize": self.segment_size, "history": [list(h) for h in self.history]}))
+        atomic_write(path, orjson.dumps({"segmentSize": self.segment_size, "epochs": [list(h) for h in self.epochs]}))
