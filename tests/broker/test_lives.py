@@ -15,7 +15,6 @@ from gantry_broker.broker.upkeep import Upkeep
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from gantry_broker.store import retention
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
 MakeBench = Callable[..., Any]
@@ -153,7 +152,7 @@ async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_pat
     for _ in range(25):
         await master.send(b"x" * 100_000, "Stays")
         upkeep._tables_in_log()
-    retention.remove_before(master.store, 1 << 20)
+    master.store.remove_before(1 << 20)
     copy.reset(source.start, source.history, source.reset_state())
     catch_up()
     here, there = away.broker.meta.confirmed, master.broker.meta.confirmed

@@ -40,7 +40,7 @@ async def _filled(group: Group) -> None:
         lambda: len({n.store.confirmed for n in group.nodes}) == 1, "everybody knows what is confirmed", PATIENCE_S
     )
     for node in group.nodes:
-        node.store.verified_from = node.store.end  # As after a start: only what lies above was looked at.
+        node.store.state.verified_from = node.store.end  # As after a start: only what lies above was looked at.
 
 
 def _place(node: Node) -> int:

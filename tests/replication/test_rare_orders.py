@@ -19,7 +19,6 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import fetching, mending, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import retention, truncate
 from gantry_broker.store.log import commit_log
 from gantry_broker.store.types import Put
 
@@ -57,7 +56,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
         for _ in range(15):
             await one.put(b"x" * 100_000)
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
-    retention.remove_before(other.store, 1 << 20)
+    other.store.remove_before(1 << 20)
     await other.stop()
     group.cell = group.cell.with_set(group.ids(0))
     await group.tell((0,))
@@ -80,7 +79,7 @@ async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
     old, new = await _one_is_away(group)
     for _ in range(25):
         await old.put(b"only here" * 10_000)
-    retention.remove_before(old.store, 1 << 20)
+    old.store.remove_before(1 << 20)
     await _the_other_leads(group)
     return old, new
 
@@ -91,20 +90,38 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: int, happens: Callable[[], None]) -> None:
         self.left = step
         self._happens = happens
-        for name in ("_lower_recovery_point", "set_epochs", "save_recovery_point"):
-            monkeypatch.setattr(truncate, name, self._before(getattr(truncate, name), node))
-        monkeypatch.setattr(node.store.log, "reset", self._before(node.store.log.reset, None))
-        monkeypatch.setattr(node.store.queues, "clear", self._before(node.store.queues.clear, None))
+        self._resetting = False
+        store = node.store
+        steps: list[tuple[object, str]] = [
+            (store._checkpointer, "lower"),
+            (store._checkpointer, "save"),
+            (store.epoch_cache, "set"),
+            (store.log, "reset"),
+            (store.queues, "clear"),
+        ]
+        for owner, name in steps:
+            monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
+        monkeypatch.setattr(store, "reset", self._during(store.reset))
 
-    def _before(self, real: Any, node: Node | None) -> Any:
+    def _before(self, real: Any) -> Any:
         def step(*given: Any, **named: Any) -> Any:
-            if node is None or given[0] is node.store:
+            if self._resetting:
                 self.left -= 1
                 if self.left == 0:
                     self._happens()
             return real(*given, **named)
 
         return step
+
+    def _during(self, real: Any) -> Any:
+        def reset(*given: Any) -> None:
+            self._resetting = True
+            try:
+                real(*given)
+            finally:
+                self._resetting = False
+
+        return reset
 
 
 @pytest.mark.parametrize("step", range(1, 7))
@@ -118,7 +135,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
         common = leader.store.end
         for _ in range(25):
             await leader.put(b"y" * 100_000)
-        retention.remove_before(leader.store, (common | (1 << 20) - 1) + 1)
+        leader.store.remove_before((common | (1 << 20) - 1) + 1)
         assert leader.store.start > common
         await away.start()
         image = tmp_path / "image"
@@ -339,7 +356,7 @@ class Shorts:
         where: dict[str, tuple[object, str]] = {
             "erase": (store.log, "_erase"),
             "sync": (store.log, "sync"),
-            "set_epochs": (truncate, "set_epochs_lazily"),
+            "set_epochs": (store.epoch_cache, "set_lazily"),
             "queues": (store.queues, "truncate"),
             "index": (store.index, "truncate"),
         }
@@ -347,7 +364,7 @@ class Shorts:
         real = getattr(owner, name)
 
         def short(*given: Any, **named: Any) -> Any:
-            if not self.happened and (step != "set_epochs" or given[0] is store):
+            if not self.happened:
                 self.happened += 1
                 raise OSError(errno.EMFILE, "Too many open files")
             return real(*given, **named)

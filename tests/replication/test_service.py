@@ -18,7 +18,6 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.retention import remove_before
 from group import Group, Node, until
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
@@ -162,7 +161,7 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
         await group.tell((0,))
         for number in range(50):
             assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
-        remove_before(master.store, 2 << 20)
+        master.store.remove_before(2 << 20)
         await away.start()
         await group.tell()
         await until(lambda: master.service.core.ask is not None, "a proposal")

@@ -11,7 +11,6 @@ import pytest
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record, encode_record, pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import append
 from gantry_broker.store.errors import FlushFailed, MessageTooLarge
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -223,7 +222,7 @@ def test_nothing_is_appended_behind_what_could_not_be_taken_back(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as without:
-        without.setattr(append, "set_epochs", short)
+        without.setattr(store.epoch_cache, "set", short)
         without.setattr(store.log, "bases", short)
         with pytest.raises(OSError, match="Too many open files"):
             store.begin_epoch(2, b"two", 2)

@@ -497,7 +497,7 @@ def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
         member.store.run_periodic_tasks(NOW + 2_000)
     assert number not in member.shown()
     assert set(told) == {at}
-    for n in range(len(member.store.unindexed) + 1):
+    for n in range(len(member.store.state.unindexed) + 1):
         member.store.run_periodic_tasks(NOW + 4_000 + 2_000 * n)
     assert member.shown() == list(range(247))
     assert member.one("Orders") == 247

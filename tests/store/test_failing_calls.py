@@ -25,10 +25,10 @@ from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.epochs import cut as truncate_epochs
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import recovery_plan, retention
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.log.epochs import FOREIGN, EpochFile, LeaderEpochs
+from gantry_broker.store.log.scan import scan
 from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -118,7 +118,7 @@ def settled(epochs: LeaderEpochs, end: int) -> LeaderEpochs:
 
 
 def epochs_in_log(store: MessageStore) -> LeaderEpochs:
-    return tuple(epoch for epoch in recovery_plan.scan(store.log, store.start).epochs if epoch.start < store.end)
+    return tuple(epoch for epoch in scan(store.log, store.start).epochs if epoch.start < store.end)
 
 
 class Keeper:
@@ -175,7 +175,7 @@ class Pair:
         self.leader = MessageStore.open(self.leader_config)
         assert self.leader.epochs == FOREIGN
         if self.leader.end > 2 * SEGMENT and self.rng.random() < 0.5:
-            retention.remove_before(self.leader, SEGMENT)
+            self.leader.remove_before(SEGMENT)
 
     def _draw_trouble(self) -> None:
         calls = self.calls
@@ -262,7 +262,7 @@ class Pair:
     def _expire(self, store: MessageStore) -> None:
         first, last = store.start // SEGMENT, self._indexed(store) // SEGMENT
         if first < last and last * SEGMENT < store.end:
-            retention.remove_before(store, self.rng.randint(first, last) * SEGMENT)
+            store.remove_before(self.rng.randint(first, last) * SEGMENT)
 
     # The follower, with calls that fail
 
@@ -328,7 +328,7 @@ class Pair:
             try:
                 checkpoint.run()
             except OSError as error:
-                checkpoint.requeue(store)
+                checkpoint.requeue()
                 if error.errno not in NO_DESCRIPTORS:
                     store.mark_failed(error)
             else:
@@ -438,8 +438,8 @@ class Pair:
     def look_at_files(self) -> None:
         """What the next start goes by claims nothing that is not there."""
         follower = self.follower
-        if follower.epochs_persisted:
-            kept = EpochFile.load(follower.epochs_path)
+        if follower.epoch_cache.persisted:
+            kept = EpochFile.load(follower.epoch_cache.path)
             undone = [e for e in kept.epochs if e not in follower.epochs] if kept else []
             assert not [e for e in undone if e.start < follower.recovery_point.written], (
                 f"the history's file names epochs that are undone: {undone}"
@@ -455,7 +455,7 @@ class Pair:
         gone, perhaps = (dropped(follower, stop) for stop in (follower.confirmed, follower.end))
         for record in follower.walk(follower.start, follower.confirmed):
             place = (record.topic, record.queue_id, record.queue_offset)
-            if any(at <= record.phys_offset < stop for at, stop in follower.unindexed.items()):
+            if any(at <= record.phys_offset < stop for at, stop in follower.state.unindexed.items()):
                 continue  # A start could not read it; it is filed once it can be read.
             queue = follower.queues.find(record.topic, record.queue_id)
             assert queue is not None, f"a confirmed record has no queue: {place}"
@@ -479,10 +479,10 @@ class Pair:
         else:
             raise AssertionError(f"a follower catches up, but stays at {self.ends()}")
         self.leaders_tables.confirm(self.leader, self.follower.confirmed)
-        for _ in range(1 + len(self.follower.unindexed)):
+        for _ in range(1 + len(self.follower.state.unindexed)):
             self.now_ms += 2_000
             self.follower.run_periodic_tasks(self.now_ms)
-        assert not self.follower.unindexed
+        assert not self.follower.state.unindexed
         self.look()
         self._compare_logs()
         self._compare_queues()

@@ -428,7 +428,7 @@ async def test_a_checkpoint_that_is_due_waits_for_no_flush(
     store.confirm(store.end)
     commit.checkpoint_if_behind()
     assert store.recovery_point.durable < store.end
-    for name in ("CHECKPOINT_S", "KEEP_UP_S"):
+    for name in ("CHECKPOINT_S", "RETRY_CHECKPOINT_S"):
         monkeypatch.setattr(group_commit, name, 0.0)
     commit.checkpoint_if_behind()
     await commit.checkpoint()
@@ -448,14 +448,14 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
             raise OSError(errno.EIO, "Input/output error")
         return real(queue, offset, data)
 
-    def counted(store: MessageStore) -> Checkpoint:
+    def counted() -> Checkpoint:
         nonlocal made
         made += 1
-        return begin(store)
+        return begin()
 
-    begin = checkpoint.checkpoint
+    begin = store.checkpoint
     monkeypatch.setattr(ConsumeQueue, "_write", write)
-    monkeypatch.setattr(checkpoint, "checkpoint", counted)
+    monkeypatch.setattr(store, "checkpoint", counted)
     commit = GroupCommit(store)
 
     async def send(times: int) -> None:
@@ -467,12 +467,12 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
 
     await send(20)
     assert made == 1
-    monkeypatch.setattr(group_commit, "KEEP_UP_S", 0.0)
+    monkeypatch.setattr(group_commit, "RETRY_CHECKPOINT_S", 0.0)
     await send(5)
     assert made > 2
     monkeypatch.undo()
     monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000)
-    monkeypatch.setattr(group_commit, "KEEP_UP_S", 1e9)
+    monkeypatch.setattr(group_commit, "RETRY_CHECKPOINT_S", 1e9)
     await commit.checkpoint()  # Perhaps one that had begun before.
     await send(1)
     await commit.checkpoint()

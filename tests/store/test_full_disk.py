@@ -189,14 +189,14 @@ def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
     monkeypatch.setattr(store.log, "truncate", others_are_faster)
     store.truncate(boundary)
     store.run_periodic_tasks(10**12)
-    assert EpochFile.load(store.epochs_path) != (store.log.segment_size, store.epochs)
+    assert EpochFile.load(store.epoch_cache.path) != (store.log.segment_size, store.epochs)
     disk.free()
     store.put(messages(16, 16), 1)
     store.confirm(store.end)
     store.run_periodic_tasks(10**12 + 10_000)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    assert store.verified_from > boundary
+    assert store.state.verified_from > boundary
     assert [epoch for epoch, _ in store.epochs] == [5]
     store.close()
 

@@ -118,7 +118,7 @@ def test_rule_6_answers_end_on_record_borders(leader: MessageStore, follower: Me
     assert leader.read_raw(leader.end, 1_000) == b""
     with pytest.raises(OffsetGone):
         leader.read_raw(leader.end + 1, 1_000)
-    with pytest.raises(ValueError, match="border"):
+    with pytest.raises(ValueError, match="boundary"):
         leader.read_raw(1, 1_000)
 
 
@@ -284,9 +284,8 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     fill(leader, 0, 300, size=900)
     leader.confirm(leader.end)
     fill(follower, 0, 8)
-    from gantry_broker.store.retention import remove_before
 
-    remove_before(leader, 131_072)
+    leader.remove_before(131_072)
     assert leader.start == 131_072
     follower.reset(leader.start, leader.epochs, leader.queue_starts())
     assert (follower.start, follower.end, follower.confirmed, follower.flushed) == (131_072,) * 4
@@ -461,7 +460,7 @@ def test_an_epoch_begins_where_an_earlier_version_left_a_record(
     old = MessageStore.open(StoreConfig(quick_dir / "old", small))
     new = MessageStore.open(StoreConfig(quick_dir / "new", small))
     with monkeypatch.context() as earlier:
-        earlier.setattr(append.put, "__kwdefaults__", {"room_min": 0})
+        earlier.setattr(append.Appender.put, "__kwdefaults__", {"room_min": 0})
         old.begin_epoch(1, bytes(250), 1)
         while old.log.room(old.end) > 1_500:
             old.put([message(1, size=200)], 1)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.indexing import warn_rate_limited
 
 from . import pull, snapshots
 from .faults import NotWritable
@@ -115,7 +114,7 @@ class Upkeep:
             )
         except OSError as error:
             self._broker.meta.changed = True
-            warn_rate_limited(self._broker.store, "the tables' snapshots cannot be written", error)
+            self._broker.store.warnings.warn("the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
         if self._timer is not None:

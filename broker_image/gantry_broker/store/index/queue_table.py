@@ -23,7 +23,7 @@ MAX_TOPIC_BYTES: Final = 255
 class TopicQueues:
     """What the hot path needs of a topic, computed once."""
 
-    __slots__ = ("fixed", "hasher", "is_control", "is_schedule", "magic", "name", "queues", "tail")
+    __slots__ = ("fixed", "hasher", "is_control", "is_schedule", "magic", "name", "name_field", "queues")
 
     def __init__(self, name: str) -> None:
         encoded = name.encode()
@@ -34,9 +34,9 @@ class TopicQueues:
         self.name = name
         long = len(encoded) > 127
         self.magic = MAGIC_V2 if long else MAGIC_V1
-        self.tail = (len(encoded).to_bytes(2, "big") if long else bytes((len(encoded),))) + encoded
+        self.name_field = (len(encoded).to_bytes(2, "big") if long else bytes((len(encoded),))) + encoded
         """Length and name as they follow the body."""
-        self.fixed = 90 + len(self.tail)
+        self.fixed = 90 + len(self.name_field)
         """Bytes of a record besides body and properties, with IPv4 hosts."""
         self.hasher = KeyHasher(name)
         self.queues: dict[int, ConsumeQueue] = {}
