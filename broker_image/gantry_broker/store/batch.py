@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from gantry_broker.protocol.codes import SysFlag
 from gantry_broker.store.errors import BadRecords
 from gantry_broker.store.index.consume_queue import ENTRY, ConsumeQueue
 from gantry_broker.store.index.queue_table import QueueTable
@@ -11,7 +13,6 @@ from gantry_broker.store.log.epochs import EpochStart, epoch_of
 from gantry_broker.store.log.record_reader import (
     Damage,
     Meta,
-    PlainRecord,
     in_index,
     in_queue,
     index_keys,
@@ -19,6 +20,8 @@ from gantry_broker.store.log.record_reader import (
     read_records,
     tags_code,
 )
+
+_TRANSACTION: Final = int(SysFlag.TRANSACTION_MASK)
 
 
 class Batch:
@@ -73,61 +76,54 @@ def read_batch(
     Raises BadRecords.
     """
     batch = Batch(start, start + len(data))
-    at = start
+    at, last_ms = start, 0
+    pack, known = ENTRY.pack, queues.by_bytes
+    entries = batch.entries
+    hashes: list[tuple[int, int, int]] = []
+    batch.keys = hashes if keys else None
     try:
         for found in read_records(data, start, segment_size, check=check):
-            if isinstance(found, list):
-                _add_plain(batch, found, queues, delays, keys)
-                at = found[-1][0] + found[-1][1]
-            elif isinstance(found, int):
+            if type(found) is tuple:
+                at, size, name, queue_id, number, flags, last_ms, properties = found
+                if (queue_id | number) < 0:
+                    raise Damage(f"impossible queue {queue_id} or queue offset {number}")
+                topic = known.get(name) or queues.topic_of(name)
+                transaction = flags & _TRANSACTION
+                if not transaction or in_queue(flags):
+                    queue = topic.queues.get(queue_id)
+                    if queue is None or queue.next < 0:
+                        queue = queues.queue(topic, queue_id)
+                    if topic.is_schedule:
+                        code = tags_code(topic.name, properties, last_ms, delays)
+                    else:
+                        code = plain_tags_code(properties)
+                    entries.append((queue, number, pack(at, size, code)))
+                if keys and (not transaction or in_index(flags)):
+                    for key in index_keys(properties):
+                        hashes.append((topic.hasher.hash(key), at, last_ms))
+                at += size
+            elif isinstance(found, Meta):
+                _add(batch, found, data, queues, delays)
+                last_ms = found.store_ms
+                at += found.size
+            else:
                 if at + found > batch.end:
                     raise Damage(f"filler of {found} bytes, of which {batch.end - at} are there")
                 at += found
-            else:
-                _add(batch, found, data, queues, delays, keys)
-                at += found.size
     except (Damage, ValueError) as error:
         raise BadRecords(at, str(error)) from None
-    if not keys:
-        batch.keys = None
+    batch.last_ms = last_ms
     return batch
 
 
-def _add_plain(batch: Batch, found: list[PlainRecord], queues: QueueTable, delays: Sequence[int], keys: bool) -> None:
-    """Raises BadRecords."""
-    pack, known = ENTRY.pack, queues.by_bytes
-    entries = batch.entries
-    hashes = batch.keys if keys and batch.keys is not None else []
-    for phys, size, name, queue_id, number, flags, stored, properties in found:
-        if queue_id < 0 or number < 0:
-            raise BadRecords(phys, f"impossible queue {queue_id} or queue offset {number}")
-        try:
-            topic = known.get(name) or queues.topic_of(name)
-            if in_queue(flags):
-                queue = topic.queues.get(queue_id)
-                if queue is None or queue.next < 0:
-                    queue = queues.queue(topic, queue_id)
-                if topic.is_schedule:
-                    code = tags_code(topic.name, properties, stored, delays)
-                else:
-                    code = plain_tags_code(properties)
-                entries.append((queue, number, pack(phys, size, code)))
-        except ValueError as error:
-            raise BadRecords(phys, str(error)) from None
-        if keys and in_index(flags):
-            for key in index_keys(properties):
-                hashes.append((topic.hasher.hash(key), phys, stored))
-    batch.last_ms = stored
-
-
-def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequence[int], keys: bool) -> None:
+def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequence[int]) -> None:
     """Raises ValueError for a topic that cannot be."""
     topic = queues.topic_of(meta.topic)
     if in_queue(meta.sys_flag):
         code = tags_code(topic.name, meta.properties, meta.store_ms, delays)
         queue = queues.queue(topic, meta.queue_id)
         batch.entries.append((queue, meta.queue_offset, ENTRY.pack(meta.phys, meta.size, code)))
-    if keys and batch.keys is not None and in_index(meta.sys_flag):
+    if batch.keys is not None and in_index(meta.sys_flag):
         for key in index_keys(meta.properties):
             batch.keys.append((topic.hasher.hash(key), meta.phys, meta.store_ms))
     if topic.is_control:
@@ -135,4 +131,3 @@ def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequ
         epoch = epoch_of(meta)
         if epoch is not None:
             batch.epochs.append(EpochStart(epoch, meta.phys))
-    batch.last_ms = meta.store_ms

@@ -17,7 +17,7 @@ from typing import Final
 from gantry_broker.store.batch import Batch, read_batch
 from gantry_broker.store.errors import BadRecords, OffsetGone
 from gantry_broker.store.files import sync_names
-from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
 from gantry_broker.store.index.key_index import BATCH, KeyIndex
 from gantry_broker.store.index.queue_table import QueueTable
 from gantry_broker.store.log.commit_log import CommitLog
@@ -62,7 +62,8 @@ class Indexer:
     def push_unconfirmed(self, batch: Batch) -> None:
         """Append a batch, whose records already have queue offsets, to the unconfirmed buffer."""
         for queue, number, _ in batch.entries:
-            queue.next = max(queue.next, number + 1)
+            if queue.next <= number:
+                queue.next = number + 1
         if batch.last_ms:
             self._state.last_store_ms = batch.last_ms
         self._unconfirmed.push(batch)
@@ -192,11 +193,13 @@ class Indexer:
                 available.add(queue.key)
         else:
             for queue, number, entry in batch.entries:
-                known = queue.next  # It counts unconfirmed records; an empty queue's first entry must not lower it.
-                if queue.add(number, entry):
-                    self._state.renumber = True
-                    self._state.durable_names.clear()  # New files may get the names of removed ones.
-                queue.next = max(known, queue.max)
+                pending = queue.pending
+                if number == queue.written + len(pending) // ENTRY_SIZE:  # Most entries; `add` costs more.
+                    pending += entry
+                    if queue.next <= number:
+                        queue.next = number + 1
+                else:
+                    self._add_entry(queue, number, entry)
                 if queue.pending:
                     dirty.setdefault(queue)
                 available.add(queue.key)
@@ -211,6 +214,14 @@ class Indexer:
                 index.position = batch.end
                 if len(index.pending) >= BATCH:
                     index.drain()
+
+    def _add_entry(self, queue: ConsumeQueue, number: int, entry: bytes) -> None:
+        """Add an entry behind a gap, or one that the queue may have already."""
+        known = queue.next  # It counts unconfirmed records; an empty queue's first entry must not lower it.
+        if queue.add(number, entry):
+            self._state.renumber = True
+            self._state.durable_names.clear()  # New files may get the names of removed ones.
+        queue.next = max(known, queue.max)
 
     def truncate_unconfirmed(self, to: int) -> None:
         """Drop the batches at or above `to` and give their queue offsets back.

@@ -83,10 +83,7 @@ class Scrubber:
         log, end = self._log, at
         try:
             for record in read_records(data, at, log.segment_size, check=True):
-                if isinstance(record, list):
-                    end = record[-1][0] + record[-1][1]
-                else:
-                    end += record if isinstance(record, int) else record.size
+                end += record if isinstance(record, int) else record[1]
         except Damage as damage:
             rest = at + len(data) - end
             size = SIZE_AND_MAGIC.unpack_from(data, end - at)[0] if rest >= FILLER_MIN else 0

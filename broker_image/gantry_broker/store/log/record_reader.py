@@ -92,19 +92,52 @@ class Damage(Exception):
 
 def read_records(
     data: bytes, base: int, segment_size: int, *, check: bool, torn: bool = False, lost_from: int = NEVER
-) -> Iterator[list[PlainRecord] | Meta | int]:
+) -> Iterator[PlainRecord | Meta | int]:
     """Walk over the records that begin with data[0], which lies at offset `base` of the log.
 
-    Yields, in order, stretches of plain records, other records, and the size of each filler, which may reach beyond
-    `data`. `check`, `torn` as in `read_record`; pages from offset `lost_from` on may be lost. Raises Damage at the
-    first record that is damaged or not whole.
+    Yields each plain record, each other record, and the size of each filler, which may reach beyond `data`. `check`,
+    `torn` as in `read_record`; pages from offset `lost_from` on may be lost. Raises Damage at the first record that is
+    damaged or not whole.
     """
+    unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
     at, have = 0, len(data)
+    last = have - FIXED_V4 - 4
+    view = memoryview(data)
+    valid_topic: bytes | None = None
     while at < have:
-        plain: list[PlainRecord] = []
-        at = _read_plain(data, at, base, segment_size, plain, check, lost_from)
-        if plain:
-            yield plain
+        while at <= last:  # Plain records: the common kind, without the cost of `read_record`.
+            size, magic, crc, queue_id, _, number, phys, flags, _, _, stored, _, _, _, length = unpack(data, at)
+            body_end = at + FIXED_V4 + length
+            end = at + size
+            if (
+                magic != MAGIC_V1
+                or phys != base + at
+                or flags & _V6
+                or length < 0
+                or not body_end + 4 <= end <= have
+                or size + FILLER_MIN > segment_size - phys % segment_size
+            ):
+                break
+            properties_at = body_end + 3 + data[body_end]
+            if (
+                properties_at > end
+                or data[properties_at - 2] << 8 | data[properties_at - 1] != end - properties_at
+                or (check and crc32(view[at + FIXED_V4 : body_end]) & 0x7FFFFFFF != crc)
+            ):
+                break
+            topic = data[body_end + 1 : properties_at - 2]
+            if topic != valid_topic:
+                if topic == _CONTROL or not topic or b"\0" in topic:
+                    break
+                valid_topic = topic
+            if (not data[end - 1] and end > properties_at) or (
+                phys >= lost_from
+                and (phys + size - 1) // PAGE != (body_end + base) // PAGE
+                and has_lost_page(data, body_end, end, base)
+            ):
+                break
+            yield phys, size, topic, queue_id, number, flags, stored, data[properties_at:end]
+            at = end
         if at >= have:
             return
         phys = base + at
@@ -119,52 +152,6 @@ def read_records(
                 raise Damage(f"record of {record.size} bytes crosses the end of its segment, {room} bytes away")
             at += record.size
         yield record
-
-
-def _read_plain(
-    data: bytes, at: int, base: int, segment_size: int, found: list[PlainRecord], check: bool, lost_from: int
-) -> int:
-    """Append plain, undamaged records to `found`; the index in `data` of the first other record."""
-    unpack, crc32, append = RECORD_V4.unpack_from, zlib.crc32, found.append
-    have = len(data)
-    last = have - FIXED_V4 - 4
-    view = memoryview(data)
-    while at <= last:
-        size, magic, crc, queue_id, _, number, phys, flags, _, _, stored, _, _, _, length = unpack(data, at)
-        body_end = at + FIXED_V4 + length
-        end = at + size
-        if (
-            magic != MAGIC_V1
-            or phys != base + at
-            or flags & _V6
-            or length < 0
-            or not body_end + 4 <= end <= have
-            or size + FILLER_MIN > segment_size - phys % segment_size
-        ):
-            break
-        properties_at = body_end + 3 + data[body_end]
-        if (
-            properties_at > end
-            or data[properties_at - 2] << 8 | data[properties_at - 1] != end - properties_at
-            or (check and crc32(view[at + FIXED_V4 : body_end]) & 0x7FFFFFFF != crc)
-        ):
-            break
-        topic = data[body_end + 1 : properties_at - 2]
-        if (
-            topic == _CONTROL
-            or not topic
-            or b"\0" in topic
-            or (end > properties_at and not data[end - 1])
-            or (
-                phys >= lost_from
-                and (phys + size - 1) // PAGE != (body_end + base) // PAGE
-                and has_lost_page(data, body_end, end, base)
-            )
-        ):
-            break
-        append((phys, size, topic, queue_id, number, flags, stored, data[properties_at:end]))
-        at = end
-    return at
 
 
 def read_record(
@@ -341,7 +328,7 @@ def index_keys(properties: bytes) -> list[str]:
     uniq = property_of(properties, _UNIQ)
     if uniq:
         found.append(uniq.decode("utf-8", "replace"))
-    keys = property_of(properties, _KEYS)
+    keys = property_of(properties, _KEYS) if _KEYS in properties else None
     if keys:
         found += [key for key in keys.decode("utf-8", "replace").split(" ") if key]
     return found

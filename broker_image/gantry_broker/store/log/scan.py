@@ -7,7 +7,15 @@ from typing import Final
 
 from gantry_broker.store.log.commit_log import CommitLog
 from gantry_broker.store.log.epochs import EpochStart, epoch_of
-from gantry_broker.store.log.record_reader import FILLER_MIN, MAX_RECORD, NEVER, SIZE_AND_MAGIC, Damage, read_records
+from gantry_broker.store.log.record_reader import (
+    FILLER_MIN,
+    MAX_RECORD,
+    NEVER,
+    SIZE_AND_MAGIC,
+    Damage,
+    Meta,
+    read_records,
+)
 
 _CHUNK: Final = 4 * 1024 * 1024
 
@@ -61,16 +69,16 @@ def scan(log: CommitLog, offset: int, *, lost_from: int = NEVER) -> Scan:
 def _scan_chunk(base: int, data: bytes, segment_size: int, found: Scan, lost_from: int) -> None:
     """Add the records of `data` to `found`. Raises Damage at the first one that is damaged or not whole."""
     for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
-        if isinstance(record, list):
-            phys, size, _, _, _, _, found.last_ms, _ = record[-1]
-            found.records += len(record)
+        if type(record) is tuple:
+            phys, size, _, _, _, _, found.last_ms, _ = record
+            found.records += 1
             found.end = phys + size
-        elif isinstance(record, int):
-            found.end += record
-        else:
+        elif isinstance(record, Meta):
             found.records += 1
             found.last_ms = record.store_ms
             found.end += record.size
             epoch = epoch_of(record)
             if epoch is not None:
                 found.epochs.append(EpochStart(epoch, record.phys))
+        else:
+            found.end += record
