@@ -41,7 +41,7 @@ class GroupCommit:
         """True: flush; False: end."""
         # A checkpoint may fsync many files; senders do not wait for them.
         self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
-        self._background_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
+        self._background_worker = ThreadPoolExecutor(1, thread_name_prefix="store-background")
         store.set_background_writer(self._write_in_background)
         self._checkpointed_at = time.monotonic()
         self._durable = -1

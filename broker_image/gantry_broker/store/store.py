@@ -309,7 +309,7 @@ class MessageStore:
         This concerns a queue whose records have left the log; a queue with records knows its next number. Raises
         ValueError for an impossible topic or queue.
         """
-        self.queues.begin(topic, queue_id, number)
+        self.queues.override_next(topic, queue_id, number)
 
     def clear_overrides(self) -> None:
         """Forget all deletions and queue offsets from control records. Raises OSError."""
