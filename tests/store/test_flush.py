@@ -215,7 +215,7 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
     store.put(messages(200), 2)
     store.run_periodic_tasks(10_000)
     await commit.close()
-    assert threads == {"store-flush", "store-checkpoint_0", "store-points_0"}
+    assert threads == {"store-flush", "store-checkpoint_0", "store-background_0"}
     recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
     assert recovery_point is not None
     assert recovery_point.durable == store.confirmed

@@ -393,6 +393,7 @@ def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
 
 def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the files before it had gone a start took it for one of a store with other settings, and found nothing."""
+    monkeypatch.setattr("gantry_broker.store.checkpoint._SECONDS_AT_ONCE", 60.0)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 2_000, size=10), 1)
     store.confirm(store.end)
