@@ -35,7 +35,7 @@ NOW = 10**12
 
 
 class Member:
-    """A store with its tables, as a broker keeps them."""
+    """A store and its tables, as in a broker."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Member:
         self.replay.load(self.path / "config")
 
     def again(self, clean: bool = False) -> None:
-        """Killed, or stopped, and started."""
+        """Kill or stop the store, and open it again."""
         self.store.close(clean=clean)
         self.start()
 
@@ -59,11 +59,11 @@ class Member:
         put(self.store, first, count, 1)
 
     def one(self, topic: str, queue_id: int = 0) -> int:
-        """Answers its number. Nothing is confirmed."""
+        """Returns its queue offset. Nothing is confirmed."""
         return self.store.put([Put(topic, queue_id, 0, 0, 1, HOST, b"one", b"")], 3)[0].queue_offset
 
     def change(self, **change: Any) -> int:
-        """Answers where the control record lies."""
+        """Returns the offset of the control record."""
         record = Put(CONTROL_TOPIC, 0, 0, 0, 1, HOST, encode_change({"at": 1, **change}), b"")
         return self.store.put([record], 5)[0].phys_offset
 
@@ -81,14 +81,14 @@ class Member:
         self.replay.was_cut(to)
 
     def shown(self, topic: str = "Orders") -> list[int]:
-        """The numbers that a reader is given."""
+        """The queue offsets that a reader gets."""
         at, found = self.store.min_offset(topic, 0), b""
         while (got := self.store.get(topic, 0, at, 999, 10**6)).data:
             found, at = found + got.data, got.next_offset
         return [r.queue_offset for r in decode_records(found)] if found else []
 
     def follow(self, leader: Member) -> None:
-        """Each gets what only the other one has."""
+        """Each member gets the records that only the other one has."""
         for one, other in ((leader, self), (self, leader)):
             while one.store.end < other.store.end:
                 one.store.append_raw(one.store.end, other.store.read_raw(one.store.end, 10**6))
@@ -104,14 +104,14 @@ def member(quick_dir: Path) -> Iterator[Member]:
 
 @pytest.fixture
 def leader(quick_dir: Path) -> Iterator[Member]:
-    """Of another log, from where the other one is cut."""
+    """Records of another log, from the offset where the other one is truncated."""
     made = Member(quick_dir / "leader")
     yield made
     made.store.close(clean=False)
 
 
 def deleted(member: Member) -> int:
-    """Thirty messages, of which the deletion is undone with the second half; answers where that begins."""
+    """Thirty messages; a truncation undoes the deletion with the second half. Returns the offset of that half."""
     member.put(0, 15)
     parted = member.store.end
     member.put(15, 15)
@@ -120,7 +120,7 @@ def deleted(member: Member) -> int:
     return parted
 
 
-def test_a_dropped_topic_shows_nothing_of_before_and_goes_on_counting(member: Member) -> None:
+def test_a_deleted_topic_hides_its_records_and_continues_its_queue_offsets(member: Member) -> None:
     member.put(0, 250)
     member.delete()
     member.put(250, 10)
@@ -152,11 +152,9 @@ def test_a_deletion_changes_no_file(member: Member) -> None:
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("lost", ["", "points", "queues", "points of a killed one", "queues of a killed one"])
-def test_no_start_shows_what_was_deleted_or_forgets_where_a_queue_goes_on(
-    member: Member, saved: bool, lost: str
-) -> None:
-    """The points are given up on a full disk; the folders are removed by somebody who has them built anew."""
+@pytest.mark.parametrize("lost", ["", "recovery point", "queues", "recovery point after a kill", "queues after a kill"])
+def test_no_start_shows_deleted_records_or_forgets_a_queue_offset(member: Member, saved: bool, lost: str) -> None:
+    """A full disk may remove the recovery point; an operator may remove the folders to have them rebuilt."""
     member.put(0, 15)
     member.delete()
     member.change(ends={"Old": {"0": 57}})
@@ -166,8 +164,8 @@ def test_no_start_shows_what_was_deleted_or_forgets_where_a_queue_goes_on(
         member.save()
     before = member.shown()
     assert before == list(range(14, 29))
-    member.store.close(clean="killed" not in lost)
-    if "points" in lost:
+    member.store.close(clean="kill" not in lost)
+    if "recovery point" in lost:
         member.store.recovery_point_file.path.unlink()
     elif "queues" in lost:
         shutil.rmtree(member.path / "consumequeue")
@@ -179,8 +177,8 @@ def test_no_start_shows_what_was_deleted_or_forgets_where_a_queue_goes_on(
         member.store.close(clean=False)
 
 
-def test_tables_of_a_version_that_hid_deletions_in_the_queues_are_built_anew(member: Member) -> None:
-    """Or what it deleted would be shown once the queues are filed anew."""
+def test_tables_without_deletion_watermarks_are_rebuilt(member: Member) -> None:
+    """Otherwise readers would see deleted messages after the queues are rebuilt."""
     member.put(0, 15)
     member.delete()
     member.change(ends={"Old": {"0": 57}})
@@ -197,8 +195,8 @@ def test_tables_of_a_version_that_hid_deletions_in_the_queues_are_built_anew(mem
     assert member.store.next_offset("Old", 0) == 57
 
 
-def test_tables_may_be_ahead_of_what_a_start_knows_as_confirmed(member: Member) -> None:
-    """What came before an end that they tell is filed first; a deletion counts at once."""
+def test_tables_may_be_ahead_of_the_confirmed_offset_of_a_start(member: Member) -> None:
+    """Records before an overridden queue offset are indexed first; a deletion counts at once."""
     numbers = [member.one("Filed") for _ in range(3)]
     member.put(0, 5)
     member.change(ends={"Filed": {"0": 3}, "Old": {"0": 57}})
@@ -214,8 +212,8 @@ def test_tables_may_be_ahead_of_what_a_start_knows_as_confirmed(member: Member) 
     assert member.store.next_offset("Old", 0) == 57
 
 
-def test_an_undone_deletion_hides_nothing(member: Member, leader: Member) -> None:
-    """Nor does it where the former master leads again, to which the others would give other numbers."""
+def test_an_undone_deletion_hides_no_record(member: Member, leader: Member) -> None:
+    """The same holds when the former master leads again: other members would use other queue offsets."""
     member.truncate(deleted(member))
     member.follow(leader)
     for _ in range(2):
@@ -225,8 +223,8 @@ def test_an_undone_deletion_hides_nothing(member: Member, leader: Member) -> Non
         member.confirm()
 
 
-def test_what_comes_in_the_place_of_what_was_deleted_is_shown(member: Member, leader: Member) -> None:
-    """It is promoted later, and its followers file what it numbers where it does."""
+def test_readers_see_new_records_of_a_deleted_topic(member: Member, leader: Member) -> None:
+    """Later the member is promoted, and its followers use the same queue offsets."""
     member.truncate(deleted(member))
     member.follow(leader)
     leader.put(100, 5)
@@ -239,7 +237,7 @@ def test_what_comes_in_the_place_of_what_was_deleted_is_shown(member: Member, le
     assert member.shown() == leader.shown() == list(range(22))
 
 
-def test_a_deletion_that_a_start_does_not_know_as_confirmed_is_undone_as_well(member: Member, leader: Member) -> None:
+def test_a_truncation_undoes_a_deletion_that_a_start_took_for_unconfirmed(member: Member, leader: Member) -> None:
     member.put(0, 10)
     member.store.run_periodic_tasks(NOW)
     member.put(10, 10)
@@ -258,7 +256,7 @@ def test_a_deletion_that_a_start_does_not_know_as_confirmed_is_undone_as_well(me
     assert len(member.shown()) == 33
 
 
-def test_a_deletion_that_is_lost_with_the_end_of_the_log_is_undone_by_the_start(
+def test_a_start_undoes_a_deletion_that_was_lost_with_the_end_of_the_log(
     quick_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(quick_dir / "store", monkeypatch)
@@ -284,11 +282,11 @@ def test_an_earlier_deletion_stands_when_a_later_one_is_undone(member: Member) -
     assert member.shown() == list(range(9, 23))
 
 
-@pytest.mark.parametrize("why", ["a cut", "a mended control record"])
-def test_tables_that_cannot_be_built_anew_are_left_to_the_next_start(
+@pytest.mark.parametrize("why", ["a truncation", "a repaired control record"])
+def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
     member: Member, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Half of them would be taken for all."""
+    """Otherwise the next start would take half of them for all."""
     member.put(0, 10)
     member.delete()
     parted = deleted(member)
@@ -306,10 +304,8 @@ def test_tables_that_cannot_be_built_anew_are_left_to_the_next_start(
     assert member.shown() == list(range(9, 23))
 
 
-def test_a_queue_whose_records_are_all_gone_counts_on_from_where_the_leader_does(
-    member: Member, leader: Member
-) -> None:
-    """What told its number is undone with them, and others have its first ones that are not confirmed yet."""
+def test_a_queue_without_records_continues_at_the_leaders_queue_offset(member: Member, leader: Member) -> None:
+    """The truncation undoes the records that tell its queue offset; other members have unconfirmed first records."""
     member.put(0, 1)
     parted = member.store.end
     member.follow(leader)
@@ -330,8 +326,8 @@ def test_a_queue_whose_records_are_all_gone_counts_on_from_where_the_leader_does
 
 
 @pytest.mark.parametrize("end", [1, 2, 57])
-def test_ends_are_not_told_over_records_with_other_numbers(member: Member, end: int) -> None:
-    """A master had numbered them before it knew, or they are not confirmed yet."""
+def test_overrides_do_not_replace_queue_offsets_of_records(member: Member, end: int) -> None:
+    """A master numbered them before it knew the override, or they are unconfirmed."""
     assert [member.one("Old") for _ in range(2)] == [0, 1]
     member.store.ensure_next("Old", 0, end)
     assert member.one("Old") == 2
@@ -341,8 +337,8 @@ def test_ends_are_not_told_over_records_with_other_numbers(member: Member, end: 
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_master_gives_no_number_twice_before_it_knows_what_is_confirmed(member: Member, saved: bool) -> None:
-    """It was killed, and nothing but the tables, or the log's end, tells where a queue goes on."""
+def test_a_master_gives_no_queue_offset_twice_before_it_knows_the_confirmed_offset(member: Member, saved: bool) -> None:
+    """After a kill, only the tables or the end of the log tell the next queue offset."""
     member.put(0, 5)
     member.change(ends={"Old": {"0": 57}})
     if saved:
@@ -358,7 +354,7 @@ def test_a_master_gives_no_number_twice_before_it_knows_what_is_confirmed(member
         member.again()
 
 
-def test_a_queue_that_was_emptied_in_a_later_file_goes_on_where_it_is_told(member: Member) -> None:
+def test_a_queue_emptied_in_a_later_file_continues_at_its_override(member: Member) -> None:
     store = member.store
     queue = store.queues.queue(store.queues.topic("Old"), 0)
     for number in (150, 151):
@@ -390,7 +386,7 @@ def test_queues_tell_their_next_number_also_before_anything_is_confirmed(member:
     assert store.next_offsets() == {"Orders": {1: 1}, "Old": {2: 7}}
 
 
-def test_a_deletion_is_forgotten_once_retention_has_taken_what_it_hides(member: Member) -> None:
+def test_a_deletion_is_forgotten_once_retention_has_removed_its_records(member: Member) -> None:
     member.put(0, 15)
     below = member.delete()
     member.meta.forget_hidden(below - 1)
@@ -400,7 +396,7 @@ def test_a_deletion_is_forgotten_once_retention_has_taken_what_it_hides(member: 
 
 
 def damage(store: MessageStore, number: int) -> bytes:
-    """The head of that record is zeros on the disk; answers what it was."""
+    """Zero the head of the record on the disk; returns the old bytes."""
     at, size, _ = store.queues.find("Orders", 0).entry(number)  # type: ignore[union-attr]
     with open(store.log.path(at), "r+b") as segment:
         segment.seek(at % SEGMENT)
@@ -411,7 +407,7 @@ def damage(store: MessageStore, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member, number: int) -> None:
+def test_a_start_that_rebuilds_all_queues_opens_a_log_with_damage(member: Member, number: int) -> None:
     member.put(0, 250)
     indexed(member.store, NOW)
     at = member.store.queues.find("Orders", 0).entry(number)[0]  # type: ignore[union-attr]
@@ -436,10 +432,10 @@ def test_a_start_that_files_all_again_opens_a_log_with_damage(member: Member, nu
     assert member.shown() == list(range(248))
 
 
-def test_an_interrupted_start_that_files_all_anew_leaves_all_of_it_to_the_next(
+def test_an_interrupted_rebuild_of_all_queues_is_repeated_by_the_next_start(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which does not walk over all of the log for that, and so cuts it at no damage that was not there for a reader."""
+    """The next start does not scan the whole log for that, so it truncates at no damage that only a scan finds."""
     member.put(0, 250)
     indexed(member.store, NOW)
     lost = damage(member.store, 3)
@@ -473,10 +469,10 @@ def test_an_interrupted_start_that_files_all_anew_leaves_all_of_it_to_the_next(
 
 
 @pytest.mark.parametrize("number", [3, 246])
-def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
+def test_records_that_were_unreadable_at_a_start_are_indexed_soon(
     member: Member, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Nobody would mend it, since it is sound."""
+    """No repair would index it, because it is valid."""
     member.put(0, 250)
     indexed(member.store, NOW)
     at, size, _ = member.store.queues.find("Orders", 0).entry(number)  # type: ignore[union-attr]
@@ -489,14 +485,14 @@ def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
             raise OSError(errno.EIO, "Input/output error")
         return real(log, offset, count)
 
-    told: list[int] = []
+    reported: list[int] = []
     with monkeypatch.context() as broken:
         broken.setattr(CommitLog, "read", read)
         member.start()
-        member.store.on_damage = told.append
+        member.store.on_damage = reported.append
         member.store.run_periodic_tasks(NOW + 2_000)
     assert number not in member.shown()
-    assert set(told) == {at}
+    assert set(reported) == {at}
     for n in range(len(member.store.state.unindexed) + 1):
         member.store.run_periodic_tasks(NOW + 4_000 + 2_000 * n)
     assert member.shown() == list(range(247))
@@ -507,7 +503,7 @@ def test_what_a_start_could_not_read_for_a_moment_is_filed_soon(
     assert member.shown() == list(range(248))
 
 
-def test_a_mended_record_is_filed_also_where_its_blank_is_written(member: Member) -> None:
+def test_a_repaired_record_replaces_a_blank_on_disk(member: Member) -> None:
     member.put(0, 250)
     indexed(member.store, NOW)
     lost = damage(member.store, 3)
@@ -522,8 +518,8 @@ def test_a_mended_record_is_filed_also_where_its_blank_is_written(member: Member
     assert member.shown() == list(range(247))
 
 
-def test_a_mended_record_of_a_deleted_topic_stays_deleted(member: Member) -> None:
-    """Its blank had the place of a record after the deletion, which had come under the same name."""
+def test_a_repaired_record_of_a_deleted_topic_stays_deleted(member: Member) -> None:
+    """Its blank had the offset of a record of the same topic after the deletion."""
     member.put(0, 15)
     number = len(member.shown()) - 1
     lost = damage(member.store, number)
@@ -546,7 +542,7 @@ def test_a_mended_record_of_a_deleted_topic_stays_deleted(member: Member) -> Non
 
 
 def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(member: Member) -> None:
-    """Some are not by topic: its own brokers file a message in others, too."""
+    """Some are not by topic: its own brokers add a message to others, too."""
     member.put(0, 250)
     member.store.close()
     for name in ("epochs.json", "recoveryPoint.json"):
@@ -561,7 +557,7 @@ def test_a_store_of_rocketmq_is_opened_with_the_queues_that_it_has(member: Membe
 def test_a_power_loss_brings_neither_deleted_messages_nor_numbers_back(
     quick_dir: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Whether the tables were saved or not."""
+    """This holds with saved and with unsaved tables."""
     disk = Disk(quick_dir / "store", monkeypatch)
     member = Member(quick_dir / "store")
     member.put(0, 15)
@@ -585,7 +581,7 @@ def test_a_power_loss_brings_neither_deleted_messages_nor_numbers_back(
     member.store.close(clean=False)
 
 
-def test_a_search_by_time_is_not_led_astray_by_a_record_that_could_not_be_filed(member: Member) -> None:
+def test_a_search_by_time_passes_over_an_unindexed_record(member: Member) -> None:
     for n in range(11):
         member.store.put([Put("Orders", 0, 0, 0, 1, HOST, b"%d" % n, b"")], 1_000 + n)
     member.confirm()
@@ -598,12 +594,10 @@ def test_a_search_by_time_is_not_led_astray_by_a_record_that_could_not_be_filed(
     assert found == [0, 1, 2, 3, 4, 5, 5, 7, 8, 9, 10]
 
 
-def test_a_search_by_time_that_meets_a_bad_sector_has_it_mended(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_by_time_reports_a_bad_sector(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     member.put(0, 15)
-    told: list[int] = []
-    member.store.on_damage = told.append
+    reported: list[int] = []
+    member.store.on_damage = reported.append
 
     def read(log: CommitLog, offset: int, size: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -612,4 +606,4 @@ def test_a_search_by_time_that_meets_a_bad_sector_has_it_mended(
         broken.setattr(CommitLog, "read", read)
         with pytest.raises(OSError, match="Input/output error"):
             member.store.offset_at_time("Orders", 0, 1)
-    assert len(told) == 1
+    assert len(reported) == 1

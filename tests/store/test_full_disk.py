@@ -1,4 +1,4 @@
-"""A disk without room: writes are refused whole, reads go on, and when there is room it goes on as if nothing was."""
+"""A full disk: the store refuses whole writes, still reads, and continues once there is room."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = BrokerSettings(
 
 
 class SmallDisk:
-    """A tmpfs of 2 MiB, and something that fills it."""
+    """A tmpfs of 2 MiB, and a file that fills it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -65,7 +65,7 @@ def messages(first: int, count: int, size: int = 1_000) -> list[Put]:
 
 
 def put_until_full(store: MessageStore, first: int) -> int:
-    """Numbers up to which messages were stored."""
+    """The number of stored messages."""
     for n in range(first, first + 5_000, 16):
         end = store.end
         numbers = [store.next_offset("Orders", q) for q in range(2)]
@@ -99,7 +99,7 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
     assert readable(store) == last
     with pytest.raises(StoreFull):
         store.put(messages(last, 16), 1)
-    # What the refused batch had written is zeros again: nothing of it appears after a crash.
+    # The bytes of the refused batch are zeros again: none of its records appears after a crash.
     segment = disk.root / "store" / "commitlog" / f"{store.end - store.end % (1 << 20):020d}"
     with segment.open("rb") as file:
         file.seek(store.end % (1 << 20))
@@ -120,14 +120,14 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
     store.close()
 
 
-def test_the_index_stops_on_a_full_disk_and_goes_on_from_where_it_is(disk: SmallDisk) -> None:
+def test_the_index_stops_on_a_full_disk_and_continues_at_its_position(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     disk.fill()
     store.confirm(store.end)
     store.run_periodic_tasks(10**12)
     assert store.index is not None
-    # No room for an index file, and yet every message is shown.
+    # Without room for an index file, readers still see every message.
     assert store.index.behind
     assert readable(store) == 16
     last = put_until_full(store, 16)
@@ -144,7 +144,7 @@ def test_the_index_stops_on_a_full_disk_and_goes_on_from_where_it_is(disk: Small
     store.close()
 
 
-def test_a_store_opens_reads_is_cut_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
+def test_a_store_opens_reads_truncates_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.put(messages(0, 32), 1)
     store.confirm(store.end)
@@ -171,9 +171,7 @@ def test_a_store_opens_reads_is_cut_and_closes_on_a_full_disk(disk: SmallDisk) -
     store.close()
 
 
-def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
-    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.begin_epoch(5, b"{}", 1)
     store.put(messages(0, 16), 1)
@@ -201,7 +199,7 @@ def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
     store.close()
 
 
-def test_a_stop_whose_first_points_find_no_room_shows_nothing_unconfirmed(
+def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
@@ -228,7 +226,7 @@ def test_a_stop_whose_first_points_find_no_room_shows_nothing_unconfirmed(
     store.close()
 
 
-def test_what_is_refused_each_second_is_logged_once_a_minute(
+def test_a_write_refused_each_second_is_logged_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(recovery_point: RecoveryPoint, path: Path, *, durable: bool) -> None:
@@ -252,8 +250,8 @@ def test_what_is_refused_each_second_is_logged_once_a_minute(
     store.close()
 
 
-def test_points_that_differ_are_not_clean_ones(tmp_path: Path) -> None:
-    """As a stop may have left them behind for which there was room only in the end: queues hold more than they say."""
+def test_a_recovery_point_with_durable_above_written_is_not_clean(tmp_path: Path) -> None:
+    """A stop on a disk that got room only at its end leaves such a file: the queues contain more than it claims."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
@@ -271,10 +269,8 @@ def test_points_that_differ_are_not_clean_ones(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_queue_of_which_only_a_part_was_written_hides_nothing_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is room in its old file and none for a new one; what waits of it is younger than what others wait for."""
+def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its old file has room and a new one has none; its waiting entries are younger than those of other queues."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 2_200, size=10), 1)
     store.confirm(store.end)
@@ -330,7 +326,7 @@ def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_b
     store.close()
 
 
-def test_a_follower_takes_nothing_of_what_it_has_no_room_for(disk: SmallDisk, tmp_path: Path) -> None:
+def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path) -> None:
     leader = MessageStore.open(StoreConfig(tmp_path / "leader", SETTINGS))
     leader.begin_epoch(1, b"", 1)
     for n in range(0, 1_600, 16):
@@ -352,14 +348,14 @@ def test_a_follower_takes_nothing_of_what_it_has_no_room_for(disk: SmallDisk, tm
         try:
             follower.append_raw(follower.end, leader.read_raw(follower.end, 50_000))
         except StoreFull:
-            break  # Two megabytes are two megabytes.
+            break  # The disk is full.
     follower.confirm(follower.end)
     assert readable(follower) >= 900
     follower.close(clean=False)
     leader.close(clean=False)
 
 
-def test_a_snapshot_that_has_no_room_leaves_the_old_one(disk: SmallDisk) -> None:
+def test_a_snapshot_without_room_leaves_the_old_one(disk: SmallDisk) -> None:
     path = disk.root / "config" / "topics.json"
     assert snapshot.save_snapshot(path, {"old": 1})
     disk.fill()
@@ -368,10 +364,8 @@ def test_a_snapshot_that_has_no_room_leaves_the_old_one(disk: SmallDisk) -> None
     assert snapshot.load_snapshot(path) == {"old": 1}
 
 
-def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next leader may still have what this member lacks: then it goes on from there."""
+def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next leader may still have the missing records; then the member continues from its end."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
@@ -391,8 +385,8 @@ def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
     store.close()
 
 
-def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the files before it had gone a start took it for one of a store with other settings, and found nothing."""
+def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, without the files before it, a start takes it for a file of other settings and finds no entries."""
     monkeypatch.setattr("gantry_broker.store.checkpoint._SECONDS_AT_ONCE", 60.0)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 2_000, size=10), 1)
@@ -413,7 +407,7 @@ def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, mo
         queue = store.queues.find("Orders", 0)
         assert queue is not None
         assert [os.stat(path).st_size for path in queue.files()] == [20_000, 0]
-        queue.truncate(store.end)  # It is opened for that.
+        queue.truncate(store.end)  # This opens the file.
     store.confirm(store.end)
     store.run_periodic_tasks(10**12 + 2_000)
     sizes = {path.stat().st_size for path in (tmp_path / "store" / "consumequeue").glob("*/*/*")}

@@ -1,4 +1,4 @@
-"""Seeded histories of appends, cuts, crashes and power losses, each compared with a list in memory.
+"""Seeded histories of appends, truncations, crashes and power losses, each compared with a list in memory.
 
 A failing seed reproduces: `STORE_SEED=17 pytest tests/store/test_histories.py`; more of them: `STORE_HISTORIES=2000`.
 """
@@ -46,7 +46,7 @@ class Written:
 
 @dataclass
 class Model:
-    """What a store holds: records in order, and the epochs."""
+    """The expected content of a store: records in order, and the epochs."""
 
     records: list[Written] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -115,7 +115,7 @@ def put(store: MessageStore, model: Model, puts: list[Put], now_ms: int) -> None
 
 
 def check(store: MessageStore, model: Model, rng: random.Random) -> None:
-    """The store holds what the model holds, and shows of it what is confirmed, by every way of reading."""
+    """The store has the records of the model, and every kind of read shows the confirmed ones."""
     assert store.end == model.end
     assert store.confirmed == model.confirmed
     assert list(store.epochs) == model.epochs
@@ -156,20 +156,20 @@ def check(store: MessageStore, model: Model, rng: random.Random) -> None:
 
 
 class Disk:
-    """The image that a power loss leaves: what was flushed is there, of the rest any part may be."""
+    """The image that a power loss leaves: all flushed bytes, and any part of the others."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.image = root.parent / (root.name + ".image")
 
     def remember(self) -> None:
-        """Everything on disk now is durable (a checkpoint has run)."""
+        """Take everything on disk as durable, after a checkpoint."""
         shutil.rmtree(self.image, ignore_errors=True)
         shutil.copytree(self.root, self.image)
         self.fsync_recovery_point()
 
     def fsync_recovery_point(self) -> None:
-        """The points as they are now are durable."""
+        """Take the recovery point file as durable."""
         self.recovery_point = self._recovery_point_path().read_bytes()
 
     def _recovery_point_path(self) -> Path:
@@ -190,7 +190,7 @@ class Disk:
 
     @staticmethod
     def _lose(rng: random.Random, path: Path, old: bytes | None, safe: int, block: int, chance: float) -> None:
-        """Blocks that begin at or above `safe`, or contain it, may be as they were before."""
+        """Blocks that begin at or above `safe`, or contain it, may have their old bytes."""
         data = bytearray(path.read_bytes())
         before = (old or b"").ljust(len(data), b"\0")
         for start in range(0, len(data), block):
@@ -207,7 +207,7 @@ SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range
 
 
 class History:
-    """One store and its model, through many lives."""
+    """A store and its model, through many restarts."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -241,10 +241,10 @@ class History:
     def confirm(self) -> None:
         offset = self._boundary(self.model.confirmed)
         done = self.store.confirm(offset)
-        grown = {
+        expected = {
             (r.topic, r.queue_id) for r in self.model.records if r.queued and self.model.confirmed <= r.phys < offset
         }
-        assert set(done.available) == grown
+        assert set(done.available) == expected
         assert [body for _, body in done.control] == [
             r.body
             for r in self.model.records
@@ -302,13 +302,13 @@ class History:
         self.disk.remember()
 
     def kill(self) -> None:
-        """The process dies between two calls: what was written is in the kernel's cache."""
+        """The process dies between two calls: the kernel has all written bytes."""
         self.store.close(clean=False)
         self._reopen()
         assert self.store.damage is None
 
     def other_kill(self) -> None:
-        """The files as another process would find them while this one lives."""
+        """Open a copy of the files, as another process would find them now."""
         copy = self.root.parent / (self.root.name + ".copy")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.root, copy)
@@ -319,7 +319,7 @@ class History:
         shutil.rmtree(copy)
 
     def torn(self) -> None:
-        """The process dies within an append: the last record is there in part."""
+        """The process dies during an append: a part of the last record is there."""
         end = self.store.end
         self.serial += 1
         put(self.store, self.model, random_puts(self.rng, self.serial), 10_000 + self.serial)
@@ -340,7 +340,7 @@ class History:
         self.store.close(clean=False)
         self.disk.lose_power(self.rng, flushed, 65_536)
         self._reopen()
-        self.store.acknowledge_damage()  # What was confirmed and not flushed may be lost, and it says so.
+        self.store.acknowledge_damage()  # Confirmed records that were not flushed may be lost.
         self.store.damage = None
         assert self.store.end >= flushed
         self.disk.remember()

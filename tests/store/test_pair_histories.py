@@ -1,4 +1,4 @@
-"""Seeded histories of two stores that take turns as master: divergence, cuts, crashes; what was confirmed stays.
+"""Seeded histories of two stores that take turns as master, with divergence, truncations and crashes.
 
 `STORE_SEED` and `STORE_HISTORIES` as in test_histories.py.
 """
@@ -25,7 +25,7 @@ SETTINGS = BrokerSettings(
 
 
 def divergence(mine: LeaderEpochs, my_end: int, other: LeaderEpochs, other_end: int) -> int:
-    """Where two logs part: the end of the last epoch that both have, in the log in which it is shorter."""
+    """The offset where two logs diverge: the end of the last common epoch, in the log where it is shorter."""
     common = 0
     for index, epoch in enumerate(mine):
         if epoch not in other:
@@ -51,18 +51,18 @@ class Pair:
         self.promote()
 
     def promote(self) -> None:
-        # The one with the better log, as the rules choose it.
+        # The member with the better log, by the rules.
         self.master = max((0, 1), key=lambda n: (self.stores[n].last_epoch, self.stores[n].end))
         self.epoch += 1
         self.stores[self.master].begin_epoch(self.epoch, b"%d" % self.epoch, self.serial)
         self.align()
 
     def align(self) -> None:
-        """The follower cuts what the master does not have."""
+        """The follower truncates records that the master does not have."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
         to = divergence(follower.epochs, follower.end, leader.epochs, leader.end)
         if to < follower.end:
-            # Never below what it has shown.
+            # Never below its confirmed offset.
             assert to >= follower.confirmed
             follower.truncate(to)
 
@@ -89,7 +89,7 @@ class Pair:
             follower.append_raw(follower.end, leader.read_raw(follower.end, 100_000))
 
     def confirm(self) -> None:
-        """What both have cannot be undone (the follower hears of it one answer later)."""
+        """Confirm the records that both have; the follower learns it one answer later."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
         if follower.last_epoch != leader.last_epoch:
             return
@@ -99,7 +99,7 @@ class Pair:
         self.look()
 
     def look(self) -> None:
-        """Nothing that was ever shown changes or goes, in any store that shows the place."""
+        """A record that was read once never changes or disappears, in any store that shows its offset."""
         for store in self.stores:
             for queue_id in range(3):
                 high = store.max_offset("T", queue_id)
@@ -119,7 +119,7 @@ class Pair:
         self.stores[victim].close(clean=self.rng.random() < 0.3)
         self.stores[victim] = MessageStore.open(StoreConfig(self.paths[victim], SETTINGS))
         assert self.stores[victim].end == ends
-        # A master that restarts never goes on in its epoch (rule 21).
+        # A restarted master never continues its epoch (rule 21).
         self.promote()
 
     def switch(self) -> None:

@@ -1,6 +1,6 @@
-"""What is left when a machine loses power: of each file what was synced, and of the rest any block or none.
+"""Files after a power loss: all synced bytes, and any or no block of the others.
 
-The histories are those of test_failing_calls.py, in which the follower's machine loses power as well. `STORE_SEED` and
+The histories are those of test_failing_calls.py, with power losses of the follower's machine. `STORE_SEED` and
 `STORE_HISTORIES` as there.
 """
 
@@ -33,11 +33,11 @@ HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
 SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
 ANOTHER_BOOT: Final = "another"
 WITHOUT_RECORDS: Final = ("abort", "checkpoint", "lock")
-"""Small files that are written as a whole, as those of config/ are."""
+"""Small files that are written as a whole, as in config/."""
 
 
 class Disk:
-    """As ext4 orders what it writes: a sync of a new file, or of a directory, makes all names durable."""
+    """A disk with the order of ext4: a sync of a new file, or of a directory, makes all names durable."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -69,7 +69,7 @@ class Disk:
         return {str(path): path.stat().st_ino for path in self._root.rglob("*") if path.is_file()}
 
     def lose(self, rng: random.Random | None = None) -> None:
-        """The machine loses power, and boots; without `rng` nothing is there that was not synced."""
+        """The machine loses power and boots. Without `rng`, all unsynced bytes are lost."""
         block = 4_096 if rng is None else rng.choice((512, 4_096))
         chance = 1.0 if rng is None else rng.choice((0, 0.3, 1.0))
         now = self._files()
@@ -117,7 +117,7 @@ class PowerPair(Pair):
         recovery_point = RecoveryPoint.load(self.follower.recovery_point_file.path)
         if (
             recovery_point is None or recovery_point.boot != ANOTHER_BOOT
-        ):  # Else there was no room to say what was lost.
+        ):  # Otherwise the disk had no room for the file.
             super().look_at_files()
 
     def follower_loses_power(self) -> None:
@@ -142,7 +142,7 @@ class PowerPair(Pair):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_follower_agrees_with_its_log_whatever_its_disk_lost(
+def test_a_follower_agrees_with_its_log_after_power_losses(
     seed: int, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_failing_calls, "STEP_WEIGHTS", {**STEP_WEIGHTS, "follower_loses_power": 6})
@@ -170,8 +170,8 @@ def next_numbers(store: MessageStore) -> list[int]:
     return [store.next_offset("Orders", queue_id) for queue_id in range(3)]
 
 
-def test_what_a_killed_process_had_written_is_synced_by_the_next_one(config: StoreConfig, disk: Disk) -> None:
-    """Its checkpoint says that all is on disk, though the other one wrote it."""
+def test_the_next_process_syncs_the_writes_of_a_killed_one(config: StoreConfig, disk: Disk) -> None:
+    """Its checkpoint covers the bytes that the killed process wrote."""
     store = MessageStore.open(config)
     store.begin_epoch(1, b"", 1)
     fill_and_index(store, 30)
@@ -188,7 +188,7 @@ def test_what_a_killed_process_had_written_is_synced_by_the_next_one(config: Sto
     store.close()
 
 
-def test_a_reset_is_durable_with_the_numbers_of_empty_queues(config: StoreConfig, disk: Disk) -> None:
+def test_a_reset_is_durable_with_the_queue_offsets_of_empty_queues(config: StoreConfig, disk: Disk) -> None:
     store = MessageStore.open(config)
     store.begin_epoch(1, b"", 1)
     fill(store, 0, 20)
@@ -201,7 +201,7 @@ def test_a_reset_is_durable_with_the_numbers_of_empty_queues(config: StoreConfig
     store.close()
 
 
-def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
+def test_retention_removes_only_records_whose_queue_offsets_are_durable(
     config: StoreConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
@@ -231,10 +231,10 @@ def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
 
 @pytest.mark.parametrize("zeros", [31, 40, 200, 600])
 @pytest.mark.parametrize("earlier", [False, True])
-def test_zeros_in_properties_are_no_block_that_was_lost(
+def test_zeros_in_properties_are_no_lost_page(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch, zeros: int, earlier: bool
 ) -> None:
-    """Neither where this version let them in, nor, where an earlier one did, in what was flushed before."""
+    """Neither with `put` as it is, nor in flushed records that have more zeros."""
     if earlier:
         monkeypatch.setattr(append, "_with_zeros", lambda properties: properties)
     for before in range(0, 512, 64):
@@ -250,7 +250,7 @@ def test_zeros_in_properties_are_no_block_that_was_lost(
         store.confirm(store.end)
         end = store.end
         if earlier:
-            check_point(store)  # Which is how that is known.
+            check_point(store)  # It moves the flushed offset of the recovery point.
         store.close(clean=False)
         disk.lose()
         store = MessageStore.open(config)
@@ -258,10 +258,10 @@ def test_zeros_in_properties_are_no_block_that_was_lost(
         store.close()
 
 
-def test_a_history_that_has_no_room_outlives_retention(
+def test_epochs_without_room_for_their_file_survive_retention(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch that was cut off must not come back once its place in the log is gone."""
+    """A truncated epoch must not come back after retention has removed its offset."""
     monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))

@@ -1,4 +1,4 @@
-"""Two stores: what a follower takes, refuses, cuts and starts anew; the rules of replication that bind the store."""
+"""Two stores: appends, refusals, truncations and resets of a follower, and the store's rules of replication."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fill(store: MessageStore, first: int, count: int, size: int = 50) -> None:
 
 
 def fill_and_index(store: MessageStore, count: int, size: int = 50) -> None:
-    """Confirmed, in their queues' files, and known to be there."""
+    """Confirmed, in the files of their queues, and below the recovery point."""
     fill(store, 0, count, size=size)
     store.confirm(store.end)
     store.run_periodic_tasks(10**12)
@@ -58,7 +58,7 @@ def copy(leader: MessageStore, follower: MessageStore, stop: int | None = None, 
 
 
 def content(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
-    """Everything that a reader can see."""
+    """All that a reader can see."""
     seen = {}
     for topic, queues in store.topics_queues().items():
         for queue_id in queues:
@@ -81,7 +81,7 @@ def follower(quick_dir: Path, small: BrokerSettings) -> Iterator[MessageStore]:
     store.close(clean=False)
 
 
-def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
+def test_a_follower_gets_the_same_bytes_queues_keys_and_epochs(
     leader: MessageStore, follower: MessageStore, quick_dir: Path
 ) -> None:
     leader.begin_epoch(1, b"one", 1)
@@ -104,11 +104,11 @@ def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
     other = follower.queues.find("Orders", 1)
     assert queue is not None
     assert other is not None
-    # The tag codes as well, which the leader is told and the follower reads from the record.
+    # The tag codes too: the leader gets them with the message, the follower reads them from the record.
     assert [other.entry(n)[:2] for n in range(other.max)] == [queue.entry(n)[:2] for n in range(queue.max)]
 
 
-def test_rule_6_answers_end_on_record_borders(leader: MessageStore, follower: MessageStore) -> None:
+def test_rule_6_answers_end_on_record_boundaries(leader: MessageStore, follower: MessageStore) -> None:
     fill(leader, 0, 300, size=900)
     rng = random.Random(7)
     while follower.end < leader.end:
@@ -167,7 +167,7 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
     middle = leader.end
     follower.confirm(middle)
     before = content(follower)
-    # The follower was master once, without anybody else: its epoch 2 is not the leader's.
+    # The follower was once a master alone: its epoch 2 is not the leader's.
     follower.begin_epoch(2, b"mine", 2)
     fill(follower, 1_000, 100, size=900)
     follower.mark_flushed(follower.flush())
@@ -176,7 +176,7 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
     assert (follower.end, follower.flushed, follower.confirmed) == (middle, middle, middle)
     assert follower.epochs == ((1, 0),)
     assert follower.next_offset("Orders", 0) == follower.max_offset("Orders", 0)
-    # What lies beyond is zeros, so that no crash makes the stale tail valid again.
+    # All bytes beyond are zeros, so no crash makes stale records valid again.
     files = sorted((quick_dir / "follower" / "commitlog").iterdir())
     assert [int(f.name) for f in files if int(f.name) > middle] == []
     assert not any(files[-1].read_bytes()[middle % 65_536 :])
@@ -211,10 +211,10 @@ def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: M
     assert stored.queue_offset == 20
 
 
-def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
+def test_a_truncation_that_fails_between_two_queues_marks_the_store_as_failed(
     leader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One queue has nothing left in memory, the others have what is undone: the process has to end."""
+    """One queue has no entries left in memory, the others have undone ones: the process has to end."""
     fill(leader, 0, 60)
     leader.confirm(leader.end)
     while leader.queues.dirty:
@@ -222,8 +222,8 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     boundary = leader.end
     fill(leader, 60, 60)
     leader.confirm(leader.end)
-    told: list[str] = []
-    leader.on_failed = lambda: told.append("failed")
+    reported: list[str] = []
+    leader.on_failed = lambda: reported.append("failed")
     real, truncations = ConsumeQueue.truncate, 0
 
     def truncate(queue: ConsumeQueue, limit: int) -> bool:
@@ -236,15 +236,15 @@ def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
     monkeypatch.setattr(ConsumeQueue, "truncate", truncate)
     with pytest.raises(OSError, match="Input/output error"):
         leader.truncate(boundary)
-    assert told == ["failed"]
+    assert reported == ["failed"]
     assert leader.failed is not None
     assert (leader.recovery_point.boot, leader.recovery_point.written) == ("", boundary)
 
 
-def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_start(
+def test_a_start_restores_the_size_of_a_segment_after_a_kill_within_a_truncation(
     leader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A filler is no more than its head: the rest has to be there already, or nobody could read on."""
+    """A filler is only its head: its other bytes must exist already, or no reader gets past it."""
     fill(leader, 0, 60)
     boundary = leader.end
     fill(leader, 60, 60)
@@ -269,7 +269,7 @@ def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_s
 
 
 @pytest.mark.parametrize("where", [-1, 5, 10**9])
-def test_a_cut_that_is_no_border_or_outside_of_the_log_is_refused(leader: MessageStore, where: int) -> None:
+def test_truncate_refuses_an_offset_within_a_record_or_outside_of_the_log(leader: MessageStore, where: int) -> None:
     fill(leader, 0, 8)
     end = leader.end
     with pytest.raises((ValueError, OffsetGone)):
@@ -295,7 +295,7 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
             follower.close(clean=False)
             follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
         assert follower.epochs == leader.epochs
-        # No record of this topic is left, but its numbers go on.
+        # No record of this topic is left, but its queue offsets continue.
         assert follower.next_offset("Seldom", 2) == follower.min_offset("Seldom", 2) == 1
     copy(leader, follower)
     follower.confirm(leader.end)
@@ -307,10 +307,10 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     follower.close()
 
 
-def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
+def test_a_failed_reset_claims_no_removed_records(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is to be copied anew: the next start must not take it for damage, nor the one after that."""
+    """The follower copies everything again: no start in between may report damage."""
     fill_and_index(follower, 300, size=900)
 
     def unreadable(*_: object) -> None:
@@ -329,10 +329,10 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
         follower.close(clean=False)
 
 
-def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
+def test_an_entry_that_a_truncation_left_in_part_is_replaced(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    """A start was to cut a queue after a kill, and its machine lost power in the middle of an entry."""
+    """A start truncated a queue after a kill, and its machine lost power in the middle of an entry."""
     fill_and_index(leader, 30)
     fill(leader, 30, 30)
     leader.confirm(leader.end)
@@ -351,10 +351,10 @@ def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
     leader.close()
 
 
-def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
+def test_an_entry_that_a_truncation_left_in_part_takes_no_queue_offset(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    """The log was cut as well: no record comes that would write it anew."""
+    """The log was truncated as well: no later record replaces the entry."""
     fill_and_index(leader, 30)
     leader.close(clean=False)
     for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
@@ -365,7 +365,7 @@ def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
     leader.close()
 
 
-def test_damage_that_was_heeded_is_not_found_again(
+def test_acknowledged_damage_is_not_reported_again(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
     fill_and_index(follower, 30)
@@ -454,10 +454,10 @@ def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
 
 
 @pytest.mark.parametrize("more", [1, 8])
-def test_an_epoch_begins_where_an_earlier_version_left_a_record(
+def test_an_epoch_begins_where_a_record_has_less_room_than_usual(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
-    """It began them in a segment's last bytes; the former master's, unconfirmed, must not look like the new ones."""
+    """The former master's unconfirmed record in the last bytes of a segment must not look like a new one."""
     old = MessageStore.open(StoreConfig(quick_dir / "old", small))
     new = MessageStore.open(StoreConfig(quick_dir / "new", small))
     with monkeypatch.context() as earlier:
@@ -487,7 +487,7 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     small: BrokerSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The log is empty, as it was to be, so nobody asks for it again: later damage must be told."""
+    """The log is empty, as the reset wants it, and no caller repeats it: a start must report later damage."""
     fill(leader, 0, 100)
     leader.confirm(leader.end)
     follower.reset(65_536, [(0, 0)], {})
@@ -513,8 +513,8 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     follower.close()
 
 
-def test_a_part_that_is_confirmed_takes_no_number_back(leader: MessageStore, follower: MessageStore) -> None:
-    """Of a queue whose first record here is not its first one."""
+def test_a_partial_confirm_lowers_no_queue_offset(leader: MessageStore, follower: MessageStore) -> None:
+    """The first record of the queue in this log is not its first one."""
     fill(leader, 0, 30)
     while leader.end < 65_536:
         leader.put([message(1, "Other", 3_000)], 2_000)
@@ -527,10 +527,10 @@ def test_a_part_that_is_confirmed_takes_no_number_back(leader: MessageStore, fol
     assert follower.max_offset("Orders", 0) == 11
 
 
-def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
+def test_a_truncated_entry_in_memory_does_not_come_back_in_part(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk took two of three entries, before two of the three records were undone."""
+    """A full disk took two of three entries before a truncation undid two of the three records."""
     fill_and_index(leader, 30)
     stored = [leader.put([message(0)], 1)[0] for _ in range(3)]
     leader.confirm(leader.end)
@@ -555,10 +555,10 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
     leader.close()
 
 
-def test_a_queue_that_begins_in_the_tail_goes_on_where_it_is_told_to(
+def test_a_queue_that_begins_unconfirmed_continues_at_its_override(
     leader: MessageStore, follower: MessageStore
 ) -> None:
-    """The record is undone, and with it what the number was known by."""
+    """The truncation undoes the record that told the queue offset."""
     leader.begin_epoch(1, b"", 1)
     boundary = leader.end
     leader.ensure_next("Orders", 0, 57)
@@ -571,9 +571,7 @@ def test_a_queue_that_begins_in_the_tail_goes_on_where_it_is_told_to(
     assert follower.next_offset("Orders", 0) == 57
 
 
-def test_a_queue_of_which_the_first_records_are_gone_begins_where_its_leaders_does(
-    leader: MessageStore, follower: MessageStore
-) -> None:
+def test_a_queue_without_its_first_records_begins_as_the_leaders(leader: MessageStore, follower: MessageStore) -> None:
     leader.begin_epoch(1, b"", 1)
     leader.ensure_next("Orders", 0, 57)
     first = leader.put([message(0)], 5)[0]
