@@ -83,7 +83,15 @@ def read_batch(
     batch.keys = hashes if keys else None
     try:
         for found in read_records(data, start, segment_size, check=check):
-            if type(found) is tuple:
+            if isinstance(found, Meta):
+                _add(batch, found, data, queues, delays)
+                last_ms = found.store_ms
+                at += found.size
+            elif isinstance(found, int):
+                if at + found > batch.end:
+                    raise Damage(f"filler of {found} bytes, of which {batch.end - at} are there")
+                at += found
+            else:
                 at, size, name, queue_id, number, flags, last_ms, properties = found
                 if (queue_id | number) < 0:
                     raise Damage(f"impossible queue {queue_id} or queue offset {number}")
@@ -102,14 +110,6 @@ def read_batch(
                     for key in index_keys(properties):
                         hashes.append((topic.hasher.hash(key), at, last_ms))
                 at += size
-            elif isinstance(found, Meta):
-                _add(batch, found, data, queues, delays)
-                last_ms = found.store_ms
-                at += found.size
-            else:
-                if at + found > batch.end:
-                    raise Damage(f"filler of {found} bytes, of which {batch.end - at} are there")
-                at += found
     except (Damage, ValueError) as error:
         raise BadRecords(at, str(error)) from None
     batch.last_ms = last_ms

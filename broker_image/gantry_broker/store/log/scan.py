@@ -69,16 +69,16 @@ def scan(log: CommitLog, offset: int, *, lost_from: int = NEVER) -> Scan:
 def _scan_chunk(base: int, data: bytes, segment_size: int, found: Scan, lost_from: int) -> None:
     """Add the records of `data` to `found`. Raises Damage at the first one that is damaged or not whole."""
     for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
-        if type(record) is tuple:
-            phys, size, _, _, _, _, found.last_ms, _ = record
-            found.records += 1
-            found.end = phys + size
-        elif isinstance(record, Meta):
+        if isinstance(record, Meta):
             found.records += 1
             found.last_ms = record.store_ms
             found.end += record.size
             epoch = epoch_of(record)
             if epoch is not None:
                 found.epochs.append(EpochStart(epoch, record.phys))
-        else:
+        elif isinstance(record, int):
             found.end += record
+        else:
+            phys, size, _, _, _, _, found.last_ms, _ = record
+            found.records += 1
+            found.end = phys + size
