@@ -303,9 +303,9 @@ async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Benc
     assert store.confirmed == confirmed
     known = store.unconfirmed_control()
     assert len(known) == 3
-    forgotten = store.tail.batches[1]
-    store.tail.batches.remove(forgotten)
-    assert store.tail.gaps(store.confirmed, store.end) == [(forgotten.start, forgotten.end)]
+    forgotten = store.unconfirmed.batches[1]
+    store.unconfirmed.batches.remove(forgotten)
+    assert store.unconfirmed.gaps(store.confirmed, store.end) == [(forgotten.start, forgotten.end)]
     assert store.unconfirmed_control() == known
-    store.tail.clear()
+    store.unconfirmed.clear()
     assert store.unconfirmed_control() == known

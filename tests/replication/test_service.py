@@ -15,7 +15,6 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.retention import remove_before
 
 from tests.replication.group import Group, Node, until
 
@@ -160,7 +159,7 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
         await group.tell((0,))
         for number in range(50):
             assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
-        remove_before(master.store, 2 << 20)
+        master.store.remove_before(2 << 20)
         await away.start()
         await group.tell()
         await until(lambda: master.service.core.ask is not None, "a proposal")
@@ -190,12 +189,12 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
         await follower.start()
         assert 0 < follower.store.end < began
         cuts: list[int] = []
-        follower.store.cut = cuts.append  # type: ignore[method-assign]
+        follower.store.truncate = cuts.append  # type: ignore[method-assign]
         await group.promote(0, (0,))
         assert await leader.put(b"new") is SendStatus.SEND_OK
         await until(lambda: follower.store.confirmed == leader.store.end, "the follower has everything")
         await until(lambda: leader.service.core.ask is not None, "a proposal")
-        assert follower.store.history == leader.store.history == ((0, 0), (1, began))
+        assert follower.store.epochs == leader.store.epochs == ((0, 0), (1, began))
         assert not cuts
 
 

@@ -39,7 +39,7 @@ from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords, StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
-from gantry_broker.store.records import delay_table
+from gantry_broker.store.log.record_reader import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
 from gantry_broker.timeslice import TimeSlices
 
@@ -451,10 +451,10 @@ class Broker:
         if changed and not self._leading:
             self._tables_changed()
         # Readers are woken after the caller has finished its own step: what they do may append again.
-        if confirmed.grew:
+        if confirmed.available:
             if not self._grown:
                 self._loop.call_soon(self._wake)
-            self._grown += confirmed.grew
+            self._grown += confirmed.available
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, []

@@ -122,7 +122,7 @@ class BrokerProcess:
         if self.store.failed is not None or self.broker.replay.lacking:
             return
         try:
-            snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.history))
+            snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.epochs))
         except OSError as error:
             # The next start makes them of the last ones and the log, which is still to be closed.
             log.warning("the tables' snapshots cannot be written: %s", error)

@@ -32,7 +32,7 @@ from gantry_broker.protocol.message import (
     tags_hash,
 )
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.records import LOST
+from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import Put, Stored
 
 from .answers import Pending, send_answers

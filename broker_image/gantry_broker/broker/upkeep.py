@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.filing import complain
 
 from . import pull, snapshots
 from .faults import NotWritable
 
 if TYPE_CHECKING:
-    from gantry_broker.store.history import History
+    from gantry_broker.store.log.epochs import LeaderEpochs
 
     from .core import Broker
 
@@ -114,7 +113,7 @@ class Upkeep:
             return
         meta.changed = False
         # Thousands of topics take a second to write as JSON: another thread does it, of a copy.
-        tables, history = snapshots.Frozen.of(meta), store.history
+        tables, history = snapshots.Frozen.of(meta), store.epochs
         folder = self._broker.config.data_dir / "config"
         work = functools.partial(_render_and_write, folder, tables, history)
         self._saving = asyncio.get_running_loop().create_task(self._write(work))
@@ -124,7 +123,7 @@ class Upkeep:
             await asyncio.get_running_loop().run_in_executor(None, work)
         except OSError as error:
             self._broker.meta.changed = True
-            complain(self._broker.store, "the tables' snapshots cannot be written", error)
+            self._broker.store.warnings.warn("the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -134,6 +133,6 @@ class Upkeep:
             await asyncio.gather(self._saving, return_exceptions=True)
 
 
-def _render_and_write(folder: Path, tables: snapshots.Frozen, history: History) -> None:
+def _render_and_write(folder: Path, tables: snapshots.Frozen, history: LeaderEpochs) -> None:
     """Raises OSError."""
     snapshots.write(folder, snapshots.render(tables, history))

@@ -111,15 +111,18 @@ class Mender:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: it is damaged here, too: {error}")
 
     def _sound_bytes(self, at: int) -> bytes:
-        """What is good here from `at` on, at most up to the first record that is not. Raises as `store.sound_bytes`."""
+        """What is good here from `at` on, at most up to the first record that is not.
+
+        Raises as `store.verified_bytes`.
+        """
         try:
-            return self._store.sound_bytes(at, PIECE)
+            return self._store.verified_bytes(at, PIECE)
         except (BadRecords, OSError) as error:
             bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
             self.suspect(bad)
             if bad == at:
                 raise
-            return self._store.sound_bytes(at, bad - at)
+            return self._store.verified_bytes(at, bad - at)
 
     # ---- mending
 
@@ -150,7 +153,7 @@ class Mender:
     def _damage_at(self, at: int) -> str:
         """What is wrong with the record at `at`; empty: nothing, or it is gone."""
         try:
-            self._store.check(at, 1)
+            self._store.verify(at, 1)
         except BadRecords as error:
             return error.reason
         except OffsetGone:
@@ -170,7 +173,7 @@ class Mender:
             answer = await ask(_question(at))
             if answer.code != ResponseCode.SUCCESS:
                 return f"{name}: {answer.remark}"
-            self._store.mend(at, answer.body)
+            self._store.repair(at, answer.body)
         except (RemotingError, StoreError, ValueError, OSError) as error:
             return f"{name}: {error}"
         return ""
@@ -194,7 +197,7 @@ class Mender:
         while at < min(stop, store.confirmed):
             began = time.perf_counter()
             try:
-                at = store.check(at, PIECE)
+                at = store.verify(at, PIECE)
             except OffsetGone:
                 at = max(at, store.start)  # Retention was here; a cut ends the walk.
             except (BadRecords, OSError) as error:
@@ -215,7 +218,7 @@ class Mender:
         stop = min(at + PIECE, self._store.confirmed)
         while at < stop:
             try:
-                at = self._store.check(at, 1)
+                at = self._store.verify(at, 1)
             except BadRecords as damage:
                 return damage.at
             except OSError:

@@ -39,7 +39,7 @@ from gantry_broker.replication.state import Durable
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
-from gantry_broker.store.flush import GroupCommit
+from gantry_broker.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
@@ -141,7 +141,7 @@ class ReplicationService:
             log_is_empty=empty,
             damaged=self._store.damage is not None,
         )
-        self._store.damage_heeded()
+        self._store.acknowledge_damage()
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
@@ -223,7 +223,7 @@ class ReplicationService:
 
     def disk_failed(self) -> None:
         """After a write or flush that failed the kernel may hold no longer what was written: see rule 16."""
-        if not self._store.doubts_disk:
+        if not self._store.disk_untrusted:
             return
         try:
             self._file.distrust_boot()
@@ -624,9 +624,10 @@ class ReplicationService:
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
             if self._commit is not None:
-                self._commit.keep_up()
+                self._commit.checkpoint_if_behind()
             self._changed()
-            self._store.upkeep(self._unix_ms())  # Last: what it stumbles over must keep nothing else from being done.
+            # Last: what it stumbles over must keep nothing else from being done.
+            self._store.run_periodic_tasks(self._unix_ms())
         except Exception as error:
             # A loop that dies of its own exception would never shrink the set again: say so, go on.
             log.exception("tick of replication failed")

@@ -87,7 +87,7 @@ class StoreLog:
 
     @property
     def history(self) -> History:
-        raw = self._store.history
+        raw = self._store.epochs
         if raw is not self._raw_history:
             # A leadership that wrote nothing must not be compared with one that did.
             entries = [EpochStart(*e) for e in raw]
@@ -108,7 +108,7 @@ class StoreLog:
         self._store.append_raw(at, data)
 
     def cut(self, to: int) -> None:
-        self._store.cut(to)
+        self._store.truncate(to)
         self._hooks.on_cut(to)
 
     def reset_state(self) -> bytes:

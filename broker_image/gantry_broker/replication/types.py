@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gantry_broker.protocol import plausible
-from gantry_broker.store.history import EpochStart as EpochStart
-from gantry_broker.store.history import History as History
+from gantry_broker.store.log.epochs import EpochStart as EpochStart
+from gantry_broker.store.log.epochs import LeaderEpochs
+
+History = LeaderEpochs
 
 
 class MemberId(NamedTuple):

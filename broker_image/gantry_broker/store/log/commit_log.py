@@ -1,8 +1,8 @@
-"""The commit log's bytes: fixed-size segments, written with pwrite and read with pread.
+"""The commit log's bytes: segments of one size, written with pwrite and read with pread.
 
-Never mapped into memory: a full disk must be an error code and not a signal, and what is read must not count as ours.
-What lies beyond `end` is zeros at all times, on the disk too, so that bytes of an undone history can never be taken for
-records after a crash.
+The log is never mapped into memory: a full disk must be an error code and not a signal, and read pages must not count
+as memory of the process. All bytes beyond `end` are zeros, on the disk too. After a crash, truncated bytes therefore
+cannot look like records.
 """
 
 from __future__ import annotations
@@ -14,25 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gantry_broker.protocol.message import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from gantry_broker.store.errors import OffsetGone, StoreFull
 from gantry_broker.store.files import NO_ROOM, FdCache, fsync_dir, is_zero, read_all, sync_file, write_all
-from gantry_broker.store.records import FILLER_MIN, SIZE_AND_MAGIC
+from gantry_broker.store.log.record_reader import FILLER_MIN, size_of_first, size_of_whole
 
 NAME_DIGITS: Final = 20
 MAX_OPEN_SEGMENTS: Final = 32
 AHEAD: Final = 1 << 20
-"""Zeros that are written ahead in one go: one flush in some thirty small ones takes a millisecond longer for it."""
+"""Bytes of zeros that one `write_ahead` writes: one in about thirty small flushes takes a millisecond longer."""
 AHEAD_LOW: Final = 128 << 10
-"""As soon as less than this is left of them."""
+"""`write_ahead` writes when fewer zeros than this are left."""
 _SECTOR: Final = 4096
-"""Bytes that a disk reads or does not read as a whole; of some disks it is less."""
+"""Bytes that a disk reads as a whole or not at all; some disks have smaller sectors."""
 _ZEROS: Final = bytes(64 << 10)
-_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2, MAGIC_BLANK})
 
 
 def segment_bases(directory: Path) -> list[int]:
-    """First offsets of the segments in a directory, in order; other files are left alone."""
+    """First offsets of the segments in a directory, in order; other files do not count."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -41,7 +39,7 @@ def segment_bases(directory: Path) -> list[int]:
 
 
 class OpenSegment:
-    """A segment that one thread keeps open for `CommitLog.sync_end`; `close` it there."""
+    """A segment that one thread keeps open for `CommitLog.sync_end` and closes with `close`."""
 
     __slots__ = ("fd", "generation", "path")
 
@@ -57,9 +55,10 @@ class OpenSegment:
 
 
 class CommitLog:
-    """Segments of one size under one directory. `start` and `end` are byte offsets of the log.
+    """Segments of one size in one directory. `start` and `end` are byte offsets of the log.
 
-    Invariant: segments have no gaps, `start` is the first one's first offset unless the log is empty.
+    Invariant: there are no gaps between segments, and `start` is the first offset of the first one, unless the log is
+    empty.
     """
 
     def __init__(self, directory: Path, segment_size: int) -> None:
@@ -68,28 +67,29 @@ class CommitLog:
         self.start = 0
         self.end = 0
         self.generation = 0
-        """Grows with every cut: what was learned of the bytes before it says nothing of those written after it."""
+        """Grows with every truncation: a flush that began before it says nothing about bytes written after it."""
         self._prefix = str(directory) + os.sep
         self._fds = FdCache(MAX_OPEN_SEGMENTS)
         self._new_names = True
-        """There may be names that no flush has made durable, also of the process before this one."""
+        """The directory may have names that no flush has made durable, also those of an earlier process."""
         self._named = (-1, "")
         self._ahead = 0
-        """Up to here zeros were written, if that is above `end`."""
+        """The end of the zeros that were written ahead, if it is above `end`."""
         directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, offset: int) -> str:
-        """The file of the segment that `offset` belongs to."""
+        """The file of the segment that contains `offset`."""
         first = offset - offset % self.segment_size
         if self._named[0] != first:
-            self._named = (first, f"{self._prefix}{first:020d}")  # Nearly always the same: the one that is written.
+            self._named = (first, f"{self._prefix}{first:020d}")  # Usually the last segment.
         return self._named[1]
 
     def path_of(self, offset: int) -> str:
-        """The same, for other threads."""
+        """As `path`, for other threads."""
         return f"{self._prefix}{offset - offset % self.segment_size:020d}"
 
     def bases(self) -> list[int]:
+        """First offsets of the segments, in order."""
         return segment_bases(self.directory)
 
     def room(self, offset: int) -> int:
@@ -99,12 +99,12 @@ class CommitLog:
     # Writing
 
     def write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
-        """Append pieces (offset, bytes), none of which crosses a segment, and move `end`; all of it or nothing.
+        """Append pieces (offset, bytes), all or none, and move `end`. No piece may cross a segment.
 
-        Raises StoreFull when there is no room and OSError when the disk fails.
+        Raises StoreFull when the disk has no room and OSError when it fails.
         """
         try:
-            # All files first: where descriptors are short nothing is written that would have to be taken back.
+            # Open all files first: a shortage of descriptors then leaves nothing to take back.
             for offset, _ in pieces:
                 path = self.path(offset)
                 is_new = offset % self.segment_size == 0 and not os.path.exists(path)
@@ -112,7 +112,7 @@ class CommitLog:
                     self._fds.get(path, create_size=self.segment_size)
                 finally:
                     if is_new:
-                        self._new_names = True  # Not before: a flush that runs meanwhile would not find the name.
+                        self._new_names = True  # Afterwards: a concurrent flush would not find the name.
             for offset, data in pieces:
                 write_all(self._fds.get(self.path(offset)), data, offset % self.segment_size)
         except OSError as error:
@@ -123,23 +123,23 @@ class CommitLog:
         self.end = end
 
     def write_ahead(self) -> None:
-        """Zeros behind `end`, within its segment: a flush of what comes next finds its blocks allocated, and takes
-        little more than half the time of one that has to allocate them.
+        """Write zeros behind `end`, within its segment, so that the next flushes find their blocks allocated.
 
-        A hint, which never fails: where there is no room, the next append says so.
+        Such a flush takes little more than half the time. This is a hint and raises nothing: on a full disk, the next
+        append fails.
         """
         end = self.end
         at = max(self._ahead, end)
         count = min(AHEAD, end + self.room(end) - at)
         if self._ahead - end >= AHEAD_LOW or count <= 0:
             return
-        self._ahead = at + count  # Also after a failure, so that it is not tried again with each flush.
+        self._ahead = at + count  # Also after a failure: no retry with each flush.
         whole, rest = divmod(count, len(_ZEROS))
         with contextlib.suppress(OSError):
             os.pwritev(self._fds.get(self.path(end)), [_ZEROS] * whole + [_ZEROS[:rest]], at % self.segment_size)
 
     def holds_beyond(self, offset: int) -> bool:
-        """Whether anything but zeros lies from `offset` on. Raises OSError."""
+        """Whether the log has non-zero bytes from `offset` on. Raises OSError."""
         bases = self.bases()
         if not bases or bases[-1] > offset:
             return bool(bases)
@@ -149,7 +149,7 @@ class CommitLog:
         return not is_zero(fd, offset % self.segment_size, os.fstat(fd).st_size)
 
     def overwrite(self, offset: int, data: bytes) -> None:
-        """Other bytes below `end`, from `offset` on. Raises OSError."""
+        """Replace bytes below `end`, from `offset` on. Raises OSError."""
         view = memoryview(data)
         while view:
             step = min(len(view), self.room(offset))
@@ -158,7 +158,7 @@ class CommitLog:
             view = view[step:]
 
     def _erase(self, offset: int) -> None:
-        """Everything from `offset` on becomes zeros or goes; later segments first, so that a prefix always remains."""
+        """Zero or remove all bytes from `offset` on, later segments first, so that a prefix remains at any time."""
         self._ahead = 0
         for base in reversed(self.bases()):
             path = self.path(base)
@@ -170,36 +170,36 @@ class CommitLog:
                 fd = self._fds.get(path)
                 if not is_zero(fd, offset - base, self.segment_size):
                     os.ftruncate(fd, offset - base)
-                if os.fstat(fd).st_size < self.segment_size:  # Also where a process was killed between these two.
+                if os.fstat(fd).st_size < self.segment_size:  # Also after a kill between the two calls.
                     os.ftruncate(fd, self.segment_size)
             else:
                 break
-        # Once more: whoever opened a file while it was being removed must not take it for the one made anew.
+        # Again: a thread that opened a file during its removal must not use it as the new file of that name.
         self.generation += 1
 
-    def cut(self, offset: int) -> None:
-        """Durably end the log at `offset`, a record border at or below `end` (rule 5). Raises OSError."""
+    def truncate(self, offset: int) -> None:
+        """Durably end the log at `offset`, a record boundary at or below `end` (rule 5). Raises OSError."""
         self.generation += 1
         self.end = offset
         self._erase(offset)
         self.sync(offset, offset)
 
     def reset(self, offset: int) -> None:
-        """Durably empty; the next record will lie at `offset`, the first of a segment. Raises OSError."""
+        """Durably empty the log. The next record will lie at `offset`, the first of a segment. Raises OSError."""
         self._ahead = 0
         self.generation += 1
         for base in reversed(self.bases()):
             self._fds.close(self.path(base))
             os.unlink(self.path(base))
         self.start = self.end = offset
-        self.generation += 1  # Once more, as in `_erase`.
-        # The empty segment says where the log goes on.
+        self.generation += 1  # Again, as in `_erase`.
+        # The name of the empty segment keeps the offset.
         self._fds.get(self.path(offset), create_size=self.segment_size)
         self.sync(offset, offset)
         fsync_dir(self.directory)
 
     def sync(self, start: int, stop: int) -> None:
-        """Make [start, stop) durable. Opens its own descriptors: may run in another thread. Raises OSError."""
+        """Make [start, stop) durable. It opens its own descriptors and may run in any thread. Raises OSError."""
         offset = start - start % self.segment_size
         while offset <= stop:
             sync_file(self.path_of(offset))
@@ -209,11 +209,11 @@ class CommitLog:
             try:
                 fsync_dir(self.directory)
             except OSError:
-                self._new_names = True  # Where descriptors were short it is tried again.
+                self._new_names = True  # The next flush tries again.
                 raise
 
     def sync_end(self, start: int, stop: int, opened: OpenSegment) -> None:
-        """`sync` for whoever does it all the time, and keeps the last segment open for that. Raises OSError."""
+        """As `sync`, for a thread that calls it often and keeps the last segment open in `opened`. Raises OSError."""
         path = self.path_of(stop)
         if start < stop - stop % self.segment_size or self._new_names:
             self.sync(start, stop)
@@ -230,7 +230,7 @@ class CommitLog:
             os.fdatasync(opened.fd)
 
     def drop_before(self, offset: int) -> list[str]:
-        """Remove whole segments below `offset` (never the one that is written); answers the removed files."""
+        """Remove whole segments below `offset`, never the last one; returns the removed files. Raises OSError."""
         removed = []
         for base in self.bases():
             if base + self.segment_size > offset or base + self.segment_size > self.end:
@@ -243,6 +243,7 @@ class CommitLog:
         return removed
 
     def close(self) -> None:
+        """Close all files."""
         self._fds.close_all()
 
     # Reading
@@ -265,9 +266,9 @@ class CommitLog:
         return b"".join(parts)
 
     def read_soon(self, offset: int, count: int) -> None:
-        """Lets the kernel read [offset, offset + count), as far as it lies in one segment, while others are served.
+        """Ask the kernel to read [offset, offset + count) in the background, as far as it lies in one segment.
 
-        A hint: what cannot be read is for the read to say.
+        This is a hint and raises nothing; the read itself reports errors.
         """
         count = min(count, self.end - offset, self.room(offset))
         if offset >= self.start and count > 0:
@@ -276,7 +277,7 @@ class CommitLog:
                 os.posix_fadvise(fd, offset % self.segment_size, count, os.POSIX_FADV_WILLNEED)
 
     def raw(self, offset: int, count: int) -> bytes:
-        """Bytes of one segment, whether the log reaches there or not: for recovery. Empty when there is no file."""
+        """Bytes of one segment, also beyond `end`, for recovery; b"" without a file. Raises OSError."""
         path = self.path(offset)
         try:
             fd = self._fds.get(path)
@@ -285,39 +286,34 @@ class CommitLog:
         return read_all(fd, min(count, self.room(offset)), offset % self.segment_size)
 
     def whole_records(self, offset: int, max_bytes: int, limit: int) -> bytes:
-        """Whole records and fillers from `offset`, at most up to `limit` (a border): at least one, else b"" at `limit`.
+        """Whole records and fillers from `offset` up to `limit`, a boundary; at least one, or b"" at `limit`.
 
-        Raises OffsetGone; ValueError when `offset` is not a record border, as far as that shows.
+        Raises OffsetGone; ValueError when no record begins at `offset`, as far as its size and magic show; OSError.
         """
         if offset >= limit:
             if offset > limit:
                 raise OffsetGone(offset, self.start, limit)
             return b""
         data = self.read_some(offset, min(max(max_bytes, FILLER_MIN), limit - offset))
-        size, magic = SIZE_AND_MAGIC.unpack_from(data) if len(data) >= FILLER_MIN else (0, 0)
-        if magic not in _MAGICS or not FILLER_MIN <= size <= min(limit - offset, self.room(offset)):
-            raise ValueError(f"offset {offset} is not the border of a record")
+        size = size_of_first(data)
+        if not 0 < size <= min(limit - offset, self.room(offset)):
+            raise ValueError(f"offset {offset} is not a record boundary")
         have = len(data)
         if offset + have == limit:
             return data
         if size > have:
             return self.read(offset, size)
-        at = size
-        while at + FILLER_MIN <= have:
-            size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
-            if magic not in _MAGICS or size < FILLER_MIN or at + size > have:
-                break  # Whoever goes on there is told if it is damaged.
-            at += size
-        return data[:at] if at < have else data
+        end = size_of_whole(data, size)
+        return data[:end] if end < have else data
 
     def read_some(self, offset: int, count: int) -> bytes:
-        """At most `count` bytes, fewer where the disk does not give back what lies further on. Raises as `read`."""
+        """At most `count` bytes, fewer when the disk cannot read the later ones. Raises as `read`."""
         try:
             return self.read(offset, count)
         except OSError as error:
             if error.errno != errno.EIO or count <= FILLER_MIN:
                 raise
-        # A read that fails may take seconds, so there are few of them.
+        # A read that fails may take seconds, so this makes few of them.
         head = self.read(offset, FILLER_MIN)
         while count > _SECTOR:
             count = max(count // 8, _SECTOR)
@@ -329,7 +325,7 @@ class CommitLog:
         return head
 
     def chunks(self, offset: int, limit: int, chunk: int = 1 << 20) -> Iterator[tuple[int, bytes]]:
-        """[offset, limit) in pieces of whole records: (offset, bytes)."""
+        """[offset, limit) in pieces of whole records: (offset, bytes). Raises as `whole_records`."""
         while offset < limit:
             data = self.whole_records(offset, chunk, limit)
             yield offset, data

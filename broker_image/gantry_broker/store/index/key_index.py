@@ -1,7 +1,6 @@
-"""The key index: where in the log are the records of a key? Files under `index/`, the newest one written.
+"""The key index: the offsets of the records with a key, in files under `index/`. New keys go to the newest file.
 
-It may lag behind the queues: when the disk is full it stops, and it goes on later from where it really is
-(`position`), by reading the log again.
+The index may lag behind the queues: a full disk stops it. Later it continues at `position` and reads the log again.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from pathlib import Path
 from typing import Final
 
 from gantry_broker.store.files import fsync_dir
-from gantry_broker.store.indexfile import IndexFile, file_size, guess_slots
+from gantry_broker.store.index.index_file import IndexFile, file_size, guess_slots
 
 BATCH: Final = 512
-"""Keys that are filed in one go."""
+"""Keys that are added at once."""
 _log = logging.getLogger(__name__)
 
 
 class KeyIndex:
-    """All index files. `position`: every key of every record below this offset is in a file or in memory."""
+    """All index files. `position`: the keys of all records below this offset are in a file or in memory."""
 
     def __init__(self, directory: Path, slots: int, entries: int, *, known: bool) -> None:
-        """`known`: we made the files, so that those of the size of the settings have their shape, damaged or not."""
+        """`known`: we made the files, so those of the expected size have the shape of the settings. Raises OSError."""
         self.directory = directory
         self.position = 0
         self.behind = False
-        """True: records from `position` on must be read from the log before new ones may be filed."""
+        """True: records from `position` on must be read from the log before new ones are added."""
         self.stalled = False
-        """The disk had no room when it was last asked."""
+        """The last try failed: the disk is full, or a record is unreadable."""
         self.pending: list[tuple[int, int, int]] = []
-        """(key hash, phys, store ms) of records below `position` that are in no file yet."""
+        """(key hash, phys, store time in ms) of records below `position` that are in no file yet."""
         self._shape = (slots, entries)
         self._files: list[IndexFile] = []
         self.unsynced: set[str] = set()
@@ -45,7 +44,7 @@ class KeyIndex:
             shape = self._shape if ours else guess_slots(path, self._shape)
             if shape is None:
                 _log.warning(
-                    "%s is not an index file: removed, its keys are found no more until they are indexed again", path
+                    "%s is not an index file: removed; queries do not find its keys until they are indexed again", path
                 )
                 os.unlink(path)
                 continue
@@ -53,12 +52,12 @@ class KeyIndex:
 
     @property
     def written(self) -> int:
-        """Every key of every record below this offset is in a file."""
+        """The keys of all records below this offset are in a file."""
         return self.pending[0][1] if self.pending else self.position
 
     @property
     def end_phys(self) -> int:
-        """The last record that is in a file; -1 without one."""
+        """The offset of the last record in a file; -1 without one."""
         for file in reversed(self._files):
             if file.count > 1:
                 return file.end_phys
@@ -66,11 +65,11 @@ class KeyIndex:
 
     @property
     def end_ms(self) -> int:
-        """Store time of the last record that is in a file; 0 without one."""
+        """Store time (ms) of the last record in a file; 0 without one."""
         return self._files[-1].end_ms if self._files else 0
 
     def drain(self) -> bool:
-        """File what is pending. False, and `behind`, when the disk has no room for it."""
+        """Write pending keys to files. False, and `behind` is set, when the disk refuses them."""
         while self.pending:
             try:
                 file = self._current()
@@ -92,7 +91,7 @@ class KeyIndex:
     def _current(self) -> IndexFile:
         if self._files and not self._files[-1].full:
             return self._files[-1]
-        # Named by the local time of their creation, which must rise (`IndexService.getAndCreateLastIndexFile`).
+        # The name is the local time of creation, and names must rise. Source: `getAndCreateLastIndexFile`.
         name = _file_name(time.time())
         if self._files:
             newest = os.path.basename(self._files[-1].path)
@@ -115,15 +114,15 @@ class KeyIndex:
                 found += file.find(key_hash, begin_ms, end_ms, limit - len(found))
         return found
 
-    def cut(self, limit: int, *, rebuild: bool = False) -> None:
-        """Remove every key of records at or above `limit`, durably; `rebuild` after a power loss. Raises OSError."""
+    def truncate(self, limit: int, *, rebuild: bool = False) -> None:
+        """Remove the keys of records at or above `limit`; `rebuild` after a power loss. Raises OSError."""
         self.pending = [item for item in self.pending if item[1] < limit]
         while self._files:
             last = self._files[-1]
             if rebuild:
                 last.rebuild(limit)
             else:
-                last.cut(limit)
+                last.truncate(limit)
             self.unsynced.add(last.path)
             if last.count > 1:
                 break
@@ -141,12 +140,12 @@ class KeyIndex:
         return [file.path for file in self._files if file.end_phys >= phys]
 
     def drop_before(self, phys: int) -> None:
-        """Remove files of which every record lies below `phys`, never the newest. Raises OSError."""
+        """Remove files whose records all lie below `phys`, except the newest. Raises OSError."""
         while len(self._files) > 1 and self._files[0].end_phys < phys:
             self._remove(self._files.pop(0))
 
     def clear(self, position: int) -> None:
-        """Remove every file; go on at `position`. Raises OSError."""
+        """Remove all files and continue at `position`. Raises OSError."""
         self.pending.clear()
         while self._files:
             self._remove(self._files.pop())
@@ -154,7 +153,7 @@ class KeyIndex:
         self.behind = False
 
     def sync(self) -> None:
-        """Make everything that is in files durable. Raises OSError."""
+        """Make all files durable. Raises OSError."""
         for file in self._files:
             if file.path in self.unsynced:
                 file.sync()
@@ -162,6 +161,7 @@ class KeyIndex:
         fsync_dir(self.directory)
 
     def close(self) -> None:
+        """Close all files."""
         for file in self._files:
             file.close()
         self._files.clear()

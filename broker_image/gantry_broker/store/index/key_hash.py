@@ -1,7 +1,7 @@
 """The hash under which the index files a key: Java's `abs("topic#key".hashCode())`, made cheap.
 
-Unique keys that a producer makes within one millisecond differ in their last four characters, which are hexadecimal.
-So the hash of topic and everything before them is remembered, and those four cost two look-ups.
+Unique keys that a producer makes within one millisecond differ only in their last four characters, which are
+hexadecimal. The hasher therefore caches the hash of topic and prefix; the last four characters cost two look-ups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KeyHasher:
         self._prefixes: dict[str, int] = {}
 
     def hash(self, key: str) -> int:
-        """Never negative: what has no absolute value in 31 bits counts as 0 (`IndexFile.indexKeyHashMethod`)."""
+        """The hash of a key, 0 or more. A hash without absolute value in 31 bits is 0. Source: `indexKeyHashMethod`."""
         high, low = _PAIRS.get(key[-4:-2]), _PAIRS.get(key[-2:])
         if high is None or low is None:
             return _absolute(self._extended(key))

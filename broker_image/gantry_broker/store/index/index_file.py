@@ -4,8 +4,9 @@ Header (40 bytes): first and last store time (ms), first and last offset in the 
 the slots (i32: newest entry of that hash, 0 for none), then entries of 20 bytes: key hash i32, offset in the log i64,
 seconds since the header's first time i32, the next older entry of the slot i32. Entry 0 is never used.
 
-The slots are mapped, over blocks that are really there, so that a full disk cannot kill us. Entries are written first,
-then slots, then the header: a process that dies in between leaves entries beyond the count, which `repair` takes back.
+The slots are mapped into memory, over allocated blocks, so that a full disk cannot kill the process. Entries are
+written first, then slots, then the header: a process that dies in between leaves entries beyond the count, which
+`truncate` removes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _MAX_SECONDS: Final = 0x7FFFFFFF
 
 
 def file_size(slots: int, entries: int) -> int:
+    """Bytes of an index file."""
     return _SLOTS_AT + 4 * slots + ENTRY_SIZE * entries
 
 
@@ -36,10 +38,10 @@ newest of them."""
 
 
 class IndexFile:
-    """An open index file. Not for use by several threads."""
+    """An open index file, for one thread."""
 
     def __init__(self, path: str, slots: int, entries: int, *, create: bool = False) -> None:
-        """Raises OSError; with `create` ENOSPC when there is no room for the slots."""
+        """Open the file, or make it with `create`. Raises OSError: ENOSPC without room for the slots of a new file."""
         self.path = path
         self.slots = slots
         self.capacity = entries
@@ -64,23 +66,24 @@ class IndexFile:
         count: int
         self.begin_ms, self.end_ms, self.begin_phys, self.end_phys, self.used_slots, count = HEADER.unpack(head)
         self.count = min(max(count, 1), entries)
-        """The number of the next entry."""
+        """The number of the next entry, 1 or more."""
 
     @property
     def full(self) -> bool:
+        """There is no room for another entry."""
         return self.count >= self.capacity
 
     def _slot_map(self) -> mmap.mmap:
         if self._map is None:
-            # Blocks that RocketMQ left as holes are made real before anything is stored through the map.
+            # Allocate the blocks that RocketMQ left as holes before a write through the map.
             os.posix_fallocate(self._fd, 0, self._entries_at)
             self._map = mmap.mmap(self._fd, self._entries_at)
         return self._map
 
     def add(self, items: Sequence[tuple[int, int, int]]) -> int:
-        """File (key hash, phys, store ms) in order; answers how many had room in the file.
+        """Add (key hash, phys, store time in ms) in order; returns how many of them found room in the file.
 
-        Raises OSError when the disk is full, and then nothing was filed.
+        Raises OSError on a full disk, and adds nothing then.
         """
         room = self.capacity - self.count
         if len(items) > room:
@@ -143,9 +146,9 @@ class IndexFile:
         return newest
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[int]:
-        """Offsets of records that may have the key and be of that time (to the second), newest first.
+        """Offsets of records that may have the key and a store time (in seconds) in that range, newest first.
 
-        Among the `MAX_STEPS` newest with the same hash slot.
+        Looks at the `MAX_STEPS` newest entries with the same hash slot.
         """
         found: list[int] = []
         number = self._slot(key_hash)
@@ -163,7 +166,7 @@ class IndexFile:
         return found
 
     def _on_disk(self) -> int:
-        """The number after the last entry that was written, whether the header counts it or not."""
+        """The number after the last written entry, counted by the header or not."""
         number = self.count
         while number < self.capacity:
             data = read_all(self._fd, ENTRY_SIZE * 512, self._entries_at + number * ENTRY_SIZE)
@@ -175,8 +178,8 @@ class IndexFile:
             number += 512
         return self.capacity
 
-    def cut(self, limit: int) -> None:
-        """Remove the entries of records at or above `limit`, newest first, and those that the header does not count.
+    def truncate(self, limit: int) -> None:
+        """Remove the entries of records at or above `limit`, newest first, and entries that the header does not count.
 
         Raises OSError.
         """
@@ -203,7 +206,7 @@ class IndexFile:
         zero(self._fd, self._entries_at + number * ENTRY_SIZE, file_size(self.slots, self.capacity))
 
     def rebuild(self, limit: int) -> None:
-        """Make the slots anew from the entries below `limit`: after a power loss no order of writes can be relied on.
+        """Rebuild the slots from the entries below `limit`: after a power loss, no order of writes holds.
 
         Raises OSError.
         """
@@ -247,7 +250,7 @@ class IndexFile:
         zero(self._fd, self._entries_at + number * ENTRY_SIZE, file_size(self.slots, self.capacity))
 
     def plausible(self) -> bool:
-        """Whether slots and entries fit together: the newest entries are what their slots say."""
+        """Whether the slots of the newest entries point to them."""
         for number in range(max(1, self.count - 8), self.count):
             key_hash, phys, _, _ = self._entry(number)
             newest = self._slot(key_hash) if key_hash > 0 or phys > 0 else 0
@@ -256,7 +259,7 @@ class IndexFile:
         return True
 
     def release(self) -> None:
-        """Let go of the map; the kernel writes it back. Reading goes on."""
+        """Unmap the slots; the kernel writes them back. Reads still work."""
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -268,12 +271,13 @@ class IndexFile:
         os.fsync(self._fd)
 
     def close(self) -> None:
+        """Close the file."""
         self.release()
         os.close(self._fd)
 
 
 def guess_slots(path: str, settings: tuple[int, int]) -> tuple[int, int] | None:
-    """(slots, entries) of a sound file, whatever the settings were; None when it is no index file.
+    """(slots, entries) of an index file of any settings; None when the file is none.
 
     Raises OSError.
     """

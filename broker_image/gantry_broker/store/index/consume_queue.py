@@ -1,7 +1,7 @@
 """One consume queue: 20-byte entries (offset in the log i64, size i32, tag code i64), numbered by queue offset.
 
-Entries come in with `add` and stay in memory until `write_out`; reads see both. A queue only ever contains confirmed
-records, so what it does not contain nobody is shown (rule 9).
+`add` puts entries into memory, `write_piece` moves them to files; reads see both. A queue contains confirmed records
+only, so readers see no others (rule 9).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gantry_broker.store.files import FdCache, data_extents, read_all, write_all
 ENTRY: Final = Struct(">qiq")
 ENTRY_SIZE: Final = 20
 BLANK_SIZE: Final = 0x7FFFFFFF
-"""The size field of an entry without a record: queue offsets below a queue's first record (`fillPreBlank`)."""
+"""The size field of an entry without a record. Source: `fillPreBlank`, below a queue's first record."""
 BLANK: Final = ENTRY.pack(0, BLANK_SIZE, 0)
 _PHYS: Final = Struct(">q")
 
 
 class ConsumeQueue:
-    """A queue of one topic. Offsets are queue offsets (entries), `phys` are offsets of the log."""
+    """A queue of one topic. Offsets are queue offsets (entries); `phys` are offsets of the log."""
 
     __slots__ = (
         "_fds",
@@ -41,9 +41,9 @@ class ConsumeQueue:
         self.file_size = file_size
         self.pending = bytearray()
         self.written = 0
-        """Queue offset after the last entry that is in a file."""
+        """The queue offset after the last entry in a file."""
         self.next = -1
-        """The queue offset that the next record of the log gets, unconfirmed ones counted; -1: not loaded yet."""
+        """The queue offset of the next record, after unconfirmed ones too; -1: not loaded yet."""
         self._first = 0
         self._min = 0
         self._min_for = -1
@@ -69,7 +69,7 @@ class ConsumeQueue:
         return [self._path(base) for base in self._bases()]
 
     def files_since(self, phys: int) -> list[str]:
-        """The last file and every other one with what records at or above `phys` brought. Raises OSError."""
+        """The last file and all others with entries of records at or above `phys`. Raises OSError."""
         found = []
         for base in reversed(self._bases()):
             found.append(self._path(base))
@@ -82,7 +82,7 @@ class ConsumeQueue:
         return f"{self._prefix}{base:020d}"
 
     def load(self) -> int:
-        """Learn from the files what the queue contains; answers `next`. Raises OSError."""
+        """Find out from the files what the queue contains; returns `next`. Raises OSError."""
         bases = self._bases()
         if bases:
             self.file_size = self._existing_file_size(bases)
@@ -101,24 +101,27 @@ class ConsumeQueue:
                         break
                 break
         else:
-            if bases:  # Emptied by a cut, after retention had removed earlier files.
+            if bases:  # A truncation emptied it after retention had removed earlier files.
                 self.written = self._first = bases[0] // ENTRY_SIZE
         self.next = self.max
         return self.next
 
     def _existing_file_size(self, bases: list[int]) -> int:
-        """A store of other settings keeps the size that its files have."""
+        """The size of the existing files, which counts more than the settings."""
         size = bases[1] - bases[0] if len(bases) > 1 else os.stat(self._path(bases[0])).st_size
         usable = size >= ENTRY_SIZE and size % ENTRY_SIZE == 0 and bases[0] % size == 0
         return size if usable else self.file_size
 
     def _span(self, base: int, limit: int | None) -> tuple[int, int]:
-        """(index of the first entry, index after the last one) in a file, by bisection; only what `cut` leaves."""
+        """(index of the first entry, index after the last one) in a file, by bisection.
+
+        `limit`: only entries of records below it count.
+        """
         fd = self._fds.get(self._path(base))
         size = min(self.file_size, os.fstat(fd).st_size) // ENTRY_SIZE
         low = 0
         if not self._is_entry(fd, 0, limit):
-            # A queue that begins within a file has zeros before its first entry.
+            # A queue that starts within a file has zeros before its first entry.
             low = self._first_data(fd, size)
             if low >= size or not self._is_entry(fd, low, limit):
                 return (0, 0)
@@ -136,14 +139,14 @@ class ConsumeQueue:
 
     @staticmethod
     def _follows(fd: int, base: int, first: int, index: int) -> bool:
-        """Its record comes after that of the entry before: a cut that was interrupted may have left a part of one."""
+        """Whether the record follows that of the entry before. An interrupted truncation leaves parts of entries."""
         phys, size, _ = ENTRY.unpack(os.pread(fd, ENTRY_SIZE, index * ENTRY_SIZE))
         if size == BLANK_SIZE:
             return True
         if index == first:
             return bool(phys > 0 or base + index == 0)
         before, size, _ = ENTRY.unpack(os.pread(fd, ENTRY_SIZE, (index - 1) * ENTRY_SIZE))
-        # A blank has the place of the record for which it makes room.
+        # A blank has the offset of the next record.
         return bool(phys > before or (phys == before and size == BLANK_SIZE))
 
     @staticmethod
@@ -168,16 +171,16 @@ class ConsumeQueue:
                 at += len(data)
         return size
 
-    def cut(self, limit: int) -> bool:
-        """Remove every entry of a record at or above `limit`, from memory and disk; True when files changed.
+    def truncate(self, limit: int) -> bool:
+        """Remove the entries of records at or above `limit`, from memory and disk; True when files changed.
 
-        Bytes beyond the last entry are zeros afterwards, whatever a crash left there. Raises OSError.
+        Bytes beyond the last entry are zeros afterwards, also after a crash. Raises OSError.
         """
         kept = self.pending
         while kept and _PHYS.unpack_from(kept, len(kept) - ENTRY_SIZE)[0] >= limit:
             del kept[-ENTRY_SIZE:]
         if kept:
-            # All files hold older records; but a write that failed may have left a part of what came after them.
+            # All files have older records, but a failed write may have left parts of newer entries.
             self.next = self.max
             self._min_for = -1
             return self._zero_unwritten()
@@ -209,9 +212,9 @@ class ConsumeQueue:
         return os.path.exists(path) and zero(self._fds.get(path), within, self.file_size)
 
     def rebase(self, offset: int) -> list[str]:
-        """An empty queue whose next entry is number `offset`: what came before is not in this log.
+        """Empty the queue and start it at `offset`; returns the written files, which are not durable yet.
 
-        Answers the files written, which are not durable yet. Raises OSError, after which only memory knows the number.
+        Raises OSError, after which only memory has the new offset.
         """
         self._empty(offset)
         if not offset:
@@ -222,17 +225,17 @@ class ConsumeQueue:
 
     @property
     def is_empty(self) -> bool:
-        """No entry says where it goes on."""
+        """There is no entry that tells the next queue offset."""
         return self._first == self.max
 
-    def begin(self, number: int) -> None:
-        """An empty queue whose next entry is number `number`, as whoever knows it tells after each `load`."""
+    def start_at(self, number: int) -> None:
+        """Start an empty queue at a queue offset. No file keeps it: call it after each `load`."""
         self.written = self._first = number
         self.next = max(self.next, number)
         self._min_for = -1
 
     def _empty(self, offset: int) -> None:
-        """Neither entries nor files; the next one is number `offset`."""
+        """Remove all entries and files; the next entry gets the queue offset `offset`."""
         self.pending.clear()
         for base in self._bases():
             self._fds.close(self._path(base))
@@ -243,15 +246,15 @@ class ConsumeQueue:
     # Adding
 
     def oldest_pending(self) -> int | None:
-        """The offset in the log of the oldest record whose entry is only in memory."""
+        """The offset of the oldest record with an entry in memory only; None without one."""
         at = ENTRY_SIZE if self.pending.startswith(BLANK) else 0
         return int(_PHYS.unpack_from(self.pending, at)[0]) if len(self.pending) > at else None
 
     def add(self, offset: int, entries: bytes) -> bool:
-        """Entries that begin with queue offset `offset`; a gap before them is filled with blanks.
+        """Add entries from queue offset `offset` on, behind blanks if there is a gap.
 
-        Entries that are there already are left out (recovery reads again what the queue may contain), up to one that
-        differs: a cut that was interrupted may have left a part of it. True when there was one. Raises OSError.
+        Recovery may add existing entries again; they do not change. The first one that differs, as an interrupted
+        truncation may leave it, is replaced with all later ones; True then. Raises OSError.
         """
         differs = None
         if self.max == 0 and offset > 0:
@@ -271,14 +274,14 @@ class ConsumeQueue:
         return differs is not None
 
     def fill_in(self, number: int, entry: bytes, touched: set[str]) -> None:
-        """The entry of a record that was damaged when it was to be filed, in place of the blank that was left for it.
+        """Replace the blank that stands for a damaged record with the entry of the repaired one.
 
-        `touched` gets the file written. Raises OSError.
+        `touched` gets the written file. Raises OSError.
         """
         if not self._first <= number < self.max:
             return
         phys, size, below = self.entry(number)
-        if size != BLANK_SIZE or (phys == 0 and below):  # An earlier version left such blanks of what was deleted.
+        if size != BLANK_SIZE or (phys == 0 and below):
             return
         self._min_for = -1
         if number >= self.written:
@@ -288,7 +291,7 @@ class ConsumeQueue:
             touched.add(self._write(number, entry))
 
     def _differs(self, offset: int, entries: bytes) -> int | None:
-        """The number of the first entry from `offset` on that is neither like these nor blank in their place."""
+        """The queue offset of the first entry that differs from these and is no blank; None without one."""
         for at in range(max(offset, self._first), offset + len(entries) // ENTRY_SIZE):
             there = self.read(at, 1)
             wanted = entries[(at - offset) * ENTRY_SIZE : (at - offset + 1) * ENTRY_SIZE]
@@ -300,7 +303,7 @@ class ConsumeQueue:
         return None
 
     def _forget_from(self, offset: int) -> None:
-        """What comes from this number on is written anew."""
+        """Remove the entries from this queue offset on, to write them again."""
         del self.pending[max(0, offset - self.written) * ENTRY_SIZE :]
         self._min_for = -1
         if offset >= self.written:
@@ -314,9 +317,9 @@ class ConsumeQueue:
         self._zero_unwritten()
 
     def write_piece(self) -> str:
-        """Move what is in memory to a file, no more than belongs into one; answers that file.
+        """Move entries from memory to one file; returns the file.
 
-        Raises OSError, after which what is not written is in memory still.
+        Raises OSError; unwritten entries stay in memory.
         """
         pending = self.pending
         at = self.written * ENTRY_SIZE
@@ -337,7 +340,7 @@ class ConsumeQueue:
     # Reading
 
     def read(self, offset: int, count: int) -> bytes:
-        """At most `count` entries from `offset`, which lies between the first entry and `max`. Raises OSError."""
+        """At most `count` entries from `offset`, which must lie between the first entry and `max`. Raises OSError."""
         stop = min(offset + count, self.max)
         if stop <= offset:
             return b""
@@ -361,12 +364,12 @@ class ConsumeQueue:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """(phys, size, tag code) at `offset`, which is in the queue. Raises OSError."""
+        """(phys, size, tag code) of the entry at `offset`, which must be in the queue. Raises OSError."""
         phys, size, code = ENTRY.unpack(self.read(offset, 1))
         return phys, size, code
 
     def first_at(self, phys: int) -> int:
-        """The first queue offset whose record lies at or above `phys`; `max` when there is none. Raises OSError."""
+        """The first queue offset whose record lies at or above `phys`; `max` without one. Raises OSError."""
         low, high = self._first, self.max
         while low < high:
             middle = (low + high) // 2
@@ -383,14 +386,17 @@ class ConsumeQueue:
             self._min = self.first_at(log_start)
             self._min_for = log_start
             if self._min == self.max:
-                # What comes next may be a smaller number only after a cut, which forgets this anyway.
+                # The next entry may get this number.
                 self._min_for = -1
         return self._min
 
     # Retention
 
     def drop_before(self, phys: int) -> list[str]:
-        """Remove files of which every entry lies below `phys`; the last file stays, since it tells where to go on."""
+        """Remove files whose entries all lie below `phys`, except the last file, which tells the next queue offset.
+
+        Returns the removed files. Raises OSError.
+        """
         removed = []
         bases = self._bases()
         for base in bases[:-1]:

@@ -1,7 +1,7 @@
-"""Group commit: one fsync in a worker thread answers everybody who waits for it; the event loop never blocks.
+"""Group commit: one fsync in a worker thread serves all waiting callers; the event loop never blocks.
 
-The asyncio edge of the store. While one fsync runs, those who come meanwhile wait for the next one, which then covers
-all of them.
+This is the asyncio edge of the store. Callers that arrive during an fsync wait for the next one, which covers all of
+them.
 """
 
 from __future__ import annotations
@@ -13,52 +13,50 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gantry_broker.store.commitlog import OpenSegment
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.files import NO_DESCRIPTORS
-
-if TYPE_CHECKING:
-    from gantry_broker.store.store import MessageStore
-    from gantry_broker.store.types import FlushPoint
+from gantry_broker.store.log.commit_log import OpenSegment
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import FlushPoint
 
 AGAIN_S: Final = 0.1
-"""After a flush for which no file could be opened."""
+"""Seconds between two tries when no descriptor is free."""
 CHECKPOINT_S: Final = 60.0
-"""Seconds after which the next flush is followed by a checkpoint."""
-KEEP_UP_S: Final = 5.0
-"""After a checkpoint that brought nothing, on a full disk say, there is none sooner; nor without a flush."""
+"""A checkpoint follows the first flush after this many seconds."""
+RETRY_CHECKPOINT_S: Final = 5.0
+"""Seconds after a checkpoint that moved nothing (on a full disk, for example), and before one without a flush."""
 
 
 class GroupCommit:
-    """Flushes one store. To be made and used within one event loop; `close` it before the store."""
+    """Flushes one store. It belongs to one event loop; close it before the store."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        # Its own thread: a disk that hangs must not take the loop's default executor with it. And a bare one: executors
-        # make a lock and a future for every flush, and each turn of the interpreter's lock costs both threads.
+        # Its own thread: a hanging disk must not block the loop's default executor. A bare thread: an executor makes a
+        # lock and a future for every flush, and each change of the interpreter's lock costs both threads.
         self._worker = threading.Thread(target=self._run, name="store-flush", daemon=True)
         self._wanted: SimpleQueue[bool] = SimpleQueue()
         """True: flush; False: end."""
-        # Checkpoints may fsync many files; senders do not wait for those.
+        # A checkpoint may fsync many files; senders do not wait for them.
         self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
-        self._points_worker = ThreadPoolExecutor(1, thread_name_prefix="store-points")
-        store.aside = self._aside
+        self._background_worker = ThreadPoolExecutor(1, thread_name_prefix="store-background")
+        store.set_background_writer(self._write_in_background)
         self._checkpointed_at = time.monotonic()
         self._durable = -1
-        """How far the queues were when the last checkpoint began."""
+        """The durable offset when the last checkpoint began."""
         self._loop = asyncio.get_running_loop()
         self._flushing = False
         self._waiting: list[asyncio.Future[None]] = []
-        """Those who look again when the flush that runs has ended."""
+        """Waiters that look again at the end of the running flush."""
         self._checkpointing: asyncio.Task[None] | None = None
         self._closed = False
         self.ended: Callable[[], None] = lambda: None
-        """Called in the loop when a flush has ended, well or not."""
+        """Called in the loop at the end of each flush, also after a failure."""
 
     def begin(self) -> None:
-        """Start a flush of what is in the log now, unless one runs. Nothing happens after a failure or `close`."""
+        """Start a flush of the log, unless one runs. Does nothing after a failure of the disk or `close`."""
         if self._flushing or self._closed or self._store.failed is not None:
             return
         if not self._worker.ident:
@@ -68,10 +66,10 @@ class GroupCommit:
         self._store.write_ahead()
 
     async def wait(self, offset: int) -> int:
-        """Until everything below `offset` is on disk; answers `flushed`.
+        """Wait until everything below `offset` is on disk; returns `flushed`.
 
-        Returns early, with a lower number, when the log is cut below `offset` meanwhile. Raises FlushFailed when the
-        disk failed, and after `close`.
+        Returns early, with a lower number, after a truncation below `offset`. Raises FlushFailed after a failure of the
+        disk and after `close`.
         """
         store = self._store
         while store.flushed < min(offset, store.end):
@@ -84,13 +82,13 @@ class GroupCommit:
         return store.flushed
 
     async def _turn(self) -> None:
-        """Until the flush that runs has ended."""
+        """Wait for the end of the running flush."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
         await turn
 
     async def flush(self) -> int:
-        """Make everything durable that is in the log now; answers `flushed`. Raises FlushFailed."""
+        """Make the whole log durable; returns `flushed`. Raises FlushFailed."""
         return await self.wait(self._store.end)
 
     def _run(self) -> None:
@@ -111,11 +109,11 @@ class GroupCommit:
             try:
                 self._loop.call_soon_threadsafe(self._flushed, point, error)
             except RuntimeError:
-                return  # The loop has ended without a `close`: nobody waits.
+                return  # The loop has ended without a `close`: no one waits.
 
     def _flushed(self, point: FlushPoint | None, error: BaseException | None) -> None:
         if _short_of_descriptors(error) and not self._closed:
-            self._loop.call_later(AGAIN_S, self._wanted.put, True)  # No file could be opened: nothing was lost.
+            self._loop.call_later(AGAIN_S, self._wanted.put, True)  # No file could be opened: nothing is lost.
             return
         self._flushing = False
         waiting, self._waiting = self._waiting, []
@@ -123,7 +121,7 @@ class GroupCommit:
             if point is None and _short_of_descriptors(error):
                 return
             if point is None:
-                # The kernel may have dropped the pages that it could not write: a second fsync would answer a lie.
+                # The kernel may have dropped unwritten pages: a second fsync would report success without them.
                 self._store.mark_failed(error or RuntimeError("flush"))
             else:
                 self._store.mark_flushed(point)
@@ -137,22 +135,22 @@ class GroupCommit:
     def _checkpoint_if_due(self) -> None:
         store, waited = self._store, time.monotonic() - self._checkpointed_at
         due = store.checkpoint_due or waited > CHECKPOINT_S
-        if waited <= KEEP_UP_S:
-            due = store.checkpoint_due and store.points.durable > self._durable
+        if waited <= RETRY_CHECKPOINT_S:
+            due = store.checkpoint_due and store.recovery_point.durable > self._durable
         if due and self._checkpointing is None and not self._closed:
             self._checkpointing = self._loop.create_task(self._checkpoint())
             self._checkpointing.add_done_callback(self._checkpoint_done)
 
-    def keep_up(self) -> None:
-        """A checkpoint if one is due without a flush, as on a disk too full for messages: retention waits for it."""
+    def checkpoint_if_behind(self) -> None:
+        """Start a due checkpoint without a flush: on a disk too full for messages, retention waits for it."""
         store, waited = self._store, time.monotonic() - self._checkpointed_at
-        if store.confirmed > store.points.durable and store.failed is None and waited > KEEP_UP_S:
+        if store.confirmed > store.recovery_point.durable and store.failed is None and waited > RETRY_CHECKPOINT_S:
             self._checkpoint_if_due()
 
     async def checkpoint(self) -> None:
-        """Move the point from which recovery starts after a power loss up to now. Flushes do that by themselves.
+        """Make a checkpoint, or wait for the running one.
 
-        Answers when it is done, or when the one is that runs already. Raises FlushFailed.
+        Raises FlushFailed. Flushes start due checkpoints themselves.
         """
         if self._checkpointing is None:
             if self._closed:
@@ -165,33 +163,34 @@ class GroupCommit:
         self._checkpointing = None
         self._checkpointed_at = time.monotonic()
         if not task.cancelled():
-            task.exception()  # Looked at: the store is marked as failed, and says so to whoever writes.
+            task.exception()  # Retrieved, or asyncio logs it; the store is marked as failed.
 
     async def _checkpoint(self) -> None:
-        self._durable = self._store.points.durable
+        self._durable = self._store.recovery_point.durable
         checkpoint = self._store.checkpoint()
         try:
             await self.wait(checkpoint.offset)
             await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
         except FlushFailed:
-            checkpoint.take_back(self._store)
+            checkpoint.requeue()
             raise
         except OSError as error:
             if _short_of_descriptors(error):
-                checkpoint.take_back(self._store)
-                raise FlushFailed(f"the checkpoint waits: {error}") from error
+                checkpoint.requeue()
+                raise FlushFailed(f"no checkpoint for now: {error}") from error
             self._store.mark_failed(error)
             raise FlushFailed(f"the disk failed: {error}") from error
         self._store.checkpointed(checkpoint)
-        await asyncio.get_running_loop().run_in_executor(self._points_worker, _nothing)  # after the points
+        # Wait for the writes in the queue of that worker.
+        await asyncio.get_running_loop().run_in_executor(self._background_worker, _nothing)
 
-    def _aside(self, work: Callable[[], None]) -> None:
-        self._points_worker.submit(work)
+    def _write_in_background(self, work: Callable[[], None]) -> None:
+        self._background_worker.submit(work)
 
     async def close(self) -> None:
-        """Wait for what runs, and end the threads."""
+        """Wait for the running flush and checkpoint, and end the threads."""
         self._closed = True
-        self._store.aside = lambda work: work()
+        self._store.set_background_writer(None)
         while self._flushing:
             await self._turn()
         if self._checkpointing is not None:
@@ -199,7 +198,7 @@ class GroupCommit:
                 await asyncio.shield(self._checkpointing)
         self._wanted.put(False)
         self._slow_worker.shutdown(wait=False)
-        self._points_worker.shutdown(wait=False)
+        self._background_worker.shutdown(wait=False)
 
 
 def _short_of_descriptors(error: BaseException | None) -> bool:
@@ -207,4 +206,4 @@ def _short_of_descriptors(error: BaseException | None) -> bool:
 
 
 def _nothing() -> None:
-    """What was asked for before it is done."""
+    """The last task of a queue: once it has run, all earlier ones have."""

@@ -1,8 +1,8 @@
-"""Up to where is what? The numbers from which recovery starts (`config/storePoint.json`), and RocketMQ's `checkpoint`.
+"""The recovery point (`config/recoveryPoint.json`), from which recovery starts, and RocketMQ's `checkpoint`.
 
-All are offsets of the log and lower bounds. `durable` holds after a power loss; `written` holds as long as the machine
-has not booted anew, because what a killed process wrote is still in the kernel's cache. Not so after a write or a flush
-has failed: then the kernel may have let go of it, and no boot is named.
+All numbers are offsets of the log and lower bounds. `durable` holds after a power loss. `written` holds until the
+machine boots again, because the kernel's cache outlives a killed process. It does not hold after a failed write or
+flush, when the kernel may have dropped the bytes; `boot` is then empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @cache
 def boot_id() -> str:
-    """Different after every boot of the machine; "" where the system does not tell."""
+    """An identifier that changes with every boot of the machine; "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -36,8 +36,8 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """See the module's docstring. `flushed` and `confirmed` are of the log, the others of the queues and the index."""
+class RecoveryPoint:
+    """How far each part of the store is. `flushed` and `confirmed` concern the log, the others queues and index."""
 
     boot: str = ""
     clean: bool = False
@@ -47,12 +47,12 @@ class Points:
     written_index: int = 0
     flushed: int = 0
     confirmed: int = 0
-    refiling: bool = False
-    """All queues are being filed anew: what of them is there says nothing of the rest."""
+    reindexing: bool = False
+    """A start is rebuilding all queues. Until it has finished, the queues on disk are incomplete."""
 
-    def at_most(self, offset: int) -> Points:
-        """The same, with nothing above `offset` that is claimed to be there."""
-        return Points(
+    def at_most(self, offset: int) -> RecoveryPoint:
+        """The same with every offset lowered to `offset`."""
+        return RecoveryPoint(
             self.boot,
             self.clean,
             min(self.durable, offset),
@@ -61,74 +61,76 @@ class Points:
             min(self.written_index, offset),
             min(self.flushed, offset),
             min(self.confirmed, offset),
-            self.refiling,
+            self.reindexing,
         )
 
     @classmethod
-    def load(cls, path: Path) -> Points | None:
-        """None when there are none that can be understood: recovery then looks at the whole log."""
+    def load(cls, path: Path) -> RecoveryPoint | None:
+        """Read the file; None when it is missing or invalid. Recovery then checks the whole log."""
         try:
             data = orjson.loads(path.read_bytes())
-            points = cls(**{name: value for name, value in data.items() if name in _NAMES})
-            for name, value in asdict(points).items():
-                expected = {"boot": str, "clean": bool, "refiling": bool}.get(name, int)
+            point = cls(**{name: value for name, value in data.items() if name in _NAMES})
+            for name, value in asdict(point).items():
+                expected = {"boot": str, "clean": bool, "reindexing": bool}.get(name, int)
                 if type(value) is not expected or (isinstance(value, int) and value < 0):
                     raise ValueError(f"{name} is {value!r}")
         except FileNotFoundError:
             return None
         except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
-            _log.warning("%s: %s; the whole log is checked instead", path, error)
+            _log.warning("%s is invalid: %s; recovery checks the whole log instead", path, error)
             return None
-        return points
+        return point
 
     def save(self, path: Path, *, durable: bool) -> None:
-        """Raises OSError."""
+        """Replace the file; with `durable` also fsync it. Raises OSError."""
         atomic_write(path, orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2), durable=durable)
 
 
-_NAMES: Final = frozenset(field.name for field in fields(Points))
-"""A later version may write more."""
+_NAMES: Final = frozenset(field.name for field in fields(RecoveryPoint))
+"""Other names in the file are ignored: a later version may write more."""
 
 
-class PointsFile:
-    """Where the points are kept. Writing may happen in any thread; what was asked for first never replaces later ones.
+class RecoveryPointFile:
+    """The file of the recovery point. Any thread may write; an older request never replaces a newer one.
 
-    That order matters: points from before a cut, written after those of the cut, would claim records that are gone.
+    The order matters: a recovery point from before a truncation would claim records that are gone.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._asked = 0
+        self._requested = 0
         self._written = 0
 
     @property
     def busy(self) -> bool:
-        """Something that was asked for is not written yet."""
-        return self._written < self._asked
+        """A requested write is not done yet."""
+        return self._written < self._requested
 
-    def prepare(self, points: Points, *, durable: bool, after: Callable[[], None] = lambda: None) -> Callable[[], None]:
-        """What writes these points, and then calls `after`. It raises OSError."""
-        self._asked += 1
-        number = self._asked
+    def prepare(
+        self, point: RecoveryPoint, *, durable: bool, after: Callable[[], None] = lambda: None
+    ) -> Callable[[], None]:
+        """A function that writes this recovery point and then calls `after`. The function raises OSError."""
+        self._requested += 1
+        number = self._requested
 
         def write() -> None:
             with self._lock:
                 if number < self._written:
                     return
                 self._written = number
-                points.save(self.path, durable=durable)
+                point.save(self.path, durable=durable)
                 after()
 
         return write
 
-    def lower(self, points: Points) -> None:
-        """Write points that claim less than those before, durably. Raises OSError.
+    def lower(self, point: RecoveryPoint) -> None:
+        """Durably write a recovery point with lower offsets. Raises OSError.
 
-        A disk without room loses the old ones instead: without points recovery looks at the whole log.
+        A full disk removes the old file instead: recovery then checks the whole log.
         """
         try:
-            self.prepare(points, durable=True)()
+            self.prepare(point, durable=True)()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -137,7 +139,10 @@ class PointsFile:
 
 
 def load_checkpoint(path: Path) -> tuple[int, int, int]:
-    """Store times (ms) up to which RocketMQ had flushed log, queues and index; zeros when there is no checkpoint."""
+    """Store times (ms) up to which RocketMQ had flushed log, queues and index; zeros without a `checkpoint` file.
+
+    Source: `StoreCheckpoint` of RocketMQ.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -149,7 +154,7 @@ def load_checkpoint(path: Path) -> tuple[int, int, int]:
 
 
 def save_checkpoint(path: Path, log_ms: int, queue_ms: int, index_ms: int) -> None:
-    """For RocketMQ's own tools; ours is `Points`. Raises OSError."""
+    """Write `checkpoint` for RocketMQ's tools; our recovery reads the recovery point. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(fd).st_size < _CHECKPOINT_SIZE:
