@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_operator.local.process import start_mark
+from gantry_operator.platforms.local.process import start_mark
 from local_cluster import Cluster, Load, check_account, kill
 
 pytestmark = pytest.mark.timeout(300)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.api import BrokerCluster
-from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.local.children import Child
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import Ports
-from gantry_operator.local.process import ProcessRecord, listens, start_mark
-from gantry_operator.local.render import process_plans
-from gantry_operator.local.supervisor import Supervisor
+from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local.children import Child
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process import ProcessRecord, listens, start_mark
+from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.platforms.local.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="the system does not tell who listens")
 

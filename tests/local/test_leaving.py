@@ -14,14 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.leaving import leaving_members, surplus_name_servers
-from gantry_operator.local.ports import Ports
-from gantry_operator.local.process import start_mark
-from gantry_operator.local.render import process_plans
-from gantry_operator.local.status import local_status
-from gantry_operator.local.supervisor import Supervisor, save_manifest
 from gantry_operator.plan import MemberPlan, plan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.platforms.local.status import local_status
+from gantry_operator.platforms.local.supervisor import Supervisor, save_manifest
 from gantry_operator.registry import FileRegistry
 from local_cluster import Cluster, kill, take_down
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from gantry_operator.local.process import start_mark
+from gantry_operator.platforms.local.process import start_mark
 from local_cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)

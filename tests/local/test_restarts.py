@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.local import children, process
-from gantry_operator.local.children import (
+from gantry_operator.platforms.local import children, process
+from gantry_operator.platforms.local.children import (
     BACK_OFF_S,
     SUCCESSOR_FIRST_S,
     Children,
     lived_well,
     pause_before_start,
 )
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.process import load_record
-from gantry_operator.local.render import ProcessPlan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.process import load_record
+from gantry_operator.platforms.local.process_plan import ProcessPlan
 from running import until
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_operator.analytics.cli import opens
+from gantry_operator.cli.analytics import opens
 from gantry_spark.main import main, memory_of
 from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
 from plainlog import LogWriter, Message

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from gantry_broker.replication.types import Assignment, Cell
 
-from gantry_operator.failover.choose import candidates, next_cell, promote, somebody_fit, unclean, unproven
+from gantry_operator.failover.bootstrap import first_cell, recovered_cell
 from gantry_operator.failover.detect import MasterState, master_state
-from gantry_operator.failover.first import first_cell, recovered_cell
-from gantry_operator.failover.inset import answer_ask, names, shrink
+from gantry_operator.failover.in_sync_set import answer_ask, names, shrink
 from gantry_operator.failover.model import (
     AskHandover,
     Decision,
@@ -25,6 +24,7 @@ from gantry_operator.failover.model import (
     Tell,
     Wait,
 )
+from gantry_operator.failover.promotion import candidates, next_cell, promote, somebody_fit, unclean, unproven
 
 
 def decide(obs: Observation) -> list[Decision]:

@@ -15,8 +15,8 @@ from typing import Literal
 
 from gantry_broker.replication.types import Cell, MemberId
 
-from gantry_operator.failover.choose import somebody_fit
 from gantry_operator.failover.model import MemberView, Observation
+from gantry_operator.failover.promotion import somebody_fit
 
 State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
 

@@ -17,14 +17,14 @@ from typing import Any
 from free_ports import free_ports
 from gantry_broker.http.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
-from gantry_operator.failover.http import httpx, make_client
-from gantry_operator.local import control
-from gantry_operator.local.events import last_events
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import HOST
-from gantry_operator.local.process import ProcessRecord, end, load_record
-from gantry_operator.local.supervisor import save_manifest
+from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local.events import last_events
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import HOST
+from gantry_operator.platforms.local.process import ProcessRecord, end, load_record
+from gantry_operator.platforms.local.supervisor import save_manifest
 
 from .lineage import Lineage, changes_in, epochs_in
 from .links import Links

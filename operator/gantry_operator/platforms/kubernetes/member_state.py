@@ -1,0 +1,137 @@
+"""Puts together what pods, status streams and the registry say, for rolling changes and the status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from gantry_operator.api.status import NameServerRow
+from gantry_operator.cluster.group_controller import GroupWatch
+from gantry_operator.cluster.status import SeenMember
+from gantry_operator.plan import MemberState, Plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.client import Object
+from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.platform import PodSurroundings, pod_ip, pod_ready
+
+REVISION_LABEL = "controller-revision-hash"
+
+
+def member_states(
+    stateful_set: Object, loop: GroupWatch, pods: PodSurroundings, group: str, now: datetime
+) -> list[MemberState]:
+    """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync.
+
+    What a broker says of itself counts before what Kubernetes says of its pod: a kubelet that has stopped, or another
+    container of the pod that fails, makes no broker broken that serves."""
+    newest = (stateful_set.get("status") or {}).get("updateRevision")
+    cell = loop.cell
+    out = []
+    for member in pods.running(group):
+        pod = pods.pod(member.name)
+        watch = loop.watches.get(member.number)
+        report = watch.report if watch is not None and watch.reach == "ok" else None
+        serves = report is not None and (report.role == "Master" or report.link == "connected")
+        going = pod is None or pod["metadata"].get("deletionTimestamp") is not None
+        revision = None if pod is None else (pod["metadata"].get("labels") or {}).get(REVISION_LABEL)
+        out.append(
+            MemberState(
+                name=member.name,
+                number=member.number,
+                outdated=not going and revision != newest,
+                ready=pod_ready(pod),
+                in_sync=not going and report is not None and loop.in_sync(report),
+                master=cell is not None and cell.master is not None and cell.master.member == member.number,
+                broken=pod is not None and not going and not serves and broken_for_good(pod, now),
+                leaving=member.number >= pods.planned.get(group, member.number + 1),
+                fit=report is None or not report.unfit,
+            )
+        )
+    return out
+
+
+STUCK_REASONS = frozenset(
+    ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull",
+     "ImagePullBackOff", "InvalidImageName", "RunContainerError")
+)  # fmt: skip
+NOT_READY_S = 120
+"""A pod that has not been ready for this long is taken for one that will not be by itself."""
+
+
+def broken_for_good(pod: Object, now: datetime) -> bool:
+    """Kubernetes cannot start it, or it has not become ready for long."""
+    status = pod.get("status") or {}
+    for c in status.get("containerStatuses") or []:
+        waiting = (c.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in STUCK_REASONS:
+            return True
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            since = datetime.fromisoformat(condition.get("lastTransitionTime") or now.isoformat())
+            return (now - since).total_seconds() > NOT_READY_S
+    return False
+
+
+def seen_members(
+    running: Iterable[tuple[str, int, str]], loops: Mapping[str, GroupWatch], pods: PodSurroundings
+) -> list[SeenMember]:
+    out = []
+    for group, number, name in running:
+        loop = loops.get(group)
+        watch = None if loop is None else loop.watches.get(number)
+        heard = watch is not None and watch.reach == "ok" and watch.status is not None and watch.report is not None
+        cell = None if loop is None else loop.cell
+        pod = pods.pod(name)
+        report = watch.report if watch is not None and heard else None
+        out.append(
+            SeenMember(
+                name=name,
+                group=group,
+                number=number,
+                status=watch.status if watch is not None and heard else None,
+                pod_ready=pod_ready(pod),
+                node=None if pod is None else pod["spec"].get("nodeName"),
+                in_sync=loop is not None and report is not None and loop.in_sync(report),
+                master=cell is not None and cell.master is not None and cell.master.member == number,
+                problem=why_not(pod, "" if watch is None else watch.problem),
+            )
+        )
+    return out
+
+
+def why_not(pod: Object | None, problem: str) -> str:
+    """Why a pod's broker does not answer, as far as Kubernetes knows; else `problem`."""
+    if pod is None:
+        return "there is no pod"
+    if pod["metadata"].get("deletionTimestamp") is not None:
+        return "its pod is being stopped"
+    status = pod.get("status") or {}
+    for c in status.get("containerStatuses") or []:
+        waiting = (c.get("state") or {}).get("waiting")
+        if waiting is not None:
+            return ": ".join(p for p in (waiting.get("reason"), waiting.get("message")) if p)
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"not scheduled: {condition.get('message', '')}"
+    return problem
+
+
+def seen_name_servers(plan: Plan | None, pods: Mirror, *, by_pod: bool = False) -> list[NameServerRow]:
+    """The NameServers with their Services' addresses; `by_pod`: only those that run, with their pods' addresses."""
+    if plan is None:
+        return []
+    rows: list[NameServerRow] = []
+    for s in plan.name_servers:
+        pod = pods.get(plan.namespace, s.name)
+        host = pod_ip(pod) if by_pod else names.service_host(s.name, plan.namespace)
+        if host is None:
+            continue
+        rows.append(
+            NameServerRow(
+                name=s.name,
+                address=f"{host}:{names.NAME_SERVER_PORT}",
+                ready=pod_ready(pod),
+                node=None if pod is None else pod["spec"].get("nodeName"),
+            )
+        )
+    return rows
