@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gantry_broker.replication.types import Cell, MemberId
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.failover.model import MemberView, Observation, Promote, Report
 
 OLD, NEW = MemberId(0, "x"), MemberId(1, "y")
@@ -17,7 +17,7 @@ CELL = Cell(7, 3, NEW, frozenset({OLD, NEW}))
 def test_the_change_is_told_once_the_master_says_that_it_leads(
     monkeypatch: pytest.MonkeyPatch, role: str, epoch: int, told: int
 ) -> None:
-    loop = GroupLoop.__new__(GroupLoop)
+    loop = MasterSlaveController.__new__(MasterSlaveController)
     promoted = Promote(cell=CELL, new=NEW, old=OLD, reason="it died", kind="failover")
     loop._pending_change = (promoted, 1.0)
     taken: list[int] = []

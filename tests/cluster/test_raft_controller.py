@@ -13,13 +13,13 @@ from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.cluster import group_controller as base
 from gantry_operator.cluster import raft_controller as raft
 from gantry_operator.cluster.group_controller import SwitchoverFailed
-from gantry_operator.cluster.member_client import Teller
+from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.raft_controller import RaftLoop
+from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
 from gantry_operator.plan import MemberState, Step, next_step
-from gantry_operator.platforms.base import Change, Event, Facts, MemberEndpoint
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from running import running
 
 HTTP = cast(httpx.AsyncClient, None)
@@ -33,13 +33,13 @@ class Place:
         self.planned = count
         self.events: list[Event] = []
         self.changes: list[Change] = []
-        self.known: dict[str, Facts] = {}
+        self.known: dict[str, ProcessState] = {}
 
     def members(self, group: str) -> list[MemberEndpoint]:
         return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(self.planned)]
 
-    def facts(self, name: str) -> Facts:
-        return self.known.get(name, Facts())
+    def process_state(self, name: str) -> ProcessState:
+        return self.known.get(name, ProcessState())
 
     def token(self) -> str | None:
         return None
@@ -54,7 +54,7 @@ class Place:
         self.changes.append(change)
 
 
-class Told(Teller):
+class Told(MemberClient):
     """Answers as the test says."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -73,14 +73,14 @@ class Told(Teller):
         return self.removal_answer
 
 
-class Group(RaftLoop):
+class Group(RaftController):
     """The loop without connections; `look` is one pass, and what it began."""
 
     def __init__(self, count: int = 3) -> None:
         self.place = Place(count)
         super().__init__("a", self.place, HTTP, FailoverSettings)
         self.told = Told(self.wake)
-        self._teller = self.told
+        self._member_client = self.told
         self.ids = [MemberId(n, "x") for n in range(count)]
         for member in self.ids:
             watch = MemberWatch(f"m{member.member}", f"http://m{member.member}", HTTP, self.wake, self._clock.now)
@@ -161,7 +161,7 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
     group = Group()
     await group.look()
     if deleting:
-        group.place.known["m0"] = Facts(deleting=True)
+        group.place.known["m0"] = ProcessState(deleting=True)
     else:
         group.led_by(0, epoch=1, unfit="its disk is full")
     for _ in range(3):
@@ -242,7 +242,7 @@ async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch
         await group.look()
     assert group.told.removals == [4] * 3
     assert group.told_of("FailoverLoopFailed") == []
-    monkeypatch.setattr(raft, "TELL_WAIT_S", 0.0)
+    monkeypatch.setattr(raft, "EVENT_AFTER_S", 0.0)
     await group.look()
     [problem] = group.told_of("FailoverLoopFailed")
     assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
@@ -252,7 +252,7 @@ async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_change
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raft, "HANDOVER_AGAIN_S", 0.0)
-    monkeypatch.setattr(raft, "TELL_WAIT_S", 0.0)
+    monkeypatch.setattr(raft, "EVENT_AFTER_S", 0.0)
     group = with_two_gone()
     group.told.removal_answer = "nothing is confirmed yet"
     for _ in range(4):
@@ -270,8 +270,8 @@ async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_change
 
 
 async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "TELL_WAIT_S", WAIT_S)
-    monkeypatch.setattr(raft, "TELL_WAIT_S", WAIT_S)
+    monkeypatch.setattr(base, "EVENT_AFTER_S", WAIT_S)
+    monkeypatch.setattr(raft, "EVENT_AFTER_S", WAIT_S)
     group = Group()
     for watch in group.watches.values():
         watch.reach = "refused"

@@ -11,12 +11,12 @@ import pytest
 from free_ports import free_port
 from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.config import BrokerConfig
-from gantry_operator.cluster.group_controller import GroupWatch
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.group_controller import GroupController
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import make_client
-from gantry_operator.cluster.restart import keep_running
+from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.failover import FailoverSettings
-from gantry_operator.platforms.base import Change, Event, Facts, MemberEndpoint
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local.events import EventLog, last_events
 from gantry_operator.registry import FileRegistry
 
@@ -31,13 +31,13 @@ async def until(what: str, condition: Callable[[], object], patience_s: float = 
 
 
 class Group:
-    """Two members, and the surroundings of their loops."""
+    """Two members, and the platform of their controllers."""
 
     def __init__(self, folder: Path) -> None:
         self.configs = [self._config(folder, number) for number in range(2)]
         self.running: dict[str, BrokerProcess] = {}
         self.events: list[Event] = []
-        self.loops: list[GroupLoop] = []
+        self.controllers: list[MasterSlaveController] = []
         self.registry = FileRegistry(folder / "registry")
         self.client = make_client()
         self.failing: Callable[[], None] = lambda: None
@@ -60,36 +60,36 @@ class Group:
 
     async def stop(self, number: int) -> None:
         await self.running.pop(self.configs[number].name).stop()
-        self.loops[-1].wake()
+        self.controllers[-1].wake()
 
-    def make(self) -> GroupWatch:
-        made = GroupLoop("a", self.registry, self, self.client, FailoverSettings)
-        self.loops.append(made)
+    def make(self) -> GroupController:
+        made = MasterSlaveController("a", self.registry, self, self.client, FailoverSettings)
+        self.controllers.append(made)
         return made
 
     def master(self) -> int | None:
         """Who leads, as the newest loop hears it from the member itself."""
-        for watch in self.loops[-1].watches.values():
+        for watch in self.controllers[-1].watches.values():
             report = watch.report
             if report is not None and watch.reach == "ok" and report.role == "Master" and watch.name in self.running:
                 return report.id.member
         return None
 
     def in_sync(self) -> int:
-        cell = self.loops[-1].cell
+        cell = self.controllers[-1].cell
         return 0 if cell is None else len(cell.in_sync)
 
-    # ---- surroundings
+    # ---- platform
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [
             MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.member_address) for c in self.configs
         ]
 
-    def facts(self, name: str) -> Facts:
-        if len(self.loops) == 1:
+    def process_state(self, name: str) -> ProcessState:
+        if len(self.controllers) == 1:
             self.failing()
-        return Facts(gone=name not in self.running)
+        return ProcessState(gone=name not in self.running)
 
     def token(self) -> str | None:
         return None
@@ -119,7 +119,7 @@ async def group(tmp_path: Path) -> AsyncIterator[Group]:
 
 @asynccontextmanager
 async def kept(group: Group) -> AsyncIterator[None]:
-    task = asyncio.create_task(keep_running(group.make(), group.make, group.event, again_s=0.05))
+    task = asyncio.create_task(run_with_restarts(group.make(), group.make, group.event, again_s=0.05))
     try:
         await until("both are in sync", lambda: group.in_sync() == 2 and group.master() is not None)
         yield
@@ -150,25 +150,25 @@ async def test_a_pass_that_raises_is_reported_and_followed_by_the_next(group: Gr
                 raise ValueError("a fault in a pass")
 
         group.failing = fail_once
-        group.loops[0].wake()
+        group.controllers[0].wake()
         await until("the fault is reported", lambda: failures(group) == ["ValueError: a fault in a pass"])
         await _fail_over(group)
-        assert len(group.loops) == 1, "the loop itself went on"
-        assert group.loops[0].problem == ""
+        assert len(group.controllers) == 1, "the loop itself went on"
+        assert group.controllers[0].problem == ""
 
 
 async def test_a_loop_that_ends_is_reported_and_another_takes_over(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with kept(group):
-        first = group.loops[0]
+        first = group.controllers[0]
 
         def broken() -> float:
             raise KeyError("outside of a pass")
 
         monkeypatch.setattr(first, "_pause", broken)
         first.wake()
-        await until("another loop runs", lambda: len(group.loops) == 2)
+        await until("another loop runs", lambda: len(group.controllers) == 2)
         assert failures(group) == ["KeyError: 'outside of a pass'; it is started again"]
         await until("it knows the group", lambda: group.in_sync() == 2 and group.master() is not None)
         await _fail_over(group)
@@ -183,11 +183,11 @@ async def test_a_loop_that_dies_while_the_master_does_too_loses_no_failover(
         def broken(*_: object) -> None:
             raise RuntimeError("nothing can be told")
 
-        monkeypatch.setattr(group.loops[0], "_tell", broken)
-        monkeypatch.setattr(group.loops[0], "_report_problem", broken)
+        monkeypatch.setattr(group.controllers[0], "_send_assignment", broken)
+        monkeypatch.setattr(group.controllers[0], "_report_problem", broken)
         await _fail_over(group)
         assert failures(group) == ["RuntimeError: nothing can be told; it is started again"]
-        assert len(group.loops) == 2
+        assert len(group.controllers) == 2
 
 
 async def test_a_report_that_fails_does_not_end_the_failover(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,9 +200,9 @@ async def test_a_report_that_fails_does_not_end_the_failover(group: Group, monke
         def broken() -> float:
             raise KeyError("outside of a pass")
 
-        monkeypatch.setattr(group.loops[0], "_pause", broken)
-        group.loops[0].wake()
-        await until("another loop runs", lambda: len(group.loops) == 2)
+        monkeypatch.setattr(group.controllers[0], "_pause", broken)
+        group.controllers[0].wake()
+        await until("another loop runs", lambda: len(group.controllers) == 2)
         await until("it knows the group", lambda: group.master() is not None)
 
 

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from gantry_broker.replication.types import Cell, MemberId
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.failover.model import FollowerView, Report
 
 MASTER, SLAVE = MemberId(0, "x"), MemberId(1, "y")
 SET = frozenset({MASTER, SLAVE})
 
 
-class Group(GroupLoop):
+class Group(MasterSlaveController):
     """What is seen of two members, a second after the other."""
 
     def __init__(self) -> None:

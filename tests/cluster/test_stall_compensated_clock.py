@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 
 
 async def test_the_clock_stands_still_while_the_loop_does() -> None:
-    clock = AttentiveClock()
+    clock = StallCompensatedClock()
     clock.start()
     try:
         await asyncio.sleep(0.05)
@@ -24,7 +24,7 @@ async def test_the_clock_stands_still_while_the_loop_does() -> None:
 
 
 async def test_it_runs_as_the_monotonic_clock_otherwise_and_never_goes_back() -> None:
-    clock = AttentiveClock()
+    clock = StallCompensatedClock()
     clock.start()
     try:
         seen = [clock.now()]

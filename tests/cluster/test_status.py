@@ -1,4 +1,4 @@
-"""The status: phases and conditions from what is seen, with times that move only when a condition turns."""
+"""The status: phases and conditions from what is observed, with times that move only when a condition turns."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from typing import Any
 
 from gantry_operator.api import BrokerClusterStatus
 from gantry_operator.api.status import NameServerRow
-from gantry_operator.cluster.status import Seen, SeenMember, significant, status_of
+from gantry_operator.cluster.status import ObservedMember, ObservedState, significant, status_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 SERVERS = [NameServerRow(name="demo-namesrv-0", address="ns:9876", ready=True)]
 
 
-def member(number: int, role: str = "Slave", **kw: Any) -> SeenMember:
+def member(number: int, role: str = "Slave", **kw: Any) -> ObservedMember:
     status = {"role": role, "broker_id": 0 if role == "Master" else number + 1, "epoch": 3, "end": 100 + number}
     values: dict[str, Any] = {"status": status, "pod_ready": True, "in_sync": True, "node": f"node{number}"}
-    return SeenMember(name=f"demo-a-{number}", group="a", number=number, **(values | kw))
+    return ObservedMember(name=f"demo-a-{number}", group="a", number=number, **(values | kw))
 
 
-def seen(members: list[SeenMember] | None = None, **kw: Any) -> Seen:
+def observed(members: list[ObservedMember] | None = None, **kw: Any) -> ObservedState:
     found = members if members is not None else [member(0, "Master"), member(1), member(2)]
-    return Seen(members=found, name_servers=SERVERS, **({"available": {"a": None}} | kw))
+    return ObservedState(members=found, name_servers=SERVERS, **({"available": {"a": None}} | kw))
 
 
-def made(s: Seen, old: BrokerClusterStatus | None = None, now: str = "t1", paused: bool = False) -> BrokerClusterStatus:
+def made(
+    s: ObservedState, old: BrokerClusterStatus | None = None, now: str = "t1", paused: bool = False
+) -> BrokerClusterStatus:
     return status_of(None, old or BrokerClusterStatus(), s, now, 7, paused)
 
 
@@ -34,7 +36,7 @@ def condition(status: BrokerClusterStatus, kind: str) -> tuple[str, str, str]:
 
 
 def test_all_is_well() -> None:
-    status = made(seen())
+    status = made(observed())
     assert (status.phase, status.readyMembers, status.masters, status.observedGeneration) == (
         "Running",
         "3/3",
@@ -55,68 +57,71 @@ def test_all_is_well() -> None:
 
 def test_running_pods_do_not_make_it_available() -> None:
     """Every pod is ready, and yet nobody has sent and read a message."""
-    assert condition(made(seen(available={})), "Available")[:2] == ("False", "NotChecked")
-    said = condition(made(seen(available={"a": "it does not answer"})), "Available")
+    assert condition(made(observed(available={})), "Available")[:2] == ("False", "NotChecked")
+    said = condition(made(observed(available={"a": "it does not answer"})), "Available")
     assert said == ("False", "NotServing", "group a: it does not answer")
 
 
 def test_a_lost_member_degrades_and_the_reason_is_told() -> None:
-    status = made(seen([member(0, "Master"), member(1, status=None, in_sync=False, problem="there is no pod")]))
+    status = made(observed([member(0, "Master"), member(1, status=None, in_sync=False, problem="there is no pod")]))
     assert status.phase == "Degraded"
     assert "demo-a-1 (there is no pod)" in condition(status, "Degraded")[2]
     assert (status.readyMembers, status.members[1].role) == ("1/2", "Unknown")
 
 
 def test_a_follower_out_of_sync_is_not_ready() -> None:
-    assert not made(seen([member(0, "Master"), member(1, in_sync=False)])).members[1].ready
+    assert not made(observed([member(0, "Master"), member(1, in_sync=False)])).members[1].ready
 
 
 def test_without_a_master_it_says_so() -> None:
-    status = made(seen([member(0)], available={"a": "nobody can take over"}), BrokerClusterStatus(phase="Running"))
+    status = made(observed([member(0)], available={"a": "nobody can take over"}), BrokerClusterStatus(phase="Running"))
     assert (status.phase, status.masters) == ("Unavailable", "a: none")
 
 
 def test_phases_of_a_beginning_and_of_a_change() -> None:
-    assert made(seen(available={})).phase == "Creating"
-    assert made(seen(progress=["demo-a-2 is replaced"])).phase == "Updating"
-    assert made(seen(), paused=True).phase == "Paused"
-    assert made(seen(problems=["volume cannot grow"])).phase == "Degraded"
+    assert made(observed(available={})).phase == "Creating"
+    assert made(observed(progress=["demo-a-2 is replaced"])).phase == "Updating"
+    assert made(observed(), paused=True).phase == "Paused"
+    assert made(observed(problems=["volume cannot grow"])).phase == "Degraded"
 
 
 def test_a_condition_keeps_its_time_until_it_turns() -> None:
-    first = made(seen(), now="t1")
-    second = made(seen(), first, "t2")
+    first = made(observed(), now="t1")
+    second = made(observed(), first, "t2")
     assert {c.lastTransitionTime for c in second.conditions} == {"t1"}
-    third = made(seen(available={"a": "gone"}), second, "t3")
+    third = made(observed(available={"a": "gone"}), second, "t3")
     times = {c.type: c.lastTransitionTime for c in third.conditions}
     assert times == {"Available": "t3", "Progressing": "t1", "Degraded": "t1"}
 
 
 def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
-    good = made(seen())
-    status = made(seen([], refused="spec.mode is wrong"), good, "t2")
+    good = made(observed())
+    status = made(observed([], refused="spec.mode is wrong"), good, "t2")
     assert (status.phase, status.members, condition(status, "Available")[0]) == ("Refused", good.members, "True")
     assert "spec.mode is wrong" in condition(status, "Progressing")[2]
-    new = made(seen([], refused="spec.mode is wrong"))
+    new = made(observed([], refused="spec.mode is wrong"))
     assert condition(new, "Available")[:2] == ("False", "SpecRefused")
 
 
 def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
     """The failover goes on, and so does what is told of it."""
-    good = made(seen())
-    now = seen([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
+    good = made(observed())
+    now = observed([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
     status = made(now, good, "t2")
     assert (status.phase, status.masters, status.readyMembers) == ("Refused", "demo-a-1", "2/3")
     assert condition(status, "Available")[0] == "True"
     assert condition(status, "Degraded")[0] == "True"
     assert condition(status, "Progressing")[1] == "SpecRefused"
-    away = made(seen(available={"a": "it does not answer"}, refused="no"), status, "t3")
+    away = made(observed(available={"a": "it does not answer"}, refused="no"), status, "t3")
     assert condition(away, "Available") == ("False", "NotServing", "group a: it does not answer")
     assert away.addresses == good.addresses
 
 
 def test_offsets_alone_are_not_significant() -> None:
-    a, b = made(seen()), made(seen([member(0, "Master"), member(1), member(2, status={"role": "Slave", "epoch": 3})]))
+    a, b = (
+        made(observed()),
+        made(observed([member(0, "Master"), member(1), member(2, status={"role": "Slave", "epoch": 3})])),
+    )
     b.members[2].brokerId = a.members[2].brokerId
     assert significant(a) == significant(b)
     assert a.to_object() != b.to_object()
@@ -140,7 +145,7 @@ def test_what_is_seen_always_makes_a_status(
         member(i, in_sync=sync, pod_ready=ready, status=None if role is None else {"role": role})
         for i, (role, sync, ready) in enumerate(rows)
     ]
-    status = made(seen(members, available={"a": available}, problems=problems, progress=progress))
+    status = made(observed(members, available={"a": available}, problems=problems, progress=progress))
     assert BrokerClusterStatus.model_validate(status.to_object()) == status
     assert (status.phase in ("Unavailable", "Creating")) == (available is not None)
     if status.phase == "Running":

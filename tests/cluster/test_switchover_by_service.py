@@ -19,11 +19,11 @@ from gantry_broker.client import ClientError, FromWhere, MessageQueue, NoRoute, 
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.remoting.client import RemotingClient
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.probe import send_and_read
 from gantry_operator.failover import FailoverSettings
-from gantry_operator.platforms.base import Change, Event, Facts, MemberEndpoint
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.registry import FileRegistry
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(180)
 
 MEMBERS = 3
 SENDERS = 4
-LINGER_S = 1.5
+GRACE_S = 1.5
 """As the operator on Kubernetes: a former master that answers keeps its place in the Service for so long."""
 LONGEST_GAP_S = 2.0
 LATE_S = 6.0
@@ -45,14 +45,14 @@ START_S = 60.0
 
 
 class Pods:
-    """Members as processes behind a Service, and the surroundings of their failover loop."""
+    """Members as processes behind a Service, and the platform of their failover loop."""
 
     def __init__(self, folder: Path, service: Service, name_server: str) -> None:
         self.service = service
         self.events: list[str] = []
         self.configs = [self._config(folder, n, service.address, name_server) for n in range(MEMBERS)]
         self._folder = folder
-        self._lingering: dict[int, float] = {}
+        self._grace_until: dict[int, float] = {}
         self._announced = 0
         self._processes: list[asyncio.subprocess.Process] = []
 
@@ -83,31 +83,31 @@ class Pods:
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join([*self.events, *(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in logs)])
 
-    # ---- surroundings
+    # ---- platform
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [
             MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.member_address) for c in self.configs
         ]
 
-    def facts(self, name: str) -> Facts:
-        return Facts()
+    def process_state(self, name: str) -> ProcessState:
+        return ProcessState()
 
     def token(self) -> str | None:
         return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         port = self.configs[master.member].port
-        until = time.monotonic() + LINGER_S
-        self._lingering.update(dict.fromkeys(self.service.labelled - {port}, until))
-        self._lingering.pop(port, None)
+        until = time.monotonic() + GRACE_S
+        self._grace_until.update(dict.fromkeys(self.service.labelled - {port}, until))
+        self._grace_until.pop(port, None)
         self.service.label({port, *self.service.labelled})
-        asyncio.get_running_loop().call_later(LINGER_S + 0.01, self._settle, port, epoch)
+        asyncio.get_running_loop().call_later(GRACE_S + 0.01, self._settle, port, epoch)
         self._announced = epoch
 
     def _settle(self, port: int, epoch: int) -> None:
         if epoch == self._announced:
-            self.service.label({port, *(p for p, until in self._lingering.items() if until > time.monotonic())})
+            self.service.label({port, *(p for p, until in self._grace_until.items() if until > time.monotonic())})
 
     def event(self, event: Event) -> None:
         self.events.append(f"{event.reason}: {event.message}")
@@ -180,7 +180,7 @@ async def _stored(name_server: str) -> Counter[int]:
 
 
 @asynccontextmanager
-async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, GroupLoop, str]]:
+async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, MasterSlaveController, str]]:
     """Members behind a Service, all in sync, their failover loop, and the NameServer's address."""
     client = make_client()
     async with (
@@ -189,7 +189,7 @@ async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, GroupL
     ):
         name_server = f"127.0.0.1:{names.port}"
         pods = Pods(folder, service, name_server)
-        loop = GroupLoop("a", FileRegistry(folder / "registry"), pods, client, FailoverSettings)
+        loop = MasterSlaveController("a", FileRegistry(folder / "registry"), pods, client, FailoverSettings)
         await pods.start()
         running = asyncio.create_task(loop.run())
         try:
@@ -229,7 +229,7 @@ async def test_who_came_by_a_service_that_moved_late_is_let_go_however_late_that
             assert time.monotonic() < deadline, said
         [former] = service.labelled
         await loop.switchover(None, "asked for by a test")
-        moved = time.monotonic() + LINGER_S + LATE_S
+        moved = time.monotonic() + GRACE_S + LATE_S
         while time.monotonic() < moved:
             await send_and_read(client, service.address)
             await asyncio.sleep(0.1)

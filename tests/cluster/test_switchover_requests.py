@@ -11,13 +11,13 @@ import pytest
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.cluster import master_slave_controller as loop
 from gantry_operator.cluster.group_controller import SwitchoverFailed
-from gantry_operator.cluster.master_slave_controller import GroupLoop
-from gantry_operator.cluster.member_client import Teller
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
-from gantry_operator.platforms.base import Change, Event, Facts, MemberEndpoint
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.registry import Entry, RegistryUnavailable
 from running import running
 
@@ -37,8 +37,8 @@ class Place:
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(3)]
 
-    def facts(self, name: str) -> Facts:
-        return Facts(gone=name in self.gone)
+    def process_state(self, name: str) -> ProcessState:
+        return ProcessState(gone=name in self.gone)
 
     def token(self) -> str | None:
         return None
@@ -76,21 +76,23 @@ class Registry:
         return True
 
 
-class Told(Teller):
-    """Everybody does after `tell_s` what it is told; hand-overs take `handover_s` and end as the test says."""
+class FakeMembers(MemberClient):
+    """Everybody does after `send_s` what it is told; hand-overs take `handover_s` and end as the test says."""
 
     def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
         super().__init__(HTTP, lambda: None, wake, time.monotonic)
         self.take = take
         self.handovers: list[int] = []
         self.handover_s = 0.0
-        self.tell_s = 0.0
+        self.send_s = 0.0
         self.answer: tuple[bool, str] = (True, "")
 
-    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self.tell_s, self._told, member, assignment, then)
+    def send_assignment(
+        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
+    ) -> None:
+        asyncio.get_running_loop().call_later(self.send_s, self._accept, member, assignment, then)
 
-    def _told(self, member: int, assignment: Assignment, then: Callable[[], None] | None) -> None:
+    def _accept(self, member: int, assignment: Assignment, then: Callable[[], None] | None) -> None:
         self._accepted[member] = assignment
         self.take(member, assignment)
         if then is not None:
@@ -102,14 +104,14 @@ class Told(Teller):
         return self.answer
 
 
-class Group(GroupLoop):
+class Group(MasterSlaveController):
     """The loop over members that are told everything and say it at once."""
 
     def __init__(self) -> None:
         self.place, self.registry = Place(), Registry()
         super().__init__("a", self.registry, self.place, HTTP, FailoverSettings)
-        self.told = Told(self.wake, self.take)
-        self._teller = self.told
+        self.told = FakeMembers(self.wake, self.take)
+        self._member_client = self.told
         for id in IDS:
             watch = MemberWatch(f"m{id.member}", f"http://m{id.member}", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"
@@ -186,7 +188,7 @@ async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypat
     """Nor one whose new master is just being told: both take longer here than what is ready may wait."""
     monkeypatch.setattr(loop, "READY_S", 0.2)
     async with running(Group()) as group:
-        group.told.handover_s, group.registry.swap_s, group.told.tell_s = 0.2, 0.5, 0.1
+        group.told.handover_s, group.registry.swap_s, group.told.send_s = 0.2, 0.5, 0.1
         assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
 
 
@@ -262,7 +264,7 @@ async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monke
         group.registry.cell = group.registry.cell.with_set(frozenset(IDS[:2]))
         for number in range(3):
             group.take(number, Assignment(group.registry.cell, None, False))
-        monkeypatch.setattr(group.place, "facts", lambda name: Facts(deleting=name == "m0"))
+        monkeypatch.setattr(group.place, "process_state", lambda name: ProcessState(deleting=name == "m0"))
         group.told.handover_s, group.told.answer = 0.05, (False, "m1 has not caught up")
         with pytest.raises(SwitchoverFailed, match="m2 is not in sync with m0 yet"):
             await group.switchover(2, "asked for", timeout_s=0.4)
@@ -273,7 +275,9 @@ async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monke
 async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
     """On Kubernetes a member whose pod is gone has another address: a failover that gives records up says how many."""
     place = Place()
-    alone = GroupLoop("a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0))
+    alone = MasterSlaveController(
+        "a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)
+    )
     alone.entry = Entry(Cell(1, 1, IDS[0], frozenset(IDS[:1])))
     alone._follow(list(place.members("a")))
     for id, end in zip(IDS, (1_000, 100, 100), strict=True):

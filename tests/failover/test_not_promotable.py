@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.failover import (
-    AskHandover,
     FailoverSettings,
     FollowerView,
     MemberView,
     Observation,
     Report,
+    RequestHandover,
     decide,
 )
-from gantry_operator.failover.model import Promote, ShrinkSet, Switchover, Tell, Wait
+from gantry_operator.failover.model import Promote, SendAssignment, ShrinkInSyncSet, Switchover, Wait
 
 A, B, C = (MemberId(n, "x") for n in range(3))
 CELL = Cell(3, 7, A, frozenset({A, B, C}))
@@ -39,13 +39,13 @@ def observed(*members: MemberView, **settings: Any) -> Observation:
 
 def test_it_hands_over() -> None:
     [asked] = decide(observed(member(0, FULL), member(1), member(2)))
-    assert isinstance(asked, AskHandover)
+    assert isinstance(asked, RequestHandover)
     assert asked.reason == f"m0 should not lead: {FULL}"
 
 
 def test_to_one_that_is_fit() -> None:
     [asked] = decide(observed(member(0, FULL), member(1, FULL), member(2)))
-    assert isinstance(asked, AskHandover)
+    assert isinstance(asked, RequestHandover)
     assert asked.target == C
 
 
@@ -98,9 +98,9 @@ def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: st
     if why == "person":
         obs = replace(obs, switchover=Switchover())
     asked, told = decide(obs)
-    assert isinstance(asked, AskHandover)
+    assert isinstance(asked, RequestHandover)
     assert asked.target == B
-    assert isinstance(told, Tell)
+    assert isinstance(told, SendAssignment)
     assert told.member == 2
 
 
@@ -110,7 +110,7 @@ def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
     late = replace(late, report=replace(late.report, version=6))
     obs = replace(observed(member(0), member(1), late), switchover=Switchover())
     [told] = decide(obs)
-    assert isinstance(told, Tell)
+    assert isinstance(told, SendAssignment)
 
 
 def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> None:
@@ -128,8 +128,8 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
             refusing,
         )
         first = decide(obs)[0]
-        assert isinstance(first, ShrinkSet) is leaves
-        if isinstance(first, ShrinkSet):
+        assert isinstance(first, ShrinkInSyncSet) is leaves
+        if isinstance(first, ShrinkInSyncSet):
             assert first.reason == "m2 does not follow: No space left on device"
             assert first.cell.in_sync == {A, B}
     for of_this_epoch in ("refused the version", "it answered 401"):
@@ -140,9 +140,9 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
         seldom = (FollowerView(B, 1_000, 950), FollowerView(C, 1_000, 950))
         assert leads.report is not None
         idle = replace(leads, report=replace(leads.report, followers=seldom))
-        assert not any(isinstance(d, ShrinkSet) for d in decide(observed(idle, member(1), follows)))
+        assert not any(isinstance(d, ShrinkInSyncSet) for d in decide(observed(idle, member(1), follows)))
     moment = replace(refusing, refused_ms=100)
-    assert not isinstance(decide(observed(leads, member(1), moment))[0], ShrinkSet)
+    assert not isinstance(decide(observed(leads, member(1), moment))[0], ShrinkInSyncSet)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -153,7 +153,7 @@ def test_a_follower_with_a_full_disk_leaves_the_set_sooner_than_one_that_is_slow
         follower = member(2, FULL if full else "no NameServer answers it", stalled_ms=stalled_ms)
         assert follower.report is not None
         follower = replace(follower, report=replace(follower.report, disk_full=full))
-        return any(isinstance(d, ShrinkSet) for d in decide(observed(member(0), member(1), follower)))
+        return any(isinstance(d, ShrinkInSyncSet) for d in decide(observed(member(0), member(1), follower)))
 
     stalled = [ms for ms in range(0, 12_000, 500) if leaves(ms)]
     assert stalled[0] == (2_000 if full else 10_000)

@@ -11,20 +11,19 @@ from typing import Any, cast
 import pytest
 from fakeapi import FakeApi
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from gantry_operator.cluster.master_slave_controller import GroupLoop
-from gantry_operator.cluster.member_client import Teller
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.rolling_change import Roller
 from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.platforms.base import MemberEndpoint
-from gantry_operator.platforms.kubernetes import client, names
-from gantry_operator.platforms.kubernetes import platform as surroundings
+from gantry_operator.platforms.kubernetes import client, names, platform
 from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.member_state import REVISION_LABEL
-from gantry_operator.platforms.kubernetes.platform import PodSurroundings
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 from gantry_operator.registry import Entry, RegistryUnavailable
 from running import running, until
 
@@ -48,20 +47,22 @@ class Registry:
         return False
 
 
-class Told(Teller):
+class Told(MemberClient):
     """Everybody has done what it is told."""
 
-    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+    def send_assignment(
+        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
+    ) -> None:
         self._accepted[member] = assignment
 
 
-class Group(GroupLoop):
+class Group(MasterSlaveController):
     """Over two pods whose brokers do and say what is recorded."""
 
-    def __init__(self, pods: PodSurroundings) -> None:
+    def __init__(self, pods: KubernetesPlatform) -> None:
         self.registry = Registry()
         super().__init__("a", self.registry, pods, HTTP, FailoverSettings)
-        self._teller = Told(HTTP, lambda: None, self.wake, self._clock.now)
+        self._member_client = Told(HTTP, lambda: None, self.wake, self._clock.now)
         for id in IDS:
             watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"
@@ -86,12 +87,12 @@ def pod(name: str, role: str, revision: str = "new") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[PodSurroundings]:
-    pods = Mirror(api, POD, (), "", lambda event, obj: None)
+async def mirrored(fake: FakeApi, api: KubeApi) -> AsyncIterator[KubernetesPlatform]:
+    pods = InformerCache(api, POD, (), "", lambda event, obj: None)
     following = asyncio.create_task(pods.run())
     await until(lambda: "Pod" in [kind for kind, _ in fake._watchers])
-    claims = Mirror(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
-    found = PodSurroundings(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    claims = InformerCache(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
+    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes = found.planned = {"a": 2}
     try:
         yield found
@@ -106,7 +107,7 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
     meta = {"name": names.group_set("demo", "a"), "namespace": "mq", "generation": 1}
     status = {"observedGeneration": 1, "updateRevision": "new"}
     fake.put({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": {}, "status": status})
-    sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
     following = asyncio.create_task(sets.run())
     await asyncio.wait_for(sets.ready(), 3)
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
@@ -147,7 +148,7 @@ async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_sai
 async def test_a_former_master_does_not_keep_its_label_while_that_of_a_third_pod_is_refused(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surroundings, "LINGER_S", 0.3)
+    monkeypatch.setattr(platform, "GRACE_S", 0.3)
     merge = api.merge
 
     async def refuse(kind: Any, namespace: Any, name: str, patch: Any) -> Any:

@@ -12,7 +12,7 @@ from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes.client import KINDS
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.object_reconciler import REMOVABLE
-from gantry_operator.platforms.kubernetes.operator import FOR_REPORTS, MIRRORED
+from gantry_operator.platforms.kubernetes.operator import CACHED, FOR_REPORTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def needed() -> dict[str, set[str]]:
     cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
     applied = {o["kind"] for o in render(cluster, plan(cluster), OperatorSettings("image"))} | {"Secret"}
     out: dict[str, set[str]] = defaultdict(set)
-    for kind in MIRRORED:
+    for kind in CACHED:
         if kind not in FOR_REPORTS:
             out[KINDS[kind].plural] |= {"list", "watch"}
     for kind in applied:

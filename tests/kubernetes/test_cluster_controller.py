@@ -1,4 +1,4 @@
-"""A cluster's keeper over an API server in memory: what fails is tried again, and keeps the failover from nothing."""
+"""The cluster controller over an API server in memory: it retries what fails, and failover goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.api.status import Condition
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.raft_controller import RaftLoop
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
-from gantry_operator.cluster.status import Seen, status_of
+from gantry_operator.cluster.raft_controller import RaftController
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import ObservedState, status_of
 from gantry_operator.failover.model import Report
 from gantry_operator.platforms.kubernetes import cluster_controller as module
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.client import KINDS, ApiError, ApiUnavailable, KubeApi
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterKeeper, Shared
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import CELL
 from gantry_operator.platforms.kubernetes.masters import Masters
-from gantry_operator.platforms.kubernetes.operator import MIRRORED
+from gantry_operator.platforms.kubernetes.operator import CACHED
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
 
@@ -49,25 +49,27 @@ async def kept(
     spec: dict[str, Any] | None = None,
     annotations: dict[str, str] | None = None,
     unlisted: Sequence[str] = (),
-) -> AsyncIterator[ClusterKeeper]:
-    """A keeper that has just begun, with the resource as it is or with another spec."""
-    kinds = {k: k for k in MIRRORED} | {JOBS: "Job", PODS: "Pod"}
-    mirrors = {name: Mirror(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
-    following = [asyncio.create_task(m.run()) for m in mirrors.values()]
-    await asyncio.gather(*(m.ready() for m in mirrors.values()))
+) -> AsyncIterator[ClusterController]:
+    """A controller that has just begun, with the resource as it is or with another spec."""
+    kinds = {k: k for k in CACHED} | {JOBS: "Job", PODS: "Pod"}
+    caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
+    following = [asyncio.create_task(m.run()) for m in caches.values()]
+    await asyncio.gather(*(m.ready() for m in caches.values()))
     shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
     shown["metadata"]["annotations"] = annotations or {}
     obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
     obj["metadata"]["generation"] = 1
     async with RemotingClient() as remoting:
-        shared = Shared(api, OperatorSettings("broker", "", "ops", ()), mirrors, remoting, AttentiveClock(), "op-0")
+        shared = Shared(
+            api, OperatorSettings("broker", "", "ops", ()), caches, remoting, StallCompensatedClock(), "op-0"
+        )
         shared.unlisted = lambda: unlisted
-        keeper = ClusterKeeper(shared, obj)
-        keeper.start()
+        controller = ClusterController(shared, obj)
+        controller.start()
         try:
-            yield keeper
+            yield controller
         finally:
-            await keeper.stop()
+            await controller.stop()
             for task in following:
                 task.cancel()
             await asyncio.gather(*following, return_exceptions=True)
@@ -100,18 +102,18 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_network_policies(api, monkeypatch)
-    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as keeper:
-        await until(lambda: keeper._findings.problems)
-        assert keeper._findings.problems == ["an admission webhook says no"]
-        assert set(keeper._masters.loops) == {"a"}
+    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
+        await until(lambda: controller._result.problems)
+        assert controller._result.problems == ["an admission webhook says no"]
+        assert set(controller._masters.controllers) == {"a"}
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # Nor is a person kept from choosing the master.
 
 
 async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with kept(fake, api) as keeper:
-        keep, calls = keeper._objects.keep, []
+    async with kept(fake, api) as controller:
+        keep, calls = controller._objects.keep, []
 
         async def once(*arguments: Any) -> bool:
             calls.append(1)
@@ -119,14 +121,14 @@ async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
                 raise RuntimeError("a fault")
             return await keep(*arguments)
 
-        monkeypatch.setattr(keeper._objects, "keep", once)
+        monkeypatch.setattr(controller._objects, "keep", once)
         await until(lambda: len(calls) > 1)
 
 
 async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with kept(fake, api) as keeper:
+    async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     fake.remove("Secret", "mq", names.admin_secret("demo"))
     apply, refused = api.apply, [1, 2]
@@ -138,10 +140,10 @@ async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
         return await apply(obj)
 
     monkeypatch.setattr(api, "apply", refuse)
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._masters.loops)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._masters.controllers)
         assert not refused
-        assert keeper._findings.refused
+        assert controller._result.refused
 
 
 async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_as_they_can_be(
@@ -153,12 +155,12 @@ async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_a
     assert configs is not None
     for name, text in configs["data"].items():
         configs["data"][name] = json.dumps(json.loads(text) | {"mode": "Raft", "of_the_next_version": 1})
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._masters.loops)
-        assert isinstance(keeper._masters.loops["a"], RaftLoop)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._masters.controllers)
+        assert isinstance(controller._masters.controllers["a"], RaftController)
 
 
-def available(before: BrokerClusterStatus, seen: Seen) -> tuple[str, str]:
+def available(before: BrokerClusterStatus, seen: ObservedState) -> tuple[str, str]:
     conditions = status_of(None, before, seen, "now", 1).conditions
     return next((c.status, c.message) for c in conditions if c.type == "Available")
 
@@ -176,23 +178,23 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
     for name, text in configs["data"].items():
         configs["data"][name] = json.dumps(json.loads(text) | {"flush": "Sometimes"})
     caplog.clear()
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._masters.loops)
-        assert keeper._findings.refused
-        assert set(keeper._masters.loops) == {"c"}
-        a, b = keeper._findings.problems
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._masters.controllers)
+        assert controller._result.refused
+        assert set(controller._masters.controllers) == {"c"}
+        a, b = controller._result.problems
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
-        monkeypatch.setattr(keeper._availability, "answers", lambda: {"c": None})
-        looked = keeper._look()
+        monkeypatch.setattr(controller._availability, "answers", lambda: {"c": None})
+        looked = controller._look()
         assert looked is not None
         status, why = available(BrokerClusterStatus(), looked[2])
         assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
         fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
-        await until(lambda: set(keeper._masters.loops) == {"a", "c"})
-        assert keeper._plan is not None
-        assert [g.name for g in keeper._plan.groups] == ["a", "c"]
-        assert keeper._findings.problems == [b]
+        await until(lambda: set(controller._masters.controllers) == {"a", "c"})
+        assert controller._plan is not None
+        assert [g.name for g in controller._plan.groups] == ["a", "c"]
+        assert controller._result.problems == [b]
     assert "reconcile of" not in caplog.text
     events = [o for (kind, _, _), o in fake.objects.items() if kind == "Event"]
     assert [e["count"] for e in events if e["reason"] == "SpecRefused"] == [1], "not each time that it is looked at"
@@ -209,10 +211,10 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
     for name in configs["b"]:
         configs["b"][name] = '{"mode": '
         configs["c"][name.replace("-b-", "-c-")] = '{"mode": "MasterSlave", "min_in_sync": "two"}'
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._masters.loops)
-        assert set(keeper._masters.loops) == {"a", "b"}
-        [c] = keeper._findings.problems
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._masters.controllers)
+        assert set(controller._masters.controllers) == {"a", "b"}
+        [c] = controller._result.problems
         assert "group c has no failover: what it runs with is not understood: spec.minInSyncReplicas" in c
     assert "reconcile of" not in caplog.text
 
@@ -223,9 +225,9 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
     async with kept(fake, api):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
-    async with kept(fake, api, {"mode": 7}) as keeper:
+    async with kept(fake, api, {"mode": 7}) as controller:
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
-        looked = keeper._look()
+        looked = controller._look()
         assert looked is not None
         went = Condition(type="Available", status="True", reason="SendAndRead", lastTransitionTime="before")
         assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
@@ -235,15 +237,15 @@ async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_o
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_network_policies(api, monkeypatch)
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._findings.refused)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._result.refused)
         shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
         changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": shown["spec"]}
-        keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-        await until(lambda: keeper._findings.problems)
-        assert keeper._findings.problems == ["an admission webhook says no"]
-        assert not keeper._findings.refused
-        assert keeper._may_change()
+        controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        await until(lambda: controller._result.problems)
+        assert controller._result.problems == ["an admission webhook says no"]
+        assert not controller._result.refused
+        assert controller._may_change()
 
 
 async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
@@ -262,14 +264,14 @@ async def test_a_wish_under_a_refused_spec_under_which_no_group_is_led_is_answer
     assert "spec.mode is 7" in said
 
 
-class Led(GroupLoop):
+class Led(MasterSlaveController):
     """Nothing happens."""
 
     async def run(self) -> None:
         await asyncio.Event().wait()
 
 
-def led(masters: Masters, group: str, mode: str) -> GroupLoop:
+def led(masters: Masters, group: str, mode: str) -> MasterSlaveController:
     """Member 1 leads and says so."""
     made = Led(group, masters.registry, masters.pods, masters._http, lambda: masters._settings, masters._clock)
     leads = MemberId(1, "x")
@@ -283,7 +285,7 @@ def led(masters: Masters, group: str, mode: str) -> GroupLoop:
 @pytest.fixture
 def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 0 led, and its label is to go in a moment."""
-    monkeypatch.setattr(Masters, "_loop", led)
+    monkeypatch.setattr(Masters, "_controller", led)
     put_two_masters(fake)
 
 
@@ -312,13 +314,13 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
         return await apply(obj)
 
     monkeypatch.setattr(api, "apply", refuse)
-    async with kept(fake, api) as keeper:
-        keeper._pods._lingering["demo-a-0"] = time.monotonic() + 0.5
-        await until(lambda: keeper._masters.loops)
+    async with kept(fake, api) as controller:
+        controller._pods._grace_until["demo-a-0"] = time.monotonic() + 0.5
+        await until(lambda: controller._masters.controllers)
         if refused == "the spec":
             changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
-            keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-            await until(lambda: keeper._findings.refused)
+            controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+            await until(lambda: controller._result.refused)
         assert roles(fake) == ["master", "master"]
         await until(lambda: roles(fake) == ["slave", "master"])
 
@@ -329,17 +331,17 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
 ) -> None:
     """The former one still forwards what it parked (rule 23), and keeps its place until the Service has moved."""
 
-    def unannounced(masters: Masters, group: str, mode: str) -> GroupLoop:
+    def unannounced(masters: Masters, group: str, mode: str) -> MasterSlaveController:
         made = led(masters, group, mode)
         made._announced = 1
         return made
 
-    monkeypatch.setattr(Masters, "_loop", unannounced)
-    async with kept(fake, api) as keeper:
+    monkeypatch.setattr(Masters, "_controller", unannounced)
+    async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         assert roles(fake) == ["master", "master"]
-        keeper._masters.loops["a"]._announced = 2
-        keeper._dirty.set()
+        controller._masters.controllers["a"]._announced = 2
+        controller._dirty.set()
         await until(lambda: roles(fake) == ["slave", "master"])
 
 
@@ -355,9 +357,9 @@ async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
         return await merge(kind, *arguments)
 
     monkeypatch.setattr(api, "merge", refuse)
-    async with kept(fake, api) as keeper:
+    async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-        await until(lambda: keeper._findings.problems == ["an admission webhook says no"])
+        await until(lambda: controller._result.problems == ["an admission webhook says no"])
 
 
 async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_not_taken_for_one_of_another_mode(
@@ -369,13 +371,13 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
     configs = fake.objects["ConfigMap", "mq", names.group_set("demo", "a")]["data"]
     for name in configs:
         configs[name] = '{"mode": '
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._findings.problems or keeper._masters.loops)
-        assert keeper._findings.problems == ["group a has no failover: none of its configs can be read"]
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._result.problems or controller._masters.controllers)
+        assert controller._result.problems == ["group a has no failover: none of its configs can be read"]
         changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec}
-        keeper.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-        await until(lambda: keeper._masters.loops)
-        assert isinstance(keeper._masters.loops["a"], RaftLoop)
+        controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        await until(lambda: controller._masters.controllers)
+        assert isinstance(controller._masters.controllers["a"], RaftController)
 
 
 @pytest.mark.parametrize("has_cell", [False, True])
@@ -397,16 +399,16 @@ async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_
         annotations = {CELL: json.dumps(Cell().promoted(MemberId(0, "x"), [MemberId(0, "x")]).to_json())}
         meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
         fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: keeper._findings.problems or keeper._masters.loops)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._result.problems or controller._masters.controllers)
         problems = [] if has_cell else ["group a has no failover: none of its configs can be read"]
-        assert keeper._findings.problems == problems
-        assert [type(loop) for loop in keeper._masters.loops.values()] == [GroupLoop] * has_cell
+        assert controller._result.problems == problems
+        assert [type(loop) for loop in controller._masters.controllers.values()] == [MasterSlaveController] * has_cell
 
 
-async def lose_the_secret(fake: FakeApi, keeper: ClusterKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody deletes it, and it cannot be made again."""
-    api, name = keeper._shared.api, names.admin_secret("demo")
+    api, name = controller._shared.api, names.admin_secret("demo")
     apply = api.apply
 
     async def refuse(obj: Any) -> Any:
@@ -416,24 +418,24 @@ async def lose_the_secret(fake: FakeApi, keeper: ClusterKeeper, monkeypatch: pyt
 
     monkeypatch.setattr(api, "apply", refuse)
     fake.remove("Secret", "mq", name)
-    await until(lambda: keeper._objects.live("Secret", name) is None)
+    await until(lambda: controller._objects.live("Secret", name) is None)
 
 
 async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_needs_its_token(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Masters, "_loop", led)
-    async with kept(fake, api) as keeper:
+    monkeypatch.setattr(Masters, "_controller", led)
+    async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
-        await lose_the_secret(fake, keeper, monkeypatch)
+        await lose_the_secret(fake, controller, monkeypatch)
         put_two_masters(fake)
         asked = fake.objects["BrokerCluster", "mq", "demo"]
         asked["metadata"] |= {"annotations": {SWITCHOVER: "a=demo-a-9 #1"}, "generation": 2}
-        keeper.update(fake.put(asked))
+        controller.update(fake.put(asked))
         await until(lambda: roles(fake) == ["slave", "master"])
         await until(lambda: SWITCHOVER not in annotated(fake))
-        assert keeper._findings.problems == ["an admission webhook says no"]
-        assert keeper._pods.token() is not None
+        assert controller._result.problems == ["an admission webhook says no"]
+        assert controller._pods.token() is not None
 
 
 async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_group_from_failover(
@@ -443,11 +445,11 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "b")))
     away = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
     away["spec"]["replicas"] = 0
-    async with kept(fake, api, {"mode": 7}) as keeper:
-        await until(lambda: set(keeper._masters.loops) == {"b"})
-        await lose_the_secret(fake, keeper, monkeypatch)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: set(controller._masters.controllers) == {"b"})
+        await lose_the_secret(fake, controller, monkeypatch)
         fake.put(away | {"spec": away["spec"] | {"replicas": 3}})
-        await until(lambda: set(keeper._masters.loops) == {"a", "b"})
+        await until(lambda: set(controller._masters.controllers) == {"a", "b"})
 
 
 async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
@@ -465,17 +467,17 @@ async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: 
 
 async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: FakeApi, api: KubeApi) -> None:
     unlisted = ["NetworkPolicy"]
-    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as keeper:
+    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
         await until(lambda: SWITCHOVER not in annotated(fake))
-        assert set(keeper._masters.loops) == {"a"}
+        assert set(controller._masters.controllers) == {"a"}
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
-        [problem] = keeper._findings.problems
+        [problem] = controller._result.problems
         assert problem == "nothing is made or removed until the API server has listed: NetworkPolicy"
-        assert keeper._look() is not None
+        assert controller._look() is not None
         unlisted[:] = ["Service"]
-        assert keeper._look() is None, "its addresses are not known"
-        keeper._begun -= module.WARM_UP_S
-        looked = keeper._look()
+        assert controller._look() is None, "its addresses are not known"
+        controller._begun -= module.WARM_UP_S
+        looked = controller._look()
         assert looked is not None, "it may never be listed, and somebody has to see why"
         assert "nothing is made or removed until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
@@ -493,16 +495,16 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
         meta = {"name": name, "namespace": "mq", "labels": labels, "ownerReferences": [former]}
         storage = {"resources": {"requests": {"storage": "10Gi"}}}
         fake.put({"kind": kind, "metadata": meta, "spec": storage if kind == "PersistentVolumeClaim" else {}})
-    async with kept(fake, api) as keeper:
-        await until(lambda: keeper._findings.problems)
-        assert keeper._findings.problems == [
+    async with kept(fake, api) as controller:
+        await until(lambda: controller._result.problems)
+        assert controller._result.problems == [
             "a former cluster of this name has not gone yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
         ]
-        assert not keeper._masters.loops
+        assert not controller._masters.controllers
         for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
             live = fake.get(kind, name)
             assert live is not None
             assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
             fake.remove(kind, "mq", name)
-        await until(lambda: keeper._masters.loops and fake.get("StatefulSet", "demo-a"))
-        assert not keeper._findings.problems
+        await until(lambda: controller._masters.controllers and fake.get("StatefulSet", "demo-a"))
+        assert not controller._result.problems

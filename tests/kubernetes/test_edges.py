@@ -1,4 +1,4 @@
-"""The edges against an API server in memory: registry swaps, election, mirrors that are cut off, events, objects."""
+"""The edges against an API server in memory: registry swaps, election, caches that are cut off, events, objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import client, names
-from gantry_operator.platforms.kubernetes import informer_cache as mirror
+from gantry_operator.platforms.kubernetes import informer_cache as cache
 from gantry_operator.platforms.kubernetes import leader_election as election
 from gantry_operator.platforms.kubernetes.client import (
     AT_ONCE,
@@ -28,10 +28,10 @@ from gantry_operator.platforms.kubernetes.client import (
 )
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
 from gantry_operator.platforms.kubernetes.lease_registry import CELL, LeaseRegistry
-from gantry_operator.platforms.kubernetes.object_reconciler import Findings, ObjectKeeper
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.registry import RegistryUnavailable
 
 A = MemberId(0, "a")
@@ -305,13 +305,13 @@ def pod(name: str, **labels: str) -> dict[str, Any]:
     return {"kind": "Pod", "metadata": {"name": name, "namespace": "mq", "labels": labels}, "spec": {}}
 
 
-async def followed(api: KubeApi, heard: list[tuple[str, str]]) -> tuple[Mirror, asyncio.Task[None]]:
+async def followed(api: KubeApi, heard: list[tuple[str, str]]) -> tuple[InformerCache, asyncio.Task[None]]:
     def listen(event: str, obj: dict[str, Any]) -> None:
         heard.append((event, obj["metadata"]["name"]))
         if obj["metadata"]["name"] == "poison":
             raise ValueError("a listener that fails")
 
-    found = Mirror(api, POD, (), "", listen)
+    found = InformerCache(api, POD, (), "", listen)
     task = asyncio.create_task(found.run())
     await asyncio.wait_for(found.ready(), 3)
     return found, task
@@ -350,7 +350,7 @@ async def test_a_watch_that_falls_silent_is_noticed(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nolar/kopf 955: after days the operator no longer saw changes, without a word."""
-    monkeypatch.setattr(mirror, "SILENCE_S", 0.3)
+    monkeypatch.setattr(cache, "SILENCE_S", 0.3)
     heard: list[tuple[str, str]] = []
     found, task = await followed(api, heard)
     await until(lambda: len(fake._watchers) == 1)
@@ -437,19 +437,19 @@ CLUSTER.metadata.uid = "u1"
 KEPT = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Secret", "Service", "ServiceAccount", "StatefulSet")
 
 
-def keeper(api: KubeApi, uid: str = "u1") -> ObjectKeeper:
-    mirrors = {k: Mirror(api, KINDS[k], (), "", lambda *_: None) for k in KEPT}
-    return ObjectKeeper(api, mirrors, OperatorSettings("broker:1"), "mq", "demo", uid)
+def controller(api: KubeApi, uid: str = "u1") -> ObjectReconciler:
+    caches = {k: InformerCache(api, KINDS[k], (), "", lambda *_: None) for k in KEPT}
+    return ObjectReconciler(api, caches, OperatorSettings("broker:1"), "mq", "demo", uid)
 
 
-async def pass_over(objects: ObjectKeeper, cluster: BrokerCluster = CLUSTER) -> tuple[bool, Findings]:
-    found = Findings()
+async def pass_over(objects: ObjectReconciler, cluster: BrokerCluster = CLUSTER) -> tuple[bool, ReconcileResult]:
+    found = ReconcileResult()
     done = await objects.keep_secret(cluster, found)
     return await objects.keep(cluster, plan(cluster), {}, found) and done, found
 
 
 async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None:
-    objects = keeper(api)
+    objects = controller(api)
     assert (await pass_over(objects))[0]
     assert fake.get("StatefulSet", "demo-a") is not None
     writes = len(fake.log)
@@ -460,7 +460,7 @@ async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None
 async def test_what_belongs_to_others_is_never_touched(fake: FakeApi, api: KubeApi) -> None:
     mine = {"kind": "Service", "metadata": {"name": "demo-a-master", "namespace": "mq"}, "spec": {"ports": []}}
     fake.put(mine)
-    done, found = await pass_over(keeper(api))
+    done, found = await pass_over(controller(api))
     assert not done
     assert any("Service demo-a-master exists and is not of this cluster" in p for p in found.problems)
     live = fake.get("Service", "demo-a-master")
@@ -469,11 +469,11 @@ async def test_what_belongs_to_others_is_never_touched(fake: FakeApi, api: KubeA
 
 
 async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, api: KubeApi) -> None:
-    objects = keeper(api)
+    objects = controller(api)
     await pass_over(objects)
     before = fake.get("Secret", "demo-admin")
     fake.remove("Secret", "mq", "demo-admin")
-    objects._mirrors["Secret"]._objects.clear()
+    objects._caches["Secret"]._objects.clear()
     await pass_over(objects)
     after = fake.get("Secret", "demo-admin")
     assert before is not None
@@ -482,14 +482,14 @@ async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, ap
 
 
 async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, api: KubeApi) -> None:
-    objects = keeper(api)
+    objects = controller(api)
     await pass_over(objects)
     grown = CLUSTER.model_copy(deep=True)
     grown.spec.storage.size = "20Gi"
     done, _ = await pass_over(objects, grown)
     assert not done
     assert ("DELETE", "StatefulSet", "demo-a") in fake.log
-    objects._mirrors["StatefulSet"]._objects.clear()
+    objects._caches["StatefulSet"]._objects.clear()
     assert (await pass_over(objects, grown))[0]
     live = fake.get("StatefulSet", "demo-a")
     assert live is not None
@@ -497,7 +497,7 @@ async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, a
 
 
 async def test_what_an_earlier_spec_left_is_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
-    objects = keeper(api)
+    objects = controller(api)
     many = CLUSTER.model_copy(deep=True)
     many.spec.nameServers.replicas = 3
     many.spec.brokerGroups.append(many.spec.brokerGroups[0].model_copy(update={"name": "b"}))
@@ -514,7 +514,7 @@ async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeAp
     outside.spec.external = BrokerCluster.make(
         "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node"}
     ).spec.external
-    objects = keeper(api)
+    objects = controller(api)
     done, found = await pass_over(objects, outside)
     assert not done
     assert "waiting for external addresses" in found.progress[0]
@@ -524,7 +524,7 @@ async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeAp
         if kind == "Service" and name.endswith("-external"):
             port += 1
             obj["spec"]["ports"][0]["nodePort"] = port
-            objects._mirrors["Service"].note(fake.put(obj))
+            objects._caches["Service"].note(fake.put(obj))
     assert (await pass_over(objects, outside))[0]
     config = fake.get("ConfigMap", names.group_set("demo", "a"))
     assert config is not None

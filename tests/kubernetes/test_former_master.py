@@ -13,19 +13,18 @@ from typing import Any, cast
 import pytest
 from fakeapi import FakeApi
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from gantry_operator.cluster.master_slave_controller import GroupLoop
-from gantry_operator.cluster.member_client import Teller
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import QUIET_MS, SILENCE_S, MemberWatch
-from gantry_operator.cluster.raft_controller import RaftLoop
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.raft_controller import RaftController
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.platforms.base import MemberEndpoint
-from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes import platform as surroundings
+from gantry_operator.platforms.kubernetes import names, platform
 from gantry_operator.platforms.kubernetes.client import POD, VOLUME_CLAIM, ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.masters import Masters
 from gantry_operator.registry import Entry
 from running import running, until
@@ -46,7 +45,7 @@ class Registry:
         return True
 
 
-class Told(Teller):
+class Told(MemberClient):
     """Everybody does at once what it is told."""
 
     def __init__(self, take: Callable[[int, Assignment], None], wake: Callable[[], None]) -> None:
@@ -54,7 +53,9 @@ class Told(Teller):
         self._take = take
         self.handed_over: Callable[[MemberId], None] = lambda target: None
 
-    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+    def send_assignment(
+        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
+    ) -> None:
         self._accepted[member] = assignment
         self._take(member, assignment)
         if then is not None:
@@ -71,7 +72,7 @@ class Members:
     watches: dict[int, MemberWatch]
     frozen: set[int]
     wake: Callable[[], None]
-    _clock: AttentiveClock
+    _clock: StallCompensatedClock
 
     def begin(self) -> Told:
         self.frozen = set()
@@ -100,20 +101,20 @@ class Members:
                 watch.line_at = self._clock.now()
 
 
-class Group(Members, GroupLoop):
+class Group(Members, MasterSlaveController):
     def __init__(self, masters: Masters) -> None:
         self.registry = Registry()
-        GroupLoop.__init__(self, "a", self.registry, masters.pods, HTTP, FailoverSettings, masters._clock)
-        self._teller = self.begin()
+        MasterSlaveController.__init__(self, "a", self.registry, masters.pods, HTTP, FailoverSettings, masters._clock)
+        self._member_client = self.begin()
 
     async def fail_over(self) -> None:
         self.frozen.add(0)
 
 
-class Elected(Members, RaftLoop):
+class Elected(Members, RaftController):
     def __init__(self, masters: Masters) -> None:
-        RaftLoop.__init__(self, "a", masters.pods, HTTP, FailoverSettings, masters._clock)
-        told = self._teller = self.begin()
+        RaftController.__init__(self, "a", masters.pods, HTTP, FailoverSettings, masters._clock)
+        told = self._member_client = self.begin()
         told.handed_over = lambda target: self.led_by(Cell(2, 1, target, frozenset(IDS)))
 
     async def fail_over(self) -> None:
@@ -140,11 +141,11 @@ async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3
     for group in groups:
         for n in range(count):
             fake.put(pod(f"demo-{group}-{n}", group, names.ROLE_SLAVE if n else names.ROLE_MASTER))
-    mirrors = {k.kind: Mirror(api, k, (), "", lambda event, obj: None) for k in (POD, VOLUME_CLAIM)}
-    following = [asyncio.create_task(m.run()) for m in mirrors.values()]
-    await asyncio.gather(*(m.ready() for m in mirrors.values()))
+    caches = {k.kind: InformerCache(api, k, (), "", lambda event, obj: None) for k in (POD, VOLUME_CLAIM)}
+    following = [asyncio.create_task(m.run()) for m in caches.values()]
+    await asyncio.gather(*(m.ready() for m in caches.values()))
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
-    found = Masters(api, mirrors, ("mq", "demo"), recorder, AttentiveClock(), lambda: None)
+    found = Masters(api, caches, ("mq", "demo"), recorder, StallCompensatedClock(), lambda: None)
     found.pods.sizes = found.pods.planned = dict.fromkeys(groups, count)
     try:
         yield found
@@ -162,7 +163,7 @@ async def test_one_that_fell_silent_loses_its_label_when_the_new_one_has_it(
 ) -> None:
     """Half of the clients' new connections would lead to it, until its connection is taken for dead."""
     async with masters(fake, api) as found:
-        group = found.loops["a"] = mode(found)
+        group = found.controllers["a"] = mode(found)
         async with running(group):
             await until(lambda: group.announced)
             await group.fail_over()
@@ -176,9 +177,9 @@ async def test_one_that_has_handed_over_loses_its_label_in_time_by_itself(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, mode: type[Group] | type[Elected]
 ) -> None:
     """The Service follows the new label meanwhile. No pass over the cluster's objects is waited for: it may hang."""
-    monkeypatch.setattr(surroundings, "LINGER_S", 0.6)
+    monkeypatch.setattr(platform, "GRACE_S", 0.6)
     async with masters(fake, api) as found:
-        group = found.loops["a"] = mode(found)
+        group = found.controllers["a"] = mode(found)
         async with running(group):
             await until(lambda: group.announced)
             await group.switchover(1, "asked for")
@@ -192,7 +193,7 @@ async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the former one is over then, and no pass over the cluster's objects comes by itself."""
-    monkeypatch.setattr(surroundings, "LINGER_S", 0.2)
+    monkeypatch.setattr(platform, "GRACE_S", 0.2)
     merge = api.merge
 
     async def late(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
@@ -201,14 +202,14 @@ async def test_it_loses_its_label_also_where_the_new_one_was_labelled_late(
         return written
 
     async with masters(fake, api) as found:
-        group = found.loops["a"] = Group(found)
+        group = found.controllers["a"] = Group(found)
         async with running(group):
             await until(lambda: group.announced)
             monkeypatch.setattr(api, "merge", late)
             await group.switchover(1, "asked for")
             await until(lambda: group.announced)
             assert await until(lambda: roles(fake) == ["slave", "master", "slave"]) < 1.0
-            [relieving] = found.pods._relieving.values()
+            [relieving] = found.pods._retiring.values()
             await until(relieving.done)
 
 
@@ -217,7 +218,7 @@ async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at
 ) -> None:
     """Whether it handed over is not known then."""
     async with masters(fake, api) as found:
-        group = found.loops["a"] = Group(found)
+        group = found.controllers["a"] = Group(found)
         group.registry.cell = CELL.promoted(IDS[1], IDS)
         group.led_by(group.registry.cell)
         group.frozen.add(0)
@@ -237,7 +238,7 @@ async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_pu
         return SimpleNamespace(cell=cell, announced=True, watches={master: watch})
 
     async with masters(fake, api, "ab", 2) as found:
-        found.loops |= {"a": led(1), "b": led(1)}
+        found.controllers |= {"a": led(1), "b": led(1)}
         merge = api.merge
 
         async def refuse(kind: Any, namespace: Any, name: str, patch: Any) -> Any:
@@ -246,5 +247,5 @@ async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_pu
             return await merge(kind, namespace, name, patch)
 
         monkeypatch.setattr(api, "merge", refuse)
-        assert await found.right_labels() == ["an admission webhook says no"]
+        assert await found.sync_labels() == ["an admission webhook says no"]
         assert roles(fake, "b", 2) == ["slave", "master"]

@@ -9,7 +9,7 @@ import pytest
 from fakeapi import FakeApi
 from gantry_operator.platforms.kubernetes import operator
 from gantry_operator.platforms.kubernetes.client import KubeApi
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterKeeper
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import Operator
 from running import running
@@ -43,11 +43,11 @@ async def test_the_end_of_a_former_cluster_that_is_told_late_is_not_that_of_the_
     """Deleted and made anew: kopf keeps the order of the events of each object, not of two of the same name."""
     stopped: list[str] = []
 
-    async def stop(self: ClusterKeeper) -> None:
+    async def stop(self: ClusterController) -> None:
         stopped.append(self.uid)
 
-    monkeypatch.setattr(ClusterKeeper, "start", lambda self: None)
-    monkeypatch.setattr(ClusterKeeper, "stop", stop)
+    monkeypatch.setattr(ClusterController, "start", lambda self: None)
+    monkeypatch.setattr(ClusterController, "stop", stop)
     found = Operator(api, OperatorSettings("broker", "", "ops", ()), "op-0")
 
     def cluster(uid: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ async def test_the_end_of_a_former_cluster_that_is_told_late_is_not_that_of_the_
 
     for event, uid in (("ADDED", "former"), ("ADDED", "new"), ("DELETED", "former")):
         await found._on_cluster({"type": event}, cluster(uid))
-    assert [k.uid for k in found.keepers.values()] == ["new"]
+    assert [k.uid for k in found.clusters.values()] == ["new"]
     await found._on_cluster({"type": "DELETED"}, cluster("new"))
-    assert (found.keepers, stopped) == ({}, ["former", "new"])
+    assert (found.clusters, stopped) == ({}, ["former", "new"])
     await found._remoting.close()

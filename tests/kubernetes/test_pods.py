@@ -1,4 +1,4 @@
-"""What pods and Services say: members' addresses, who is gone, external addresses, wishes, volumes, Leases."""
+"""What pods and Services say: members' addresses, who is gone, external addresses, preference, volumes, Leases."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.failover.model import Report
 from gantry_operator.plan import MemberPlan, next_step, plan
-from gantry_operator.platforms.base import Facts
+from gantry_operator.platforms.base import ProcessState
 from gantry_operator.platforms.kubernetes import access, external, names, volumes
 from gantry_operator.platforms.kubernetes.lease_registry import CELL, entry_of
 from gantry_operator.platforms.kubernetes.member_state import broken_for_good, member_states, why_not
-from gantry_operator.platforms.kubernetes.platform import facts_of, pod_ready
-from gantry_operator.platforms.kubernetes.switchover_request import parse_switchover, switchover_wish
+from gantry_operator.platforms.kubernetes.platform import pod_ready, process_state_of
+from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
 from gantry_operator.registry import RegistryUnavailable
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,29 +34,29 @@ def pod(ip: str | None = "10.0.0.1", phase: str = "Running", deleted: bool = Fal
 @pytest.mark.parametrize(
     ("found", "leaving", "facts"),
     [
-        (None, False, Facts(gone=True)),
-        (pod(), False, Facts()),
-        (pod(ip=None, phase="Pending"), False, Facts(gone=True)),
-        (pod(phase="Failed"), False, Facts(gone=True)),
-        (pod(deleted=True), False, Facts(deleting=True)),
-        (pod(), True, Facts(deleting=True)),
+        (None, False, ProcessState(gone=True)),
+        (pod(), False, ProcessState()),
+        (pod(ip=None, phase="Pending"), False, ProcessState(gone=True)),
+        (pod(phase="Failed"), False, ProcessState(gone=True)),
+        (pod(deleted=True), False, ProcessState(deleting=True)),
+        (pod(), True, ProcessState(deleting=True)),
     ],
 )
-def test_every_way_for_a_pod_to_go_is_a_fact(found: dict[str, Any] | None, leaving: bool, facts: Facts) -> None:
+def test_every_way_for_a_pod_to_go_is_a_fact(found: dict[str, Any] | None, leaving: bool, facts: ProcessState) -> None:
     """A master whose pod and volume are deleted together is gone at once: nothing waits for what never comes."""
-    assert facts_of(found, None, leaving=leaving) == facts
+    assert process_state_of(found, None, leaving=leaving) == facts
 
 
 def test_a_pod_without_a_node_whose_claim_was_never_given_a_volume_has_no_disk_to_ask() -> None:
     """Rule 22: a volume that is there may hold what the lost cell was, whether its pod runs or not."""
     pending, unbound = pod(ip=None, phase="Pending"), {"spec": {}, "status": {"phase": "Pending"}}
     bound = {"spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"}}
-    assert facts_of(pending, unbound, leaving=False) == Facts(gone=True, never_ran=True)
-    assert not facts_of(pending, bound, leaving=False).never_ran
-    assert not facts_of(pending, None, leaving=False).never_ran, "the claim is not known"
-    assert not facts_of(None, unbound, leaving=False).never_ran
+    assert process_state_of(pending, unbound, leaving=False) == ProcessState(gone=True, never_ran=True)
+    assert not process_state_of(pending, bound, leaving=False).never_ran
+    assert not process_state_of(pending, None, leaving=False).never_ran, "the claim is not known"
+    assert not process_state_of(None, unbound, leaving=False).never_ran
     placed = pending | {"spec": {"nodeName": "n1"}}
-    assert not facts_of(placed, unbound, leaving=False).never_ran, "it may have been given one just now"
+    assert not process_state_of(placed, unbound, leaving=False).never_ran, "it may have been given one just now"
 
 
 def ready(value: str, since: timedelta = timedelta()) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def test_a_service_that_comes_back_keeps_its_port() -> None:
 def test_wishes() -> None:
     p = plan(BrokerCluster.make("demo", brokerGroups=[{"name": "a"}, {"name": "b"}]))
     assert parse_switchover("a", p) == ("a", None)
-    assert parse_switchover(switchover_wish("a", "demo-a-2"), p) == ("a", 2)
+    assert parse_switchover(new_switchover_request("a", "demo-a-2"), p) == ("a", 2)
     assert parse_switchover("a=a-1", p) == ("a", 1)
-    assert switchover_wish("a", None) != switchover_wish("a", None)
+    assert new_switchover_request("a", None) != new_switchover_request("a", None)
     for text, words in (("c", "but a, b"), ("a=demo-a-9", "no member"), ("a=demo-b-1", "of group b, not of a")):
         with pytest.raises(ValueError, match=words):
             parse_switchover(text, p)

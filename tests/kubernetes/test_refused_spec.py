@@ -10,29 +10,29 @@ import pytest
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterKeeper
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
 from gantry_operator.platforms.kubernetes.names import group_set
-from gantry_operator.platforms.kubernetes.object_reconciler import Findings
+from gantry_operator.platforms.kubernetes.object_reconciler import ReconcileResult
 
 
 async def taken(
     cluster: BrokerCluster, refused: dict[str, Any], replicas: int = 3, leases: Sequence[dict[str, Any]] = ()
 ) -> BrokerCluster:
-    """What the keeper goes on with, over the objects of `cluster`."""
+    """What the controller goes on with, over the objects of `cluster`."""
     settings = OperatorSettings("broker", "spark", "ops", ())
     objects = render(cluster, plan(cluster), settings, external_addresses=None, pinned_ports={}, replicas={})
     found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
     found["StatefulSet", group_set("demo", "a")]["spec"]["replicas"] = replicas
     of_groups = [o for o in objects if names.GROUP_LABEL in o["metadata"]["labels"]]
-    keeper = ClusterKeeper.__new__(ClusterKeeper)
-    keeper.namespace, keeper.name, keeper.uid, keeper._obj = "mq", "demo", "u", {"spec": refused}
+    controller = ClusterController.__new__(ClusterController)
+    controller.namespace, controller.name, controller.uid, controller._obj = "mq", "demo", "u", {"spec": refused}
     took: list[BrokerCluster] = []
 
-    async def no_secret(cluster: BrokerCluster, findings: Findings) -> bool:
+    async def no_secret(cluster: BrokerCluster, findings: ReconcileResult) -> bool:
         return False
 
-    parts: Any = keeper
+    parts: Any = controller
     parts._take = took.append
     parts._objects = SimpleNamespace(
         owned=lambda kind: [o for o in [*of_groups, *leases] if o["kind"] == kind],
@@ -41,7 +41,7 @@ async def taken(
         token=None,
     )
     assert ("ConfigMap", group_set("demo", "a")) in found
-    await keeper._go_on_without_spec(Findings())
+    await controller._go_on_without_spec(ReconcileResult())
     [said] = took
     return said
 

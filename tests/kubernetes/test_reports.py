@@ -16,9 +16,9 @@ from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANN
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
-from gantry_operator.platforms.kubernetes.object_reconciler import Findings, ObjectKeeper
-from gantry_operator.platforms.kubernetes.operator import MIRRORED
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.operator import CACHED
 from gantry_operator.platforms.kubernetes.status_writer import merge_patch
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
@@ -30,26 +30,26 @@ def quiet(_: str, __: dict[str, Any]) -> None:
 
 
 class Rig:
-    """One cluster's keeper, and what it is asked to do."""
+    """One cluster's controller, and what it is asked to do."""
 
     def __init__(self, fake: FakeApi, api: KubeApi, uid: str) -> None:
         self.fake = fake
-        self.mirrors = {k: Mirror(api, KINDS[k], [], names.CLUSTER_LABEL, quiet) for k in MIRRORED}
+        self.caches = {k: InformerCache(api, KINDS[k], [], names.CLUSTER_LABEL, quiet) for k in CACHED}
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
-            self.mirrors[name] = Mirror(api, KINDS[kind], [], JOB_LABEL, quiet)
+            self.caches[name] = InformerCache(api, KINDS[kind], [], JOB_LABEL, quiet)
         self.cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a"}], analytics={})
         self.cluster.metadata.uid = uid
         self.events = EventRecorder(api, "mq", "demo", uid, "test")
-        objects = ObjectKeeper(api, self.mirrors, SETTINGS, "mq", "demo", uid)
-        self.keeper = reports.ReportKeeper(api, self.mirrors, objects, SETTINGS, self.events)
+        objects = ObjectReconciler(api, self.caches, SETTINGS, "mq", "demo", uid)
+        self.controller = reports.AnalyticsReconciler(api, self.caches, objects, SETTINGS, self.events)
 
     async def keep(self) -> None:
-        assert await self.keeper.keep(self.cluster, plan(self.cluster), Findings())
+        assert await self.controller.keep(self.cluster, plan(self.cluster), ReconcileResult())
 
     async def ask(self) -> None:
         resource = dict(self.fake.get("BrokerCluster", "demo") or {})
         resource["metadata"] |= {"annotations": {ANALYZE_ANNOTATION: "now"}}
-        left = await self.keeper.run_if_asked(self.cluster, self.fake.put(resource))
+        left = await self.controller.run_if_asked(self.cluster, self.fake.put(resource))
         assert left is not None
         assert not left["metadata"].get("annotations")
 
@@ -66,8 +66,8 @@ class Rig:
 async def rig(fake: FakeApi, api: KubeApi) -> AsyncIterator[Rig]:
     resource = fake.put({"kind": "BrokerCluster", "metadata": {"namespace": "mq", "name": "demo"}})
     rig = Rig(fake, api, resource["metadata"]["uid"])
-    following = [asyncio.create_task(m.run()) for m in rig.mirrors.values()]
-    await asyncio.gather(*(m.ready() for m in rig.mirrors.values()))
+    following = [asyncio.create_task(m.run()) for m in rig.caches.values()]
+    await asyncio.gather(*(m.ready() for m in rig.caches.values()))
     yield rig
     await rig.events.close()
     for task in following:
@@ -89,8 +89,8 @@ async def test_a_run_that_is_asked_for_holds_the_schedule_until_it_ends(rig: Rig
     await rig.ask()
     assert len(rig.jobs) == 1
     await rig.keep()
-    assert rig.held, "also while its Job is not in the mirror yet"
-    await until(lambda: list(rig.mirrors[reports.JOBS].of("mq", JOB_LABEL, "demo")))
+    assert rig.held, "also while its Job is not in the cache yet"
+    await until(lambda: list(rig.caches[reports.JOBS].of("mq", JOB_LABEL, "demo")))
     await rig.keep()
     assert rig.held
 
@@ -102,7 +102,7 @@ async def test_a_run_that_is_asked_for_holds_the_schedule_until_it_ends(rig: Rig
 
     conditions = [{"type": "Complete", "status": "True"}]
     rig.fake.put(rig.jobs[0] | {"status": {"conditions": conditions}})
-    await until(lambda: any(j.get("status") for j in rig.mirrors[reports.JOBS].of("mq", JOB_LABEL, "demo")))
+    await until(lambda: any(j.get("status") for j in rig.caches[reports.JOBS].of("mq", JOB_LABEL, "demo")))
     await rig.keep()
     assert not rig.held
 
@@ -113,7 +113,7 @@ async def test_a_run_of_the_schedule_is_not_joined_by_another(rig: Rig) -> None:
     rig.fake.put(job)
     await rig.ask()
     assert [j["metadata"]["name"] for j in rig.jobs] == ["by-schedule"]
-    await until(lambda: rig.mirrors["CronJob"].get("mq", NAME)["spec"]["suspend"])
+    await until(lambda: rig.caches["CronJob"].get("mq", NAME)["spec"]["suspend"])
     await rig.keep()
     assert not rig.held, "Kubernetes' own rule sees to runs of the schedule"
 

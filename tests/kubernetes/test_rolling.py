@@ -12,12 +12,11 @@ from gantry_operator.cluster import rolling_change as rolling
 from gantry_operator.cluster.rolling_change import Roller
 from gantry_operator.plan import Step
 from gantry_operator.platforms.base import MemberEndpoint
-from gantry_operator.platforms.kubernetes import names
-from gantry_operator.platforms.kubernetes import platform as surroundings
+from gantry_operator.platforms.kubernetes import names, platform
 from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
-from gantry_operator.platforms.kubernetes.platform import PodSurroundings
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 
 OLD, NEW = "demo-a-0", "demo-a-1"
 
@@ -31,17 +30,17 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
     monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi
 ) -> None:
     """It forwards what comes by the master's Service, which needs a moment to follow the labels."""
-    monkeypatch.setattr(surroundings, "LINGER_S", 0.2)
-    monkeypatch.setattr(surroundings, "SERVICE_S", 0.3)
+    monkeypatch.setattr(platform, "GRACE_S", 0.2)
+    monkeypatch.setattr(platform, "SERVICE_S", 0.3)
     fake.put(pod(OLD, names.ROLE_MASTER))
     fake.put(pod(NEW, names.ROLE_SLAVE))
-    pods = Mirror(api, POD, (), "", lambda event, obj: None)
+    pods = InformerCache(api, POD, (), "", lambda event, obj: None)
     task = asyncio.create_task(pods.run())
     await asyncio.wait_for(pods.ready(), 3)
-    claims = Mirror(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
-    found = PodSurroundings(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    claims = InformerCache(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
+    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.answers = {"a": 2}, lambda group, name: True
-    sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
     roller = Roller(api, sets, found, {}, recorder, ("mq", "demo"), lambda: True, lambda: None)
     step = Step("replace", "is a slave", OLD)
@@ -69,11 +68,11 @@ async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
     """A StatefulSet gives up its highest number."""
     meta = {"name": "demo-a", "namespace": "mq", "generation": 1}
     fake.put({"kind": "StatefulSet", "metadata": meta, "spec": {"replicas": 4}, "status": {"observedGeneration": 1}})
-    sets = Mirror(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
     task = asyncio.create_task(sets.run())
     await asyncio.wait_for(sets.ready(), 3)
-    pods, claims = (Mirror(api, kind, (), "", lambda event, obj: None) for kind in (POD, VOLUME_CLAIM))
-    found = PodSurroundings(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    pods, claims = (InformerCache(api, kind, (), "", lambda event, obj: None) for kind in (POD, VOLUME_CLAIM))
+    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.planned = {"a": 4}, {"a": 2}
     loop: Any = SimpleNamespace(cell=None, watches={}, still_counted=(), announced=True)
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")

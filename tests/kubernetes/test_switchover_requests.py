@@ -1,4 +1,4 @@
-"""Wishes by annotation: each is fulfilled once and answered, whatever comes in between."""
+"""LeaderPreference by annotation: each is fulfilled once and answered, whatever comes in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import cluster_controller as cluster
 from gantry_operator.platforms.kubernetes.client import ApiUnavailable
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterKeeper
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
 
 PLAN = plan(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}]))
@@ -28,8 +28,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Resource:
     """The cluster object as the API server has it, and the loop that is asked: who leads is the next one each time."""
 
-    def __init__(self, wish: str) -> None:
-        self.annotations: dict[str, str] = {SWITCHOVER: wish}
+    def __init__(self, request: str) -> None:
+        self.annotations: dict[str, str] = {SWITCHOVER: request}
         self.version = 1
         self.asked: list[int | None] = []
         self.refuses: list[str] = []
@@ -45,14 +45,14 @@ class Resource:
 
     def operator(self) -> None:
         """One that has just begun to lead."""
-        keeper = self.keeper = ClusterKeeper.__new__(ClusterKeeper)
-        keeper.namespace, keeper.name = "mq", "demo"
-        keeper._dirty, keeper._plan = asyncio.Event(), PLAN
-        keeper._untold = keeper._obeying = None
-        keeper._answered = ("", 0)
-        parts: Any = keeper
+        controller = self.controller = ClusterController.__new__(ClusterController)
+        controller.namespace, controller.name = "mq", "demo"
+        controller._dirty, controller._plan = asyncio.Event(), PLAN
+        controller._unsent_answer = controller._request_task = None
+        controller._answered = ("", 0)
+        parts: Any = controller
         parts._shared = SimpleNamespace(api=self)
-        parts._masters = SimpleNamespace(loops={"a": self})
+        parts._masters = SimpleNamespace(controllers={"a": self})
         parts._events = SimpleNamespace(record=lambda *words: None)
 
     def seen(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Resource:
         if self.meanwhile:
             self.annotations[SWITCHOVER], self.meanwhile = self.meanwhile, ""
             self.version += 1
-            self.keeper._obj = self.seen()
+            self.controller._obj = self.seen()
         return f"to {to}"
 
     async def merge(self, kind: Any, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
@@ -97,14 +97,14 @@ class Resource:
                 raise ApiUnavailable("the connection broke")
         if self.changed:
             self.version += 1
-            self.keeper.update(self.seen() | {"spec": "another"})
+            self.controller.update(self.seen() | {"spec": "another"})
         return written
 
     async def look(self) -> None:
-        self.keeper._obj = self.seen()
-        self.keeper._obey_soon()
-        if self.keeper._obeying is not None:
-            await asyncio.wait([self.keeper._obeying])
+        self.controller._obj = self.seen()
+        self.controller._start_switchover_request()
+        if self.controller._request_task is not None:
+            await asyncio.wait([self.controller._request_task])
 
 
 async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_with_it() -> None:
@@ -129,7 +129,7 @@ async def test_a_wish_whose_answer_cannot_be_written_is_not_fulfilled_twice(agai
     if again:
         resource.annotations[SWITCHOVER] = "a"
         await resource.look()
-        assert resource.asked == [None, None], "the same words later are another wish"
+        assert resource.asked == [None, None], "the same words later are another request"
 
 
 async def test_an_operator_that_ends_before_it_has_answered_is_followed_by_one_that_answers() -> None:
@@ -168,7 +168,7 @@ async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_t
     resource.annotations = {SWITCHOVER_BEGUN: "a in epoch 1 of member 0"}
     resource.refuses = [SWITCHOVER_BEGUN]
     await resource.look()
-    assert resource.keeper._dirty.is_set(), "to be tried again"
+    assert resource.controller._dirty.is_set(), "to be tried again"
     await resource.look()
     assert resource.annotations == {}
     assert resource.cell is not None
@@ -186,7 +186,7 @@ async def test_a_wish_whose_answer_was_written_and_the_word_of_it_lost_does_not_
     older = resource.seen()
     await resource.look()
     assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
-    resource.keeper.update(older)
+    resource.controller.update(older)
     await resource.look()
     assert resource.asked == [None]
     resource.annotations[SWITCHOVER] = "a"
@@ -211,8 +211,8 @@ async def test_an_older_event_about_the_resource_brings_no_answered_wish_back() 
     resource = Resource("a #1")
     older = resource.seen()
     await resource.look()
-    resource.keeper.update(older)
-    resource.keeper._obey_soon()
+    resource.controller.update(older)
+    resource.controller._start_switchover_request()
     await asyncio.sleep(0.1)
     assert resource.asked == [None]
 
@@ -222,7 +222,7 @@ async def test_an_answer_that_is_refused_again_and_again_is_not_tried_without_pa
     resource.refuses = [SWITCHOVER_RESULT]
     begun = asyncio.get_running_loop().time()
     await resource.look()
-    assert resource.keeper._dirty.is_set()
+    assert resource.controller._dirty.is_set()
     assert asyncio.get_running_loop().time() - begun >= cluster.AGAIN_S
 
 
@@ -230,5 +230,5 @@ async def test_what_a_write_answers_does_not_take_the_place_of_what_is_newer() -
     resource = Resource("a=demo-a-1 #1")
     resource.changed = True
     await resource.look()
-    assert resource.keeper._obj["spec"] == "another"
-    assert resource.keeper._answered == ("a=demo-a-1 #1", 2)
+    assert resource.controller._obj["spec"] == "another"
+    assert resource.controller._answered == ("a=demo-a-1 #1", 2)

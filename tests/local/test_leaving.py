@@ -56,7 +56,7 @@ async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Pat
     assert [(m.member, m.replication_address) for m in supervisor.members("a")] == [
         (n, ports.address(f"t-a-{n}")) for n in range(5)
     ]
-    assert [n for n in range(5) if supervisor.facts(f"t-a-{n}").deleting] == [3, 4]
+    assert [n for n in range(5) if supervisor.process_state(f"t-a-{n}").deleting] == [3, 4]
     await supervisor.close()
 
 

@@ -14,12 +14,12 @@ from contextlib import suppress
 
 from gantry_broker.replication.types import Cell
 
-from gantry_operator.cluster.member_client import Teller
+from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report, Switchover, Wait
-from gantry_operator.platforms.base import Event, MemberEndpoint, Surroundings
+from gantry_operator.platforms.base import Event, MemberEndpoint, Platform
 from gantry_operator.registry import RegistryUnavailable
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ IDLE_S = 1.0
 """A pass at least this often."""
 BUSY_S = 0.1
 """The same while something is not as it should be."""
-TELL_WAIT_S = 3.0
+EVENT_AFTER_S = 3.0
 """A moment's doubt is no event."""
 LOOK_S = 0.02
 HANDOVER_MS = 2_000
@@ -41,37 +41,37 @@ class SwitchoverFailed(Exception):
     """The reason, in words."""
 
 
-class GroupWatch(ABC):
+class GroupController(ABC):
     """One group. `run` never returns; cancel it. All of it lives in one event loop."""
 
     def __init__(
         self,
         group: str,
-        surroundings: Surroundings,
+        platform: Platform,
         client: httpx.AsyncClient,
         settings: Callable[[], FailoverSettings],
-        clock: AttentiveClock | None = None,
+        clock: StallCompensatedClock | None = None,
     ) -> None:
         """`settings` is asked at each pass. Loops in one event loop should share one `clock`."""
         self.group = group
         self.watches: dict[int, MemberWatch] = {}
         self.waits: Wait | None = None
         """What the last pass waited for; None: all is well or being done."""
-        self._surroundings = surroundings
+        self._platform = platform
         self._client = client
         self._settings = settings
-        self._clock = clock if clock is not None else AttentiveClock()
-        self._teller = Teller(client, surroundings.token, self.wake, self._clock.now)
+        self._clock = clock if clock is not None else StallCompensatedClock()
+        self._member_client = MemberClient(client, platform.token, self.wake, self._clock.now)
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._persons = 0
-        """Wishes of persons that wait for their turn."""
+        self._manual_requests = 0
+        """LeaderPreference of persons that wait for their turn."""
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[int, asyncio.Task[None]] = {}
         self._noticed_at: float | None = None
         self._waits_since = 0.0
-        self._waits_told = False
+        self._wait_reported = False
         self._announced = 0
         self._announcement: tuple[int, asyncio.Task[None]] | None = None
         """The epoch that is being announced, or was last."""
@@ -134,36 +134,36 @@ class GroupWatch(ABC):
     async def switchover(self, to: int | None, reason: str, *, force: bool = True, timeout_s: float = 15.0) -> str:
         """Hand over to member `to`, or to the best. Returns when the new master leads, with what was done in words.
 
-        `force`: a person asks. There is one wish at a time, so that nobody is given another's answer: a person waits
+        `force`: a person asks. There is one request at a time, so that nobody is given another's answer: a person waits
         for the turn, whoever else asks is to look again and to ask for what is right then.
         Raises SwitchoverFailed with the reason when it did not come about in time.
         """
         deadline = time.monotonic() + timeout_s
         if self._turn.locked() and not force:
             raise SwitchoverFailed(f"another hand-over of {self.group} is under way")
-        self._persons += force
+        self._manual_requests += force
         try:
             async with asyncio.timeout(timeout_s):
                 await self._turn.acquire()
         except TimeoutError:
             raise SwitchoverFailed(f"another hand-over of {self.group} took all the time") from None
         finally:
-            self._persons -= force
+            self._manual_requests -= force
         try:
-            return await self._fulfil(Switchover(to, reason, force), deadline)
+            return await self._perform_switchover(Switchover(to, reason, force), deadline)
         finally:
             self._turn.release()
 
     @abstractmethod
-    async def _fulfil(self, wish: Switchover, deadline: float) -> str:
+    async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
         """As `switchover`, alone."""
 
-    def _goes_on(self, wish: Switchover, deadline: float, under_way: bool) -> bool:
-        """Whether to wait for a wish any longer. What is `under_way` comes about or fails in a moment, and whoever
-        asked is told which. Raises SwitchoverFailed where a person's wish comes first."""
+    def _keep_waiting(self, request: Switchover, deadline: float, under_way: bool) -> bool:
+        """Whether to wait for a request any longer. What is `under_way` comes about or fails in a moment, and whoever
+        asked is told which. Raises SwitchoverFailed where a person's request comes first."""
         if under_way:
             return True
-        if self._persons and not wish.force:
+        if self._manual_requests and not request.force:
             raise SwitchoverFailed(f"a person has asked for another hand-over of {self.group}")
         return time.monotonic() < deadline
 
@@ -190,7 +190,7 @@ class GroupWatch(ABC):
             for task in [*self._following.values(), *self._tasks]:
                 task.cancel()
             await asyncio.gather(*self._following.values(), *self._tasks, return_exceptions=True)
-            await self._teller.close()
+            await self._member_client.close()
 
     async def _guarded_pass(self) -> bool:
         """A pass that raises must not be the last one: it is reported, and the next follows after a pause."""
@@ -234,7 +234,7 @@ class GroupWatch(ABC):
 
     async def _try_to_announce(self, master: MemberEndpoint, epoch: int) -> None:
         try:
-            await self._surroundings.announce(self.group, master, epoch)
+            await self._platform.announce(self.group, master, epoch)
             self._announced = epoch
             self._solved("address")
         except Exception as error:
@@ -283,16 +283,16 @@ class GroupWatch(ABC):
             self._noticed_at = None
         now = self._clock.now()
         if wait is None or self.waits is None or self.waits.code != wait.code:
-            self._waits_since, self._waits_told = now, False
-        elif not self._waits_told and now - self._waits_since >= self._patience_s():
-            self._waits_told = True
+            self._waits_since, self._wait_reported = now, False
+        elif not self._wait_reported and now - self._waits_since >= self._patience_s():
+            self._wait_reported = True
             reason = "".join(part.capitalize() for part in wait.code.split("-"))
             self._event("Normal" if wait.available else "Warning", reason, wait.reason)
         self.waits = wait
 
     def _patience_s(self) -> float:
         """What is waited for becomes an event after this long."""
-        return TELL_WAIT_S
+        return EVENT_AFTER_S
 
     def _changing(self) -> bool:
         """A change of the master is under way, whose beginning is still to be reported."""
@@ -309,7 +309,7 @@ class GroupWatch(ABC):
         return min(IDLE_S, max(0.01, due + 0.005))
 
     def _event(self, kind: str, reason: str, message: str) -> None:
-        self._surroundings.event(Event("Warning" if kind == "Warning" else "Normal", reason, message, self.group))
+        self._platform.event(Event("Warning" if kind == "Warning" else "Normal", reason, message, self.group))
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

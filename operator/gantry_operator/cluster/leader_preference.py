@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gantry_operator.api.spec import BrokerClusterSpec
-from gantry_operator.cluster.group_controller import GroupWatch, SwitchoverFailed
-from gantry_operator.platforms.base import Facts
+from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.platforms.base import ProcessState
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ def next_move(groups: Sequence[Standing]) -> Move | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LeaderPreference:
     """What the spec says. `preferred`: by group a member's number."""
 
     preferred: Mapping[str, int]
     spread: bool = False
 
     @classmethod
-    def of(cls, spec: BrokerClusterSpec) -> Wishes | None:
+    def of(cls, spec: BrokerClusterSpec) -> LeaderPreference | None:
         """None: nothing is to be moved by itself."""
         if not spec.failover.automatic:
             return None
@@ -79,20 +79,20 @@ class Wishes:
         return cls(preferred, spread=spec.mode == "Raft")
 
 
-class Preference:
-    """Of one cluster. `wishes` is asked at each look; None: nothing is to be moved."""
+class LeaderBalancer:
+    """Of one cluster. `preference` is asked at each look; None: nothing is to be moved."""
 
     def __init__(
         self,
-        loops: Mapping[str, GroupWatch],
-        wishes: Callable[[], Wishes | None],
-        facts: Callable[[str], Facts],
+        controllers: Mapping[str, GroupController],
+        preference: Callable[[], LeaderPreference | None],
+        process_state: Callable[[str], ProcessState],
         failed: Callable[[str, str], None],
     ) -> None:
         """`failed(group, why)`: a hand-over did not come about, or all of this failed (no group); it is tried again."""
-        self._loops = loops
-        self._wishes = wishes
-        self._facts = facts
+        self._controllers = controllers
+        self._preference = preference
+        self._process_state = process_state
         self._failed = failed
         self._since: dict[str, tuple[int, float]] = {}
         self._not_before = 0.0
@@ -109,40 +109,45 @@ class Preference:
                 self._not_before = time.monotonic() + AGAIN_S
 
     async def _look(self) -> None:
-        wishes = self._wishes()
-        move = None if wishes is None else next_move(self._standings(wishes, time.monotonic()))
+        preference = self._preference()
+        move = None if preference is None else next_move(self._standings(preference, time.monotonic()))
         if move is None or time.monotonic() < self._not_before:
             return
         try:
-            await self._loops[move.group].switchover(move.to, move.reason, force=False)
+            await self._controllers[move.group].switchover(move.to, move.reason, force=False)
         except SwitchoverFailed as error:
             self._not_before = time.monotonic() + AGAIN_S
             self._failed(move.group, str(error))
 
-    def _standings(self, wishes: Wishes, now: float) -> list[Standing]:
+    def _standings(self, preference: LeaderPreference, now: float) -> list[Standing]:
         found = []
-        for group, loop in self._loops.items():
-            standing = self._standing(group, loop, wishes)
-            epoch = 0 if standing is None or loop.cell is None else loop.cell.epoch
+        for group, controller in self._controllers.items():
+            standing = self._standing(group, controller, preference)
+            epoch = 0 if standing is None or controller.cell is None else controller.cell.epoch
             if group not in self._since or self._since[group][0] != epoch:
                 self._since[group] = (epoch, now)
             if standing is not None and now - self._since[group][1] >= CALM_S:
                 found.append(standing)
         return found
 
-    def _standing(self, group: str, loop: GroupWatch, wishes: Wishes) -> Standing | None:
+    def _standing(self, group: str, controller: GroupController, preference: LeaderPreference) -> Standing | None:
         """None: it is not calm, somebody is away."""
-        cell = loop.cell
-        if cell is None or cell.master is None or loop.waits is not None or cell.master.member not in loop.watches:
+        cell = controller.cell
+        if (
+            cell is None
+            or cell.master is None
+            or controller.waits is not None
+            or cell.master.member not in controller.watches
+        ):
             return None
-        master = loop.watches[cell.master.member].report
+        master = controller.watches[cell.master.member].report
         if master is None or master.role != "Master":
             return None
         able = {}
-        for number, watch in loop.watches.items():
-            report, facts = watch.report, self._facts(watch.name)
-            if report is None or watch.reach != "ok" or facts.gone or facts.deleting:
+        for number, watch in controller.watches.items():
+            report, process_state = watch.report, self._process_state(watch.name)
+            if report is None or watch.reach != "ok" or process_state.gone or process_state.deleting:
                 return None
             if report.id in cell.in_sync and not report.unfit and report.end + BEHIND_BYTES >= master.end:
-                able[number] = facts.node
-        return Standing(group, cell.master.member, able, wishes.preferred.get(group), wishes.spread)
+                able[number] = process_state.node
+        return Standing(group, cell.master.member, able, preference.preferred.get(group), preference.spread)

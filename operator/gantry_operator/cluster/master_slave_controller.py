@@ -1,4 +1,4 @@
-"""The failover of one group as it runs: observe, decide, swap, tell, announce. The same for processes and for pods.
+"""The failover of one group in mode MasterSlave: observe, decide, swap, assign, announce.
 
 One pass reads the registry, puts together what the watches heard, asks `decide`, and carries the answer out. A pass
 follows every piece of news at once and a timer otherwise. Swaps are awaited in the pass; what is told to members runs
@@ -14,27 +14,27 @@ from collections.abc import Callable
 
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
-from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupWatch, SwitchoverFailed
+from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
 from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import (
-    AskHandover,
     Bootstrap,
+    Demote,
     FailoverSettings,
-    Fence,
     HandoverReady,
     MemberView,
     Observation,
     Promote,
     Recover,
+    RequestHandover,
+    SendAssignment,
     Switchover,
-    Tell,
     Wait,
     Write,
 )
-from gantry_operator.platforms.base import Change, MemberEndpoint, Surroundings
+from gantry_operator.platforms.base import Change, MemberEndpoint, Platform
 from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,19 @@ ANNOUNCE_AFTER_S = 1.0
 """The address moves after the old master has forwarded what it parked, but does not wait longer for it."""
 
 
-class GroupLoop(GroupWatch):
+class MasterSlaveController(GroupController):
     """One group in mode MasterSlave: the operator decides who is master."""
 
     def __init__(
         self,
         group: str,
         registry: RoleRegistry,
-        surroundings: Surroundings,
+        platform: Platform,
         client: httpx.AsyncClient,
         settings: Callable[[], FailoverSettings],
-        clock: AttentiveClock | None = None,
+        clock: StallCompensatedClock | None = None,
     ) -> None:
-        super().__init__(group, surroundings, client, settings, clock)
+        super().__init__(group, platform, client, settings, clock)
         self.entry: Entry | None = None
         self._registry = registry
         self._goals: dict[MemberId, tuple[int, int, float]] = {}
@@ -68,7 +68,7 @@ class GroupLoop(GroupWatch):
         self._handover_ready: tuple[HandoverReady, float] | None = None
         self._handover_not_before = 0.0
         self._handover_problem = ""
-        """Why the last hand-over for the present wish did not come about."""
+        """Why the last hand-over for the present request did not come about."""
         self._waited_for: Wait | None = None
         """What the last pass waited for that found no hand-over under way: it may be under way for another reason."""
         self._recorded_until = 0.0
@@ -84,22 +84,22 @@ class GroupLoop(GroupWatch):
     def cell(self) -> Cell | None:
         return None if self.entry is None else self.entry.cell
 
-    async def _fulfil(self, wish: Switchover, deadline: float) -> str:
-        while self.cell is None and self._goes_on(wish, deadline, under_way=False):
+    async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
+        while self.cell is None and self._keep_waiting(request, deadline, under_way=False):
             await self._next_look()  # What was before is not known yet.
         before = self.cell
-        self._switchover = wish
+        self._switchover = request
         self._handover_not_before, self._handover_problem = 0.0, ""
         try:
-            while self._goes_on(wish, deadline, self._under_way()):
+            while self._keep_waiting(request, deadline, self._under_way()):
                 await self._next_look()
                 cell = self.cell
                 if before is None or cell is None or cell.master is None or not self._leads(cell):
                     continue
                 name = self.watches[cell.master.member].name
-                if cell.epoch == before.epoch and cell.master.member == wish.to:
+                if cell.epoch == before.epoch and cell.master.member == request.to:
                     return f"{name} is master already"
-                if cell.epoch > before.epoch and wish.fulfilled(before.master, cell.master):
+                if cell.epoch > before.epoch and request.fulfilled(before.master, cell.master):
                     return f"{name} leads {self.group} in epoch {cell.epoch}"
         finally:
             self._switchover = None
@@ -128,7 +128,7 @@ class GroupLoop(GroupWatch):
 
     async def _pass(self) -> bool:
         """True: the cell was changed, so look again at once."""
-        endpoints = list(self._surroundings.members(self.group))
+        endpoints = list(self._platform.members(self.group))
         self._follow(endpoints)
         self.entry = await self._registry.read(self.group)
         self._look_for_write()
@@ -145,9 +145,9 @@ class GroupLoop(GroupWatch):
         if wait is None or wait.code != "handover":
             self._waited_for = wait
         for decision in decisions:
-            if isinstance(decision, Tell | Fence):
-                self._tell(obs, decision.member, decision.assignment)
-            elif isinstance(decision, AskHandover):
+            if isinstance(decision, SendAssignment | Demote):
+                self._send_assignment(obs, decision.member, decision.assignment)
+            elif isinstance(decision, RequestHandover):
                 self._ask_handover(obs, decision)
             elif not isinstance(decision, Wait):
                 return await self._write(obs, decision)
@@ -162,13 +162,13 @@ class GroupLoop(GroupWatch):
         views = []
         for e in endpoints:
             watch = self.watches[e.member]
-            facts = self._surroundings.facts(e.name)
+            process_state = self._platform.process_state(e.name)
             report, heard_at = watch.last
             age = int((now - heard_at) * 1000)
             reach, reach_ms = watch.reach, int((now - watch.reach_at) * 1000)
             if reach == "ok" and age >= settings.detection_ms:
                 reach, reach_ms = "silent", age
-            refused = "" if cell is None else self._teller.refusal(e.member, cell)
+            refused = "" if cell is None else self._member_client.refusal(e.member, cell)
             said = (0, 0) if report is None else report.order
             views.append(
                 MemberView(
@@ -179,17 +179,17 @@ class GroupLoop(GroupWatch):
                     age_ms=age,
                     reach=reach,
                     reach_ms=reach_ms,
-                    gone=facts.gone,
-                    deleting=facts.deleting,
-                    never_ran=facts.never_ran,
-                    pending=self._teller.pending(e.member, heard_at, said),
-                    told_order=self._teller.told_order(e.member),
-                    accepted_order=self._teller.accepted_order(e.member),
-                    told_unclean=self._teller.told_unclean(e.member),
+                    gone=process_state.gone,
+                    deleting=process_state.deleting,
+                    never_ran=process_state.never_ran,
+                    pending=self._member_client.pending(e.member, heard_at, said),
+                    assigned_order=self._member_client.assigned_order(e.member),
+                    accepted_order=self._member_client.accepted_order(e.member),
+                    assigned_unclean=self._member_client.assigned_unclean(e.member),
                     stalled_ms=self._stalled_ms(cell, watch, now),
                     refused=refused,
-                    lacks_token=self._teller.lacks_token(e.member),
-                    refused_ms=int(self._teller.refusing_s(e.member) * 1000) if refused else 0,
+                    lacks_token=self._member_client.lacks_token(e.member),
+                    refused_ms=int(self._member_client.refusing_s(e.member) * 1000) if refused else 0,
                 )
             )
         ready = self._handover_ready
@@ -255,8 +255,8 @@ class GroupLoop(GroupWatch):
         """What follows from a cell that the registry has taken."""
         now = time.monotonic()
         self._unsure = self._handover_ready = None
-        wish = self._switchover
-        if isinstance(write, Promote) and wish is not None and wish.fulfilled(write.old, write.new):
+        request = self._switchover
+        if isinstance(write, Promote) and request is not None and request.fulfilled(write.old, write.new):
             self._switchover = None
         if isinstance(write, Promote):
             self._recorded_until = now + READY_S
@@ -271,11 +271,11 @@ class GroupLoop(GroupWatch):
         else:
             self._event("Normal", type(write).__name__, write.reason)
 
-    def _tell(self, obs: Observation, member: int, assignment: Assignment) -> None:
+    def _send_assignment(self, obs: Observation, member: int, assignment: Assignment) -> None:
         watch = self.watches[member]
         is_master = assignment.cell.master is not None and assignment.cell.master.member == member
         then: Callable[[], None] | None = self._master_took_role if is_master else None
-        self._teller.tell(member, watch.url, assignment, then)
+        self._member_client.send_assignment(member, watch.url, assignment, then)
 
     def _look_for_role(self, obs: Observation) -> None:
         """The answer to its assignment may have been lost: then the new master's own status line says that it leads."""
@@ -304,23 +304,23 @@ class GroupLoop(GroupWatch):
             duration_ms=int((time.monotonic() - noticed) * 1000),
             planned=promoted.kind == "handover",
         )
-        self._surroundings.changed(done)
+        self._platform.changed(done)
 
-    def _ask_handover(self, obs: Observation, ask: AskHandover) -> None:
+    def _ask_handover(self, obs: Observation, ask: RequestHandover) -> None:
         if self._handover_asked or time.monotonic() < self._handover_not_before:
             return
         self._handover_asked = True
         self._spawn(self._handover(ask, self.watches[ask.master].url))
 
-    async def _handover(self, ask: AskHandover, url: str) -> None:
+    async def _handover(self, ask: RequestHandover, url: str) -> None:
         try:
-            ready, reason = await self._teller.handover(url, ask.target, ask.cell, HANDOVER_MS)
+            ready, reason = await self._member_client.handover(url, ask.target, ask.cell, HANDOVER_MS)
             if ready:
                 expires = time.monotonic() + READY_S
                 self._handover_ready = (HandoverReady(ask.cell.order, ask.target, ask.reason), expires)
             else:
                 self._handover_not_before = time.monotonic() + HANDOVER_AGAIN_S
-                if ask.wish is not None and ask.wish is self._switchover:
+                if ask.request is not None and ask.request is self._switchover:
                     self._handover_problem = reason
         finally:
             self._handover_asked = False
@@ -337,10 +337,10 @@ class GroupLoop(GroupWatch):
 
     def _old_master_forwards(self, cell: Cell) -> bool:
         """Rule 23: the address is announced after the parked sends are stored, in their order."""
-        if self._announced == 0 or not self._teller.any_underway():
+        if self._announced == 0 or not self._member_client.any_underway():
             return False
         parks = any(w.report is not None and w.report.parked and w.reach == "ok" for w in self.watches.values())
-        return parks and self._teller.busy_for_s() < ANNOUNCE_AFTER_S
+        return parks and self._member_client.busy_for_s() < ANNOUNCE_AFTER_S
 
 
-__all__ = ["GroupLoop", "SwitchoverFailed", "make_client"]
+__all__ = ["MasterSlaveController", "SwitchoverFailed", "make_client"]

@@ -15,7 +15,7 @@ from gantry_operator.cluster.member_messages import assignment_body, handover_bo
 
 log = logging.getLogger(__name__)
 
-TELL_TIMEOUT_S = 1.5
+SEND_TIMEOUT_S = 1.5
 AGAIN_AFTER_FAILURE_S = 0.1
 AGAIN_AFTER_REFUSAL_S = 0.5
 AGAIN_AFTER_SUCCESS_S = 1.0
@@ -40,7 +40,7 @@ class _Refusal(NamedTuple):
     token: bool
 
 
-class Teller:
+class MemberClient:
     """For one group. `wake` is called after each answer."""
 
     def __init__(
@@ -57,12 +57,14 @@ class Teller:
         self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
         self._orders: dict[int, tuple[int, int]] = {}
         self._accepted: dict[int, Assignment] = {}
-        self._told_at: dict[int, float] = {}
+        self._answered_at: dict[int, float] = {}
         self._not_before: dict[int, tuple[Cell, float]] = {}
         self._refusals: dict[int, _Refusal] = {}
         self._refusing_since: dict[int, float] = {}
 
-    def tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None) -> None:
+    def send_assignment(
+        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
+    ) -> None:
         """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
         busy = self._underway.get(member)
         if busy is not None:
@@ -73,7 +75,7 @@ class Teller:
         if not_before is not None and not_before[0] == assignment.cell and self._now() < not_before[1]:
             return
         self._orders[member] = assignment.cell.order
-        task = asyncio.create_task(self._tell(member, url, assignment, then))
+        task = asyncio.create_task(self._send(member, url, assignment, then))
         self._underway[member] = (assignment.cell, task, self._now())
 
     def pending(self, member: int, line_at: float, order: tuple[int, int]) -> bool:
@@ -83,10 +85,10 @@ class Teller:
             return False
         if member in self._underway:
             return True
-        told_at = self._told_at.get(member)
-        return told_at is not None and line_at <= told_at and self._now() - told_at < LINE_AFTER_ANSWER_S
+        answered_at = self._answered_at.get(member)
+        return answered_at is not None and line_at <= answered_at and self._now() - answered_at < LINE_AFTER_ANSWER_S
 
-    def told_order(self, member: int) -> tuple[int, int]:
+    def assigned_order(self, member: int) -> tuple[int, int]:
         """(epoch, version) of what it is being told, or was told last."""
         return self._orders.get(member, (0, 0))
 
@@ -95,7 +97,7 @@ class Teller:
         accepted = self._accepted.get(member)
         return (0, 0) if accepted is None else accepted.cell.order
 
-    def told_unclean(self, member: int) -> bool | None:
+    def assigned_unclean(self, member: int) -> bool | None:
         """Whether what it accepted last let it give confirmed records up; None: it was told nothing from here."""
         accepted = self._accepted.get(member)
         return None if accepted is None else accepted.unclean
@@ -156,7 +158,7 @@ class Teller:
                 f"{url}/v1/members/remove",
                 content=RemovalRequest(member=member).model_dump_json(),
                 headers=self._headers(),
-                timeout=TELL_TIMEOUT_S,
+                timeout=SEND_TIMEOUT_S,
             )
             if answer.status_code != 200:
                 return f"the leader answered {answer.status_code}: {answer.text[:200]}"
@@ -171,7 +173,7 @@ class Teller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tell(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None) -> None:
+    async def _send(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None) -> None:
         cell = assignment.cell
         again = AGAIN_AFTER_FAILURE_S
         try:
@@ -179,7 +181,7 @@ class Teller:
                 f"{url}/v1/assignment",
                 content=assignment_body(assignment),
                 headers=self._headers(),
-                timeout=TELL_TIMEOUT_S,
+                timeout=SEND_TIMEOUT_S,
             )
             if answer.status_code != 200:
                 # It could not write it down, or has another token, for example: another one may do it.
@@ -188,7 +190,7 @@ class Teller:
                 self._refused(member, url, cell, why, status=answer.status_code)
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
-            self._told_at[member] = self._now()
+            self._answered_at[member] = self._now()
             if said.accepted:
                 again = AGAIN_AFTER_SUCCESS_S
                 self._accepted[member] = assignment

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from gantry_broker.replication.types import Cell, MemberId
 
 from gantry_operator.cluster.group_controller import (
+    EVENT_AFTER_S,
     HANDOVER_AGAIN_S,
     HANDOVER_MS,
-    TELL_WAIT_S,
-    GroupWatch,
+    GroupController,
     SwitchoverFailed,
 )
 from gantry_operator.cluster.member_watch import MemberWatch
@@ -44,7 +44,7 @@ def keeping_up(leader: Report) -> frozenset[MemberId]:
     return leader.in_sync & ({f.id for f in leader.followers if f.acked >= near} | {leader.id})
 
 
-def heirs(leader: Report, others: Sequence[Report]) -> list[Report]:
+def transfer_candidates(leader: Report, others: Sequence[Report]) -> list[Report]:
     """Who may be transferred to: voters that answer, the furthest log first."""
     able = [r for r in others if r.id in leader.in_sync and r.id != leader.id and r.role == "Slave"]
     return sorted(able, key=lambda r: (r.rank, -r.id.member), reverse=True)
@@ -62,12 +62,12 @@ class _Transfer:
     """When it was wished for, by the monotonic clock."""
 
 
-class RaftLoop(GroupWatch):
+class RaftController(GroupController):
     """One group in mode Raft."""
 
     _cell: Cell | None = None
-    _wish: Switchover | None = None
-    _wished_at = 0.0
+    _request: Switchover | None = None
+    _requested_at = 0.0
     _asked = False
     _transfer_asked: _Transfer | None = None
     _handed_over = 0
@@ -97,33 +97,33 @@ class RaftLoop(GroupWatch):
         leader = None if master is None or master.member not in self.watches else self.watches[master.member].report
         return leader is not None and leader.role == "Master" and report.id in keeping_up(leader)
 
-    async def _fulfil(self, wish: Switchover, deadline: float) -> str:
-        while self._cell is None and self._goes_on(wish, deadline, under_way=False):
+    async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
+        while self._cell is None and self._keep_waiting(request, deadline, under_way=False):
             await self._next_look()  # Who leads is not known yet.
         before = self._cell
         if before is None or before.master is None:
             raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
-        if wish.to == before.master.member and self.waits is None:
-            return f"{self.watches[wish.to].name} is master already"
-        self._wish, self._refused, self._not_before = wish, "", 0.0
-        self._wished_at = time.monotonic()
+        if request.to == before.master.member and self.waits is None:
+            return f"{self.watches[request.to].name} is master already"
+        self._request, self._refused, self._not_before = request, "", 0.0
+        self._requested_at = time.monotonic()
         try:
-            while self._goes_on(wish, deadline, self._asked or time.monotonic() <= self._handed_over_until):
+            while self._keep_waiting(request, deadline, self._asked or time.monotonic() <= self._handed_over_until):
                 await self._next_look()
                 now = self._cell
                 if now is None or now.master is None or now.epoch <= before.epoch:
                     continue
-                if wish.fulfilled(before.master, now.master):
+                if request.fulfilled(before.master, now.master):
                     return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
         finally:
-            self._wish = None
+            self._request = None
         raise SwitchoverFailed(self._refused or "no new leader came about in time")
 
     def _patience_s(self) -> float:
-        return START_S if self._cell is None else TELL_WAIT_S
+        return START_S if self._cell is None else EVENT_AFTER_S
 
     async def _pass(self) -> bool:
-        endpoints = list(self._surroundings.members(self.group))
+        endpoints = list(self._platform.members(self.group))
         self._follow(endpoints)
         heard = self._heard(endpoints)
         leader = leader_of([w.report for w in heard if w.report is not None])
@@ -146,7 +146,7 @@ class RaftLoop(GroupWatch):
         for e in endpoints:
             watch = self.watches[e.member]
             answers = watch.reach == "ok" and self.silence_s(e.member) < detection
-            if answers and not self._surroundings.facts(e.name).gone:
+            if answers and not self._platform.process_state(e.name).gone:
                 found.append(watch)
         return found
 
@@ -164,8 +164,8 @@ class RaftLoop(GroupWatch):
             # What was before this program watched is not known, so it is no change.
             self._event("Normal", "Leader", f"{name} leads epoch {leader.epoch}")
             return
-        if self._wish is not None and self._wish.fulfilled(former.master, leader.id):
-            self._wish = None
+        if self._request is not None and self._request.fulfilled(former.master, leader.id):
+            self._request = None
         now = time.monotonic()
         started = noticed_at if noticed_at is not None else now
         planned, reason = False, "elected by the group"
@@ -174,7 +174,7 @@ class RaftLoop(GroupWatch):
         old = self.watches.get(former.master.member)
         self._event("Normal" if planned else "Warning", "HandOver" if planned else "Failover",
                     f"{name} leads epoch {leader.epoch}: {reason}")  # fmt: skip
-        self._surroundings.changed(
+        self._platform.changed(
             Change(
                 group=self.group,
                 old=None if old is None else old.name,
@@ -196,25 +196,27 @@ class RaftLoop(GroupWatch):
     def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
         if self._asked or time.monotonic() < self._not_before or leader.epoch == self._handed_over:
             return
-        able = heirs(leader, [w.report for w in heard if w.report is not None and not self._sick(w.report)])
-        # A wish that cannot be fulfilled does not keep a leader that should not lead.
-        for wish in (self._wish, self._sick(leader)):
-            if wish is None or wish.to == leader.id.member:
+        able = transfer_candidates(
+            leader, [w.report for w in heard if w.report is not None and not self._sick(w.report)]
+        )
+        # A request that cannot be fulfilled does not keep a leader that should not lead.
+        for request in (self._request, self._sick(leader)):
+            if request is None or request.to == leader.id.member:
                 continue
-            chosen = [r for r in able if wish.to in (None, r.id.member)]
+            chosen = [r for r in able if request.to in (None, r.id.member)]
             if chosen:
-                self._ask(wish, chosen[0].id, leader)
+                self._ask(request, chosen[0].id, leader)
                 return
-            if wish is self._wish:
+            if request is self._request:
                 none = "no member that could lead answers"
-                self._refused = none if wish.to is None else f"member {wish.to} cannot lead"
+                self._refused = none if request.to is None else f"member {request.to} cannot lead"
 
-    def _ask(self, wish: Switchover, target: MemberId, leader: Report) -> None:
+    def _ask(self, request: Switchover, target: MemberId, leader: Report) -> None:
         self._asked = True
-        since = self._wished_at if wish is self._wish else time.monotonic()
-        self._transfer_asked = _Transfer(target, leader.epoch, wish.reason, since)
+        since = self._requested_at if request is self._request else time.monotonic()
+        self._transfer_asked = _Transfer(target, leader.epoch, request.reason, since)
         cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
-        self._spawn(self._transfer(self.watches[leader.id.member].url, target, cell, wish))
+        self._spawn(self._transfer(self.watches[leader.id.member].url, target, cell, request))
 
     def _remove_former(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
         """Who has gone from the plan leaves the group, one at a time, once it is silent: while it fetched it would be
@@ -232,12 +234,12 @@ class RaftLoop(GroupWatch):
 
     async def _remove(self, url: str, member: int, order: tuple[int, int]) -> None:
         try:
-            reason = await self._teller.remove(url, member)
+            reason = await self._member_client.remove(url, member)
             now = time.monotonic()
             if reason:
                 # The change before it may be a moment from being confirmed: that is nothing to tell.
                 self._stuck_since = now if self._stuck_since is None else self._stuck_since
-                if now - self._stuck_since >= TELL_WAIT_S:
+                if now - self._stuck_since >= EVENT_AFTER_S:
                     self._report_problem("removal", f"member {member} cannot leave the group: {reason}")
                 self._not_before = now + HANDOVER_AGAIN_S
             else:
@@ -252,14 +254,14 @@ class RaftLoop(GroupWatch):
     def _sick(self, report: Report) -> Switchover | None:
         """Why it should not lead though it lives."""
         watch = self.watches[report.id.member]
-        if self._surroundings.facts(watch.name).deleting:
+        if self._platform.process_state(watch.name).deleting:
             return Switchover(reason=f"{watch.name} is about to be stopped")
         return Switchover(reason=f"{watch.name} should not lead: {report.unfit}") if report.unfit else None
 
-    async def _transfer(self, url: str, target: MemberId, cell: Cell, wish: Switchover) -> None:
+    async def _transfer(self, url: str, target: MemberId, cell: Cell, request: Switchover) -> None:
         try:
-            ready, reason = await self._teller.handover(url, target, cell, HANDOVER_MS)
-            if wish is self._wish:
+            ready, reason = await self._member_client.handover(url, target, cell, HANDOVER_MS)
+            if request is self._request:
                 self._refused = reason
             if ready:
                 self._handed_over = cell.epoch  # Its last line may still say that it leads.

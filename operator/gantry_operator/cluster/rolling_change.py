@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from gantry_operator.cluster.group_controller import GroupWatch, SwitchoverFailed
+from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
 from gantry_operator.plan import MemberState, Step, next_step
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.member_state import member_states
-from gantry_operator.platforms.kubernetes.platform import PodSurroundings
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ class Roller:
     def __init__(
         self,
         api: KubeApi,
-        stateful_sets: Mirror,
-        pods: PodSurroundings,
-        loops: Mapping[str, GroupWatch],
+        stateful_sets: InformerCache,
+        pods: KubernetesPlatform,
+        controllers: Mapping[str, GroupController],
         events: EventRecorder,
         cluster: tuple[str, str],
         enabled: Callable[[], bool],
@@ -41,7 +41,7 @@ class Roller:
         self._api = api
         self._sets = stateful_sets
         self._pods = pods
-        self._loops = loops
+        self._controllers = controllers
         self._events = events
         self._namespace, self._name = cluster
         self._enabled = enabled
@@ -51,7 +51,7 @@ class Roller:
         while True:
             busy = False
             if self._enabled():
-                for group in list(self._loops):
+                for group in list(self._controllers):
                     busy = await self._step(group) or busy
             await asyncio.sleep(LOOK_S if busy else 2 * LOOK_S)
 
@@ -60,30 +60,30 @@ class Roller:
         live = self._sets.get(self._namespace, names.group_set(self._name, group))
         if live is None or (live.get("status") or {}).get("observedGeneration") != live["metadata"]["generation"]:
             return False
-        loop = self._loops[group]
-        states = member_states(live, loop, self._pods, group, datetime.now(UTC))
-        step = next_step(states, loop.still_counted)
+        controller = self._controllers[group]
+        states = member_states(live, controller, self._pods, group, datetime.now(UTC))
+        step = next_step(states, controller.still_counted)
         self._note(group, step)
         if step.kind == "done":
             return False
         try:
             if step.kind == "replace":
                 chosen = next(s for s in states if s.name == step.member)
-                if not self._still_to_be_relieved(group, chosen):
+                if not self._not_yet_retired(group, chosen):
                     await (self._shrink(group, chosen) if chosen.leaving else self._replace(group, step))
             elif step.kind == "handover":
                 number = next(s.number for s in states if s.name == step.to)
-                await loop.switchover(number, step.reason, force=False)
+                await controller.switchover(number, step.reason, force=False)
         except SwitchoverFailed as error:
             self._events.record("Warning", "HandOverFailed", f"group {group}: {error}; it is tried again")
         except (ApiError, ApiUnavailable) as error:
             log.warning("%s/%s: rolling %s: %s", self._namespace, self._name, group, error)
         return True
 
-    def _still_to_be_relieved(self, group: str, member: MemberState) -> bool:
+    def _not_yet_retired(self, group: str, member: MemberState) -> bool:
         """It has handed over, and the new master is not announced yet: the master's Service leads to this one only, and
         it may still forward what it parked. One that does not work relieves nobody by waiting."""
-        if self._loops[group].announced or member.master or member.broken:
+        if self._controllers[group].announced or member.master or member.broken:
             return False
         return self._pods.labelled_master(member.name) and self._pods.answers(group, member.name)
 
@@ -93,7 +93,7 @@ class Roller:
         live = self._sets.get(self._namespace, name)
         running = 0 if live is None else int(live["spec"]["replicas"])
         size = member.number
-        if max(running, self._pods.sizes[group]) != size + 1 or self._pods.lingers(member.name):
+        if max(running, self._pods.sizes[group]) != size + 1 or self._pods.in_grace(member.name):
             return
         self._events.record("Normal", "ScaleDown", f"group {group}: {member.name} leaves, its volume stays")
         self._sets.note(await self._api.merge(STATEFUL_SET, self._namespace, name, {"spec": {"replicas": size}}))
@@ -104,7 +104,7 @@ class Roller:
         pod = self._pods.pod(step.member)
         if pod is None or pod["metadata"].get("deletionTimestamp") is not None:
             return
-        if self._pods.lingers(step.member):
+        if self._pods.in_grace(step.member):
             return  # It has just handed over, and forwards what still comes to it by the master's Service.
         self._events.record("Normal", "Rolling", f"group {group}: {step.member} is replaced: {step.reason}")
         await self._api.delete(POD, self._namespace, step.member, uid=pod["metadata"]["uid"])

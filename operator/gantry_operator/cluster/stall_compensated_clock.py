@@ -14,7 +14,7 @@ FREE_S = 0.03
 """A tick may be this late without anything being subtracted."""
 
 
-class AttentiveClock:
+class StallCompensatedClock:
     """Seconds in which the event loop ran. `start` it in the loop, `stop` it at the end.
 
     One serves any number of users: it runs from the first `start` to the last `stop`.

@@ -1,4 +1,4 @@
-"""From what was seen to the status of the resource: the one place that computes it. Pure."""
+"""From what was observed to the status of the resource: the one place that computes it. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Answer = Literal["True", "False", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class SeenMember:
-    """One broker as seen now. `status`: its last status line, or None when it does not answer."""
+class ObservedMember:
+    """One broker as observed now. `status`: its last status line, or None when it does not answer."""
 
     name: str
     group: str
@@ -37,10 +37,10 @@ class SeenMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedState:
     """Everything that the status is made from."""
 
-    members: Sequence[SeenMember]
+    members: Sequence[ObservedMember]
     name_servers: Sequence[NameServerRow]
     available: Mapping[str, str | None]
     """By group: why a client cannot send and read, None when the check went through; absent: not checked yet."""
@@ -55,16 +55,22 @@ class Seen:
     analytics: AnalyticsStatus | None = None
 
 
-def status_of(cluster: BrokerCluster | None, old: BrokerClusterStatus, seen: Seen, now: str, generation: int,
-              paused: bool = False) -> BrokerClusterStatus:  # fmt: skip
+def status_of(
+    cluster: BrokerCluster | None,
+    old: BrokerClusterStatus,
+    observed: ObservedState,
+    now: str,
+    generation: int,
+    paused: bool = False,
+) -> BrokerClusterStatus:
     """The new status. `now` is an RFC 3339 time; conditions keep their time unless they change."""
-    rows = [_row(m) for m in seen.members]
-    if seen.refused:
-        return _refused(old, seen, rows, now, generation)
+    rows = [_row(m) for m in observed.members]
+    if observed.refused:
+        return _refused(old, observed, rows, now, generation)
     ready = sum(r.ready for r in rows)
-    available = _available(seen)
-    degraded = _degraded(seen, rows)
-    progressing = _progressing(seen, paused)
+    available = _available(observed)
+    degraded = _degraded(observed, rows)
+    progressing = _progressing(observed, paused)
     conditions = [
         _condition(old, "Available", *available, now, generation),
         _condition(old, "Progressing", *progressing, now, generation),
@@ -77,27 +83,27 @@ def status_of(cluster: BrokerCluster | None, old: BrokerClusterStatus, seen: See
         readyMembers=f"{ready}/{len(rows)}",
         masters=_masters(cluster, rows),
         members=rows,
-        nameServers=[s.address for s in seen.name_servers],
-        nameServerMembers=list(seen.name_servers),
-        addresses=seen.addresses,
-        lastFailover=seen.last_failover or old.lastFailover,
-        analytics=seen.analytics or old.analytics,
+        nameServers=[s.address for s in observed.name_servers],
+        nameServerMembers=list(observed.name_servers),
+        addresses=observed.addresses,
+        lastFailover=observed.last_failover or old.lastFailover,
+        analytics=observed.analytics or old.analytics,
     )
 
 
 def _refused(
-    old: BrokerClusterStatus, seen: Seen, rows: list[MemberRow], now: str, generation: int
+    old: BrokerClusterStatus, observed: ObservedState, rows: list[MemberRow], now: str, generation: int
 ) -> BrokerClusterStatus:
     """What runs goes on under the last good spec: who leads and how the members are, so far as there are any, and what
     says that the spec is refused. The rest of it needs a spec."""
-    message = f"the spec is refused and changes nothing that runs: {seen.refused}"
+    message = f"the spec is refused and changes nothing that runs: {observed.refused}"
     changed = {
         "Progressing": _condition(old, "Progressing", "False", "SpecRefused", message, now, generation),
     }
     update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
-    if rows or any(seen.available.values()):
-        changed["Available"] = _condition(old, "Available", *_available(seen), now, generation)
-        changed["Degraded"] = _condition(old, "Degraded", *_degraded(seen, rows), now, generation)
+    if rows or any(observed.available.values()):
+        changed["Available"] = _condition(old, "Available", *_available(observed), now, generation)
+        changed["Degraded"] = _condition(old, "Degraded", *_degraded(observed, rows), now, generation)
     elif not any(c.type == "Available" for c in old.conditions):
         changed["Available"] = _condition(old, "Available", "False", "SpecRefused", message, now, generation)
     if rows:
@@ -105,13 +111,13 @@ def _refused(
             "readyMembers": f"{sum(r.ready for r in rows)}/{len(rows)}",
             "masters": _masters(None, rows),
             "members": rows,
-            "lastFailover": seen.last_failover or old.lastFailover,
+            "lastFailover": observed.last_failover or old.lastFailover,
         }
     kept = [changed.pop(c.type, c) for c in old.conditions]
     return old.model_copy(update=update | {"conditions": kept + list(changed.values())})
 
 
-def _row(m: SeenMember) -> MemberRow:
+def _row(m: ObservedMember) -> MemberRow:
     s = m.status
     if s is None:
         return MemberRow(name=m.name, group=m.group, node=m.node, reason=m.problem or "it does not answer")
@@ -133,10 +139,10 @@ def _row(m: SeenMember) -> MemberRow:
     )
 
 
-def _available(seen: Seen) -> tuple[Answer, str, str]:
-    bad = {g: why for g, why in seen.available.items() if why is not None}
-    groups = {m.group for m in seen.members}
-    unknown = sorted(groups - set(seen.available))
+def _available(observed: ObservedState) -> tuple[Answer, str, str]:
+    bad = {g: why for g, why in observed.available.items() if why is not None}
+    groups = {m.group for m in observed.members}
+    unknown = sorted(groups - set(observed.available))
     if bad:
         said = "; ".join(f"group {g}: {why}" for g, why in sorted(bad.items()))
         return "False", "NotServing", said
@@ -145,23 +151,23 @@ def _available(seen: Seen) -> tuple[Answer, str, str]:
     return "True", "SendAndRead", "a message was sent to every group and read back"
 
 
-def _degraded(seen: Seen, rows: Sequence[MemberRow]) -> tuple[Answer, str, str]:
-    if seen.problems:
-        return "True", "ObjectsNotRight", "; ".join(seen.problems)
+def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answer, str, str]:
+    if observed.problems:
+        return "True", "ObjectsNotRight", "; ".join(observed.problems)
     away = [f"{r.name} ({r.reason or r.role})" for r in rows if not r.ready]
     if away:
         return "True", "MembersAway", f"not ready: {', '.join(away)}"
-    servers = [s.name for s in seen.name_servers if not s.ready]
+    servers = [s.name for s in observed.name_servers if not s.ready]
     if servers:
         return "True", "NameServersAway", f"not ready: {', '.join(servers)}"
     return "False", "AsPlanned", "every member is ready and in sync"
 
 
-def _progressing(seen: Seen, paused: bool) -> tuple[Answer, str, str]:
+def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, str]:
     if paused:
         return "False", "Paused", "the annotation gantry.dev/paused holds changes back; failover goes on"
-    if seen.progress:
-        return "True", "Changing", "; ".join(seen.progress)
+    if observed.progress:
+        return "True", "Changing", "; ".join(observed.progress)
     return "False", "Done", "everything is as the spec says"
 
 

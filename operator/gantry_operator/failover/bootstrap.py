@@ -12,13 +12,13 @@ LEAP = 10
 """A recovered cell leaps this far above what the disks know: the lost one may have been further than was told."""
 
 
-def first_cell(obs: Observation) -> Bootstrap | Recover | Wait:
+def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
     """The registry has nothing about this group."""
     unheard = [m for m in obs.members if not m.heard]
     blocking = [m for m in unheard if not (m.never_ran and m.reach_ms >= NEW_DISK_PATIENCE_MS)]
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
     if any(r.order > (0, 0) for r in heard):
-        return recovered_cell(obs, "the registry has no record of this group, but its disks have")
+        return recover(obs, "the registry has no record of this group, but its disks have")
     if blocking or not heard:
         return Wait("first-start", f"waiting for {_names(blocking or unheard)}: every disk is asked first", False)
     full = [r for r in heard if not r.empty]
@@ -39,7 +39,7 @@ def first_cell(obs: Observation) -> Bootstrap | Recover | Wait:
     )
 
 
-def recovered_cell(obs: Observation, why: str) -> Recover | Wait:
+def recover(obs: Observation, why: str) -> Recover | Wait:
     """A cell from what the disks know. A newer cell that somebody acted on is on that one's disk (rule 15), so with
     every disk asked and none of them new the newest that is found is the newest that counts."""
     known = obs.cell

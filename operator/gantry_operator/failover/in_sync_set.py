@@ -5,13 +5,13 @@ from __future__ import annotations
 from gantry_broker.replication.types import Cell, MemberId
 
 from gantry_operator.failover.model import (
-    AcceptAsk,
+    ExpandInSyncSet,
     FailoverSettings,
     MemberView,
     Observation,
-    RefuseAsk,
+    RejectProposal,
     Report,
-    ShrinkSet,
+    ShrinkInSyncSet,
 )
 
 REFUSED_AND_IDLE_MS = 250
@@ -30,7 +30,9 @@ def names(obs: Observation, ids: frozenset[MemberId]) -> str:
     return ", ".join(found)
 
 
-def answer_ask(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> AcceptAsk | RefuseAsk | None:
+def review_proposal(
+    obs: Observation, cell: Cell, leader: Report, leader_age_ms: int
+) -> ExpandInSyncSet | RejectProposal | None:
     """What becomes of the master's proposal. One that is based on another version was dropped by the master already
     or will be as soon as it is told: it needs no answer, and must never be rebased.
 
@@ -55,16 +57,16 @@ def answer_ask(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int)
         elif view.report is not None and view.heard and view.report.id != id:
             why_not = f"the disk of {view.name} is not the one proposed"
     if why_not:
-        return RefuseAsk(cell.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
+        return RejectProposal(cell.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
     if unsure:
         return None
     who = names(obs, added) or "nobody new"
-    return AcceptAsk(
+    return ExpandInSyncSet(
         cell.with_set(ask.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
     )
 
 
-def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkSet | None:
+def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkInSyncSet | None:
     """Followers that hold senders up and are not there, or acknowledge too late, leave; the master never does."""
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     removed: dict[MemberId, str] = {}
@@ -93,7 +95,7 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
     gone = frozenset(sorted(removed, key=lambda id: (id not in replaced, id))[: max(0, room)])
     if not gone:
         return None
-    return ShrinkSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
+    return ShrinkInSyncSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
 
 
 def _another_stays(obs: Observation, cell: Cell, leaving: MemberId) -> bool:

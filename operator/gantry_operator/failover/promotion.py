@@ -30,7 +30,7 @@ def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) ->
     return [r for _, r in chosen]
 
 
-def somebody_fit(obs: Observation, cell: Cell) -> bool:
+def has_healthy_candidate(obs: Observation, cell: Cell) -> bool:
     """There is an heir that would be better off: what ails everybody is no reason to move."""
     leaving = {m.number for m in obs.members if m.deleting}
     return any(not r.unfit and r.id.member not in leaving for r in candidates(obs, cell, without=cell.master))

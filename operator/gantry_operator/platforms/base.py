@@ -18,7 +18,7 @@ class MemberEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ProcessState:
     """What is known of a member's process without asking it. The words are those of `MemberView`."""
 
     gone: bool = False
@@ -53,14 +53,14 @@ class Change:
     planned: bool
 
 
-class Surroundings(Protocol):
+class Platform(Protocol):
     """Nothing here may block the event loop."""
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         """The members of the plan, by number. Asked again before each decision."""
         ...
 
-    def facts(self, name: str) -> Facts: ...
+    def process_state(self, name: str) -> ProcessState: ...
 
     def token(self) -> str | None:
         """The admin token of the members' HTTP interface; None: it is open."""

@@ -1,8 +1,8 @@
-"""One cluster as the operator looks after it: reconcile, failover, rolling changes, commands, status.
+"""The controller of one BrokerCluster: reconciles objects, runs failover, rolling changes, switchovers and the status.
 
-Thin: what should exist is `render`'s and brought about by `objects`; who is master is the failover loops' (`masters`);
-who may be replaced is `plan.order`'s (`rolling`); what is said is `state`'s (`report`). A pass runs when something
-changed, and again after one that failed.
+It only connects the parts. `desired_objects` says which objects should exist, and `object_reconciler` applies them.
+The group controllers choose masters. `cluster.rolling_change` replaces members. `cluster.status` computes the status,
+and `status_writer` writes it. A pass runs after each change, and again after a pass that failed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from gantry_operator.api.status import Addresses
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.rolling_change import Roller
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
-from gantry_operator.cluster.status import Seen
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import ObservedState
 from gantry_operator.plan import Plan, member_name, plan
 from gantry_operator.platforms.kubernetes import external, metrics, names, nameserver, volumes
-from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, ReportKeeper
+from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import CELL
 from gantry_operator.platforms.kubernetes.masters import Masters
-from gantry_operator.platforms.kubernetes.member_state import seen_members, seen_name_servers
-from gantry_operator.platforms.kubernetes.object_reconciler import Findings, ObjectKeeper
-from gantry_operator.platforms.kubernetes.status_writer import Reporter
+from gantry_operator.platforms.kubernetes.member_state import observed_members, observed_name_servers
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.status_writer import StatusWriter
 from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_BEGUN,
@@ -69,9 +69,9 @@ class Shared:
 
     api: KubeApi
     settings: OperatorSettings
-    mirrors: dict[str, Mirror]
+    caches: dict[str, InformerCache]
     remoting: RemotingClient
-    clock: AttentiveClock
+    clock: StallCompensatedClock
     identity: str
     unlisted: Callable[[], Sequence[str]] = tuple
     """Mirrors that do not know yet what exists; never one that the failover needs."""
@@ -94,7 +94,7 @@ def not_listed(kinds: Sequence[str]) -> str:
     return f"nothing is made or removed until the API server has listed: {', '.join(kinds)}"
 
 
-class ClusterKeeper:
+class ClusterController:
     """Looks after one cluster from `start` to `stop`. `update` brings a newer version of the resource."""
 
     def __init__(self, shared: Shared, obj: Object) -> None:
@@ -105,26 +105,26 @@ class ClusterKeeper:
         self._cluster: BrokerCluster | None = None
         self._plan: Plan | None = None
         self._dirty = asyncio.Event()
-        self._findings = Findings()
+        self._result = ReconcileResult()
         self._left_out: dict[str, str] = {}
         """Under a refused spec: groups that exist and have no failover yet, and why."""
         self._begun = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
-        self._obeying: asyncio.Task[None] | None = None
-        self._untold: tuple[str, str] | None = None
-        """A wish that was fulfilled or not, and the answer that could not be written yet."""
+        self._request_task: asyncio.Task[None] | None = None
+        self._unsent_answer: tuple[str, str] | None = None
+        """A finished switchover request and its answer, until the answer is written."""
         self._answered = ("", 0)
-        """The last wish that was fulfilled or not, and the version of the resource then; once it was told, the version
-        that has the answer."""
-        api, mirrors, key = shared.api, shared.mirrors, (self.namespace, self.name)
+        """The last finished request and the resource version at that time. Once the answer is written: the version that
+        contains the answer."""
+        api, caches, key = shared.api, shared.caches, (self.namespace, self.name)
         self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
-        self._report = Reporter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
-        self._objects = ObjectKeeper(api, mirrors, shared.settings, self.namespace, self.name, self.uid)
-        self._reports = ReportKeeper(api, mirrors, self._objects, shared.settings, self._events)
-        self._masters = Masters(api, mirrors, key, self._events, shared.clock, self._report.wake)
+        self._report = StatusWriter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
+        self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
+        self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
+        self._masters = Masters(api, caches, key, self._events, shared.clock, self._report.wake)
         self._pods = self._masters.pods
         self._roller = Roller(
-            api, mirrors["StatefulSet"], self._pods, self._masters.loops, self._events, key, self._may_change,
+            api, caches["StatefulSet"], self._pods, self._masters.controllers, self._events, key, self._may_change,
             self._report.wake,
         )  # fmt: skip
         self._availability = Availability(shared.remoting, self._report.wake)
@@ -142,7 +142,7 @@ class ClusterKeeper:
         asyncio.get_running_loop().call_later(WARM_UP_S, self._report.wake)
 
     async def stop(self) -> None:
-        tasks = [*self._tasks, *([self._obeying] if self._obeying is not None else [])]
+        tasks = [*self._tasks, *([self._request_task] if self._request_task is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -169,7 +169,7 @@ class ClusterKeeper:
             self._report.wake()
 
     async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """A loop that fails is seen, reported and begun again."""
+        """A controller that fails is seen, reported and begun again."""
         while True:
             try:
                 await make()
@@ -196,7 +196,7 @@ class ClusterKeeper:
                 metrics.RECONCILES.labels("waiting" if again else "done").inc()
             except (ApiError, ApiUnavailable) as error:
                 again = True
-                self._findings.problems = [str(error)]
+                self._result.problems = [str(error)]
                 log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
                 metrics.RECONCILES.labels("error").inc()
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
@@ -204,7 +204,7 @@ class ClusterKeeper:
 
     async def _reconcile(self) -> bool:
         """One pass. False: something is missing that no watch will tell of; look again soon."""
-        found = Findings()
+        found = ReconcileResult()
         obj = self._obj
         if obj["metadata"].get("deletionTimestamp") is not None:
             return True
@@ -212,54 +212,54 @@ class ClusterKeeper:
             cluster = parse_manifest(obj)
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
-            if found.refused != self._findings.refused:
+            if found.refused != self._result.refused:
                 self._events.record("Warning", "SpecRefused", found.refused)
-            self._findings = found
-            righted = await self._right_labels(found)
-            begun = bool(self._masters.loops) and not self._left_out
+            self._result = found
+            righted = await self._sync_labels(found)
+            begun = bool(self._masters.controllers) and not self._left_out
             begun = begun or await self._go_on_without_spec(found)
-            self._obey_soon()
+            self._start_switchover_request()
             return begun and righted
         self._left_out = {}
         self._take(cluster)
-        self._findings.refused = ""  # Whatever the API server refuses below, the spec is not.
-        former = [] if self._masters.loops else volumes.of_a_former(self._shared.mirrors, cluster)
+        self._result.refused = ""  # Whatever the API server refuses below, the spec is not.
+        former = [] if self._masters.controllers else volumes.of_a_former(self._shared.caches, cluster)
         if former:
             # Else a cell would be made from what its pods know, of which the new disks know nothing.
             found.problems.append(f"a former cluster of this name has not gone yet: {', '.join(former)}")
-            self._findings = found
-            self._obey_soon()
+            self._result = found
+            self._start_switchover_request()
             return False
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before anything that the API server may refuse.
         self._masters.keep(cluster)
-        self._obey_soon()
-        righted = await self._right_labels(found)
+        self._start_switchover_request()
+        righted = await self._sync_labels(found)
         unlisted = self._shared.unlisted()
         if unlisted:
             found.problems.append(not_listed(unlisted))
-            self._findings = found
+            self._result = found
             return False
         if complete and not cluster.paused:
             assert self._plan is not None
             complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
-            kept = await volumes.keep(self._shared.api, self._shared.mirrors, cluster, self._running())
+            kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
             found.problems += kept
             complete = complete and not kept
             complete = await self._reports.keep(cluster, self._plan, found) and complete
-        self._findings = found
+        self._result = found
         self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
         return complete and righted
 
-    async def _right_labels(self, found: Findings) -> bool:
+    async def _sync_labels(self, found: ReconcileResult) -> bool:
         """False: look again soon. What is refused here keeps nothing else from being done."""
-        lingering = self._pods.lingering()  # Asked first: what ends meanwhile is looked at again.
-        problems = await self._masters.right_labels()
+        in_grace_period = self._pods.in_grace_period()  # Asked first: what ends meanwhile is looked at again.
+        problems = await self._masters.sync_labels()
         found.problems += problems
-        return not problems and not lingering
+        return not problems and not in_grace_period
 
-    async def _go_on_without_spec(self, found: Findings) -> bool:
+    async def _go_on_without_spec(self, found: ReconcileResult) -> bool:
         """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
         brokers run with. False: it could not begin yet for all of them."""
         groups: dict[str, int] = {}
@@ -299,7 +299,7 @@ class ClusterKeeper:
                 continue
             runs_with = known[group] or usual or self._by_its_cell(group)
             if runs_with is None:
-                # A guess may be the other mode, and the loop of one mode stays when the configs are mended.
+                # A guess may be the other mode, and the controller of one mode stays when the configs are mended.
                 left_out[group] = "none of its configs can be read"
                 continue
             fields = common | runs_with
@@ -351,7 +351,7 @@ class ClusterKeeper:
             self._pods.sizes[g.name] = max(len(g.members), running)
 
     def _may_change(self) -> bool:
-        return self._cluster is not None and not self._cluster.paused and not self._findings.refused
+        return self._cluster is not None and not self._cluster.paused and not self._result.refused
 
     def _running(self) -> list[tuple[str, int, str]]:
         """Group, number and name of every member that runs or should."""
@@ -359,65 +359,65 @@ class ClusterKeeper:
 
     # ---- commands
 
-    def _obey_soon(self) -> None:
-        """`gantry switchover` asks by an annotation; the answer is another one. One wish at a time."""
+    def _start_switchover_request(self) -> None:
+        """`gantry switchover` asks by an annotation; the answer is another one. One request at a time."""
         meta = self._obj["metadata"]
         text = (meta.get("annotations") or {}).get(SWITCHOVER)
-        if self._obeying is not None and not self._obeying.done():
+        if self._request_task is not None and not self._request_task.done():
             return
         if text in (None, self._answered[0]) and int(meta["resourceVersion"]) < self._answered[1]:
             return  # An event from before the answer; the one that follows it is still to come.
         if text is None:
-            # Withdrawn, or answered and the word of that lost: the same words later are another wish.
-            self._untold = None
-        if text is not None and (self._plan is not None or self._findings.refused):
-            self._obeying = asyncio.create_task(self._obey(text, self._plan))
+            # Withdrawn, or answered and the word of that lost: the same words later are another request.
+            self._unsent_answer = None
+        if text is not None and (self._plan is not None or self._result.refused):
+            self._request_task = asyncio.create_task(self._handle_switchover_request(text, self._plan))
         elif text is None and self._annotation(SWITCHOVER_BEGUN) is not None:
-            self._obeying = asyncio.create_task(self._forget())
+            self._request_task = asyncio.create_task(self._forget())
 
     async def _forget(self) -> None:
-        """A wish was withdrawn while no operator ran: the same words later are another one."""
+        """A request was withdrawn while no operator ran: the same words later are another one."""
         try:
             await self._annotate({SWITCHOVER_BEGUN: None})
         except (ApiError, ApiUnavailable) as error:
-            log.warning("forgetting a wish: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            log.warning("forgetting a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
             await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
-    async def _obey(self, text: str, wanted: Plan | None) -> None:
+    async def _handle_switchover_request(self, text: str, wanted: Plan | None) -> None:
         try:
-            if self._untold is None or self._untold[0] != text:
-                self._untold = (text, await self._fulfil(text, wanted))
+            if self._unsent_answer is None or self._unsent_answer[0] != text:
+                self._unsent_answer = (text, await self._perform_switchover(text, wanted))
                 self._answered = (text, int(self._obj["metadata"]["resourceVersion"]))
-            answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._untold), SWITCHOVER_BEGUN: None}
+            answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._unsent_answer), SWITCHOVER_BEGUN: None}
             if self._annotation(SWITCHOVER) == text:
-                answer[SWITCHOVER] = None  # A wish that has come meanwhile is still to be fulfilled.
+                answer[SWITCHOVER] = None  # A request that has come meanwhile is still to be fulfilled.
             self._answered = (text, await self._annotate(answer))
-            self._untold = None
+            self._unsent_answer = None
         except (ApiError, ApiUnavailable) as error:
-            log.warning("answering a wish: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            log.warning("answering a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
             await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
-    async def _fulfil(self, text: str, wanted: Plan | None) -> str:
+    async def _perform_switchover(self, text: str, wanted: Plan | None) -> str:
         """`wanted` None: the spec is refused, and no group is led. Raises ApiError and ApiUnavailable, and then nothing
         was begun."""
         try:
             if wanted is None:
-                why = "; ".join([self._findings.refused, *self._findings.problems])
+                why = "; ".join([self._result.refused, *self._result.problems])
                 raise SwitchoverFailed(f"no group is led, since the spec is refused: {why}")
             group, to = parse_switchover(text, wanted)
-            loop = self._masters.loops.get(group)
-            if loop is None:
-                why = "; ".join(filter(None, [self._findings.refused, *self._findings.problems]))
+            controller = self._masters.controllers.get(group)
+            if controller is None:
+                why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
                 raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
             if to is None:
-                cell = await loop.known_cell()
+                cell = await controller.known_cell()
                 done = led_since(self._annotation(SWITCHOVER_BEGUN), text, cell)
                 if done is not None:
                     return f"done: {member_name(self.name, group, done)} leads {group} in epoch {cell.epoch}"
                 await self._annotate({SWITCHOVER_BEGUN: begun(text, cell)})
-            return "done: " + await loop.switchover(to, "asked for")
+            return "done: " + await controller.switchover(to, "asked for")
         except (SwitchoverFailed, ValueError) as error:
             said = f"failed: {error}"
             self._events.record("Warning", "SwitchoverFailed", said)
@@ -440,7 +440,7 @@ class ClusterKeeper:
 
     # ---- what the status is made from
 
-    def _look(self) -> tuple[BrokerCluster | None, int, Seen] | None:
+    def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
         if self._obj["metadata"].get("deletionTimestamp") is not None:
             return None
         self._ask_for_checks()
@@ -448,14 +448,14 @@ class ClusterKeeper:
         hidden = not set(SHOWN).isdisjoint(unlisted) and self._just_begun()
         if self._warming_up() or hidden:
             return None
-        problems = [*self._findings.problems, *([not_listed(unlisted)] if unlisted else []), *self._masters.problems()]
-        seen = Seen(
-            members=seen_members(self._running(), self._masters.loops, self._pods),
-            name_servers=seen_name_servers(self._plan, self._shared.mirrors["Pod"]),
+        problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._masters.problems()]
+        seen = ObservedState(
+            members=observed_members(self._running(), self._masters.controllers, self._pods),
+            name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"]),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=[*self._findings.progress, *self._roller.progress.values()],
-            refused=self._findings.refused,
+            progress=[*self._result.progress, *self._roller.progress.values()],
+            refused=self._result.refused,
             addresses=self._addresses(),
             last_failover=self._masters.last,
             analytics=self._reports.status(self._cluster),
@@ -466,7 +466,7 @@ class ClusterKeeper:
         """What another operator wrote is better than what this one does not know yet."""
         if not self._just_begun() or not (self._obj.get("status") or {}).get("conditions"):
             return False
-        members = seen_members(self._running(), self._masters.loops, self._pods)
+        members = observed_members(self._running(), self._masters.controllers, self._pods)
         heard = bool(members) and all(m.status is not None for m in members)
         return not (heard and set(self._availability.answers()) == {m.group for m in members})
 
@@ -478,9 +478,9 @@ class ClusterKeeper:
         gone or come, and from time to time."""
         if self._plan is None:
             return
-        rows = seen_name_servers(self._plan, self._shared.mirrors["Pod"], by_pod=True)
+        rows = observed_name_servers(self._plan, self._shared.caches["Pod"], by_pod=True)
         servers = [s.address for s in rows]
-        for group, loop in self._masters.loops.items():
+        for group, controller in self._masters.controllers.items():
             service = names.master_service(self.name, group)
             live = self._objects.live("Service", service)
             if live is None:
@@ -488,9 +488,9 @@ class ClusterKeeper:
             port = names.BROKER_PORT
             registered = f"{names.service_host(service, self.namespace)}:{port}"
             reached = f"{live['spec'].get('clusterIP')}:{port}"
-            waits = loop.waits.reason if loop.waits is not None and not loop.waits.available else ""
-            epoch = 0 if loop.cell is None else loop.cell.epoch
-            heard = (w for w in loop.watches.values() if w.reach == "ok" and w.status is not None)
+            waits = controller.waits.reason if controller.waits is not None and not controller.waits.available else ""
+            epoch = 0 if controller.cell is None else controller.cell.epoch
+            heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
             self._availability.watch(group, epoch, waits, answering, servers, registered, reached)
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gantry_operator.platforms.kubernetes import metrics
-from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, InformerCache
 
 DEAF_S = 3 * SILENCE_S
 """A watch that brought nothing for this long, though it is made anew each SILENCE_S, will not come back by itself."""
@@ -21,7 +21,7 @@ class HealthServer:
     def __init__(self, port: int, host: str = "0.0.0.0") -> None:
         self.port = port
         self._host = host
-        self._mirrors: Mapping[str, Mirror] = {}
+        self._caches: Mapping[str, InformerCache] = {}
         app = web.Application()
         app.add_routes(
             [web.get("/livez", self._livez), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
@@ -38,13 +38,13 @@ class HealthServer:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    def follow(self, mirrors: Mapping[str, Mirror]) -> None:
+    def follow(self, caches: Mapping[str, InformerCache]) -> None:
         """From now on these watches must bring something now and then."""
-        self._mirrors = mirrors
+        self._caches = caches
 
     async def _livez(self, request: web.Request) -> web.Response:
         now = time.monotonic()
-        deaf = [k for k, m in self._mirrors.items() if now - m.heard_at > DEAF_S]
+        deaf = [k for k, m in self._caches.items() if now - m.heard_at > DEAF_S]
         if deaf:
             return web.Response(status=500, text=f"nothing was heard of {', '.join(deaf)} for {DEAF_S:.0f} s\n")
         return web.Response(text="ok\n")
@@ -55,7 +55,7 @@ class HealthServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         now = time.monotonic()
-        for kind, mirror in self._mirrors.items():
-            metrics.WATCH_AGE.labels(kind).set(now - mirror.heard_at)
+        for kind, cache in self._caches.items():
+            metrics.WATCH_AGE.labels(kind).set(now - cache.heard_at)
         body = generate_latest(metrics.REGISTRY)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -26,7 +26,7 @@ Listener = Callable[[str, Object], None]
 """Called with ADDED, MODIFIED or DELETED and the object."""
 
 
-class Mirror:
+class InformerCache:
     """Of one kind. `namespaces` empty: of all."""
 
     def __init__(self, api: KubeApi, kind: Kind, namespaces: Iterable[str], labels: str, listener: Listener) -> None:
@@ -89,12 +89,12 @@ class Mirror:
         for key, old in list(self._objects.items()):
             if key not in found and namespace in (None, key[0]):
                 del self._objects[key]
-                self._tell("DELETED", old)
+                self._notify("DELETED", old)
         for key, obj in found.items():
             known = self._objects.get(key)
             self._objects[key] = obj
             if known is None or _version(known) != _version(obj):
-                self._tell("ADDED" if known is None else "MODIFIED", obj)
+                self._notify("ADDED" if known is None else "MODIFIED", obj)
         self._listed[namespace].set()
         return since
 
@@ -109,7 +109,7 @@ class Mirror:
                 self._objects.pop(_key(obj), None)
             else:
                 self._objects[_key(obj)] = obj
-            self._tell(kind, obj)
+            self._notify(kind, obj)
         self.heard_at = time.monotonic()
         return since
 
@@ -119,7 +119,7 @@ class Mirror:
         if known is None or int(_version(obj)) > int(_version(known)):
             self._objects[_key(obj)] = obj
 
-    def _tell(self, kind: str, obj: Object) -> None:
+    def _notify(self, kind: str, obj: Object) -> None:
         try:
             self._listener(kind, obj)
         except Exception:

@@ -1,4 +1,4 @@
-"""The failover loops of one cluster: one for each group, over pods and Leases; and what is told of their doings."""
+"""The group controllers of one cluster on Kubernetes: events, metrics and labels of what they do."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from functools import partial
 
 from gantry_operator.api import BrokerCluster, LastFailover
 from gantry_operator.api.base import parse_duration
-from gantry_operator.cluster.group_controller import GroupWatch
-from gantry_operator.cluster.leader_preference import Preference, Wishes
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.group_controller import GroupController
+from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_watch import QUIET_MS
-from gantry_operator.cluster.raft_controller import RaftLoop
-from gantry_operator.cluster.restart import keep_running
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.raft_controller import RaftController
+from gantry_operator.cluster.restart import run_with_restarts
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings
 from gantry_operator.platforms.base import Change, Event
 from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LeaseRegistry
 from gantry_operator.platforms.kubernetes.members import member_client
-from gantry_operator.platforms.kubernetes.platform import PodSurroundings
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 
 log = logging.getLogger(__name__)
 
@@ -39,32 +39,40 @@ class Masters:
     def __init__(
         self,
         api: KubeApi,
-        mirrors: Mapping[str, Mirror],
+        caches: Mapping[str, InformerCache],
         cluster: tuple[str, str],
         events: EventRecorder,
-        clock: AttentiveClock,
+        clock: StallCompensatedClock,
         on_news: Callable[[], None],
     ) -> None:
         self.namespace, self.name = cluster
         self.last: LastFailover | None = None
-        self.loops: dict[str, GroupWatch] = {}
+        self.controllers: dict[str, GroupController] = {}
         self.registry = LeaseRegistry(api, self.name, self.namespace)
-        self.pods = PodSurroundings(
-            api, mirrors["Pod"], mirrors["PersistentVolumeClaim"], self.name, self.namespace, self._said, self._changed
+        self.pods = KubernetesPlatform(
+            api,
+            caches["Pod"],
+            caches["PersistentVolumeClaim"],
+            self.name,
+            self.namespace,
+            self._on_event,
+            self._changed,
         )
         self.pods.answers = self._answers
-        self.pods.put_right = self._put_right
+        self.pods.sync_labels = self._retry_label_sync
         self._events = events
         self._clock = clock
         self._on_news = on_news
         self._http = member_client(self.pods.token)
         self._settings = FailoverSettings()
-        self._wishes: Wishes | None = None
-        self._preference = Preference(self.loops, lambda: self._wishes, self.pods.facts, self._not_moved)
+        self._preference: LeaderPreference | None = None
+        self._balancer = LeaderBalancer(
+            self.controllers, lambda: self._preference, self.pods.process_state, self._not_moved
+        )
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def keep(self, cluster: BrokerCluster) -> None:
-        """A loop for each group, with the settings of this spec."""
+        """A controller for each group, with the settings of this spec."""
         spec = cluster.spec
         self._settings = FailoverSettings(
             automatic=spec.failover.automatic,
@@ -73,45 +81,45 @@ class Masters:
             async_flush=spec.flush == "Async",
             min_in_sync=spec.minInSyncReplicas,
         )
-        self._wishes = Wishes.of(spec)
+        self._preference = LeaderPreference.of(spec)
         if not self._tasks:
-            self._tasks[""] = asyncio.create_task(self._preference.run())
+            self._tasks[""] = asyncio.create_task(self._balancer.run())
         for g in spec.brokerGroups:
             if g.name not in self._tasks:
-                make = partial(self._next_loop, g.name, spec.mode)
-                self._tasks[g.name] = asyncio.create_task(keep_running(make(), make, self._said))
+                make = partial(self._next_controller, g.name, spec.mode)
+                self._tasks[g.name] = asyncio.create_task(run_with_restarts(make(), make, self._on_event))
         self.wake()
 
-    def _loop(self, group: str, mode: str) -> GroupWatch:
+    def _controller(self, group: str, mode: str) -> GroupController:
         if mode == "Raft":
-            return RaftLoop(group, self.pods, self._http, lambda: self._settings, self._clock)
-        return GroupLoop(group, self.registry, self.pods, self._http, lambda: self._settings, self._clock)
+            return RaftController(group, self.pods, self._http, lambda: self._settings, self._clock)
+        return MasterSlaveController(group, self.registry, self.pods, self._http, lambda: self._settings, self._clock)
 
-    def _next_loop(self, group: str, mode: str) -> GroupWatch:
-        made = self.loops[group] = self._loop(group, mode)
+    def _next_controller(self, group: str, mode: str) -> GroupController:
+        made = self.controllers[group] = self._controller(group, mode)
         return made
 
     def wake(self) -> None:
-        for loop in self.loops.values():
-            loop.wake()
+        for controller in self.controllers.values():
+            controller.wake()
 
     def problems(self) -> Iterable[str]:
-        return (loop.problem for loop in self.loops.values() if loop.problem)
+        return (controller.problem for controller in self.controllers.values() if controller.problem)
 
-    async def right_labels(self) -> list[str]:
+    async def sync_labels(self) -> list[str]:
         """Each master that leads says so by its label. What keeps some of them from it, in words: it keeps no others.
 
-        Not one whose loop is still to announce it: that knows how long the former one keeps its label beside it.
+        Not one whose controller is still to announce it: that knows how long the former one keeps its label beside it.
         """
-        problems = await asyncio.gather(*(self._right_label(group) for group in self.loops))
+        problems = await asyncio.gather(*(self._sync_label(group) for group in self.controllers))
         return list(dict.fromkeys(p for p in problems if p))
 
-    async def _right_label(self, group: str) -> str:
-        loop = self.loops[group]
-        cell = loop.cell
-        if cell is None or cell.master is None or not loop.announced:
+    async def _sync_label(self, group: str) -> str:
+        controller = self.controllers[group]
+        cell = controller.cell
+        if cell is None or cell.master is None or not controller.announced:
             return ""
-        watch = loop.watches.get(cell.master.member)
+        watch = controller.watches.get(cell.master.member)
         report = None if watch is None else watch.report
         if report is not None and report.role == "Master" and report.epoch == cell.epoch:
             try:
@@ -120,25 +128,27 @@ class Masters:
                 return str(error)
         return ""
 
-    async def _put_right(self, group: str) -> bool:
+    async def _retry_label_sync(self, group: str) -> bool:
         """False: to be tried again."""
-        problem = await self._right_label(group)
+        problem = await self._sync_label(group)
         if problem:
             # The next pass over the objects tells of it.
             log.warning("labels of group %s: %s", group, problem)
             await asyncio.sleep(REFUSED_S)
             return False
-        loop = self.loops[group]
-        master = None if loop.cell is None else loop.cell.master
-        return loop.announced and master is not None and not self.pods.mislabelled(group, master.member)
+        controller = self.controllers[group]
+        master = None if controller.cell is None else controller.cell.master
+        return controller.announced and master is not None and not self.pods.mislabelled(group, master.member)
 
     def _answers(self, group: str, name: str) -> bool:
         """One that is frozen or cut off keeps its connection for longer than it may be silent."""
-        loop = self.loops.get(group)
-        number = None if loop is None else next((n for n, w in loop.watches.items() if w.name == name), None)
-        if loop is None or number is None or loop.watches[number].reach != "ok":
+        controller = self.controllers.get(group)
+        number = (
+            None if controller is None else next((n for n, w in controller.watches.items() if w.name == name), None)
+        )
+        if controller is None or number is None or controller.watches[number].reach != "ok":
             return False
-        return loop.silence_s(number) * 1000 < QUIET_MS
+        return controller.silence_s(number) * 1000 < QUIET_MS
 
     async def close(self) -> None:
         for task in self._tasks.values():
@@ -148,9 +158,9 @@ class Masters:
         await self._http.aclose()
 
     def _not_moved(self, group: str, why: str) -> None:
-        self._said(Event("Warning", "HandOverFailed", why, group))
+        self._on_event(Event("Warning", "HandOverFailed", why, group))
 
-    def _said(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._events.record(event.kind, event.reason, f"group {event.group}: {event.message}")
         self._on_news()
 

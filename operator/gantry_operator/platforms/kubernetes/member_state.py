@@ -6,30 +6,30 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from gantry_operator.api.status import NameServerRow
-from gantry_operator.cluster.group_controller import GroupWatch
-from gantry_operator.cluster.status import SeenMember
+from gantry_operator.cluster.group_controller import GroupController
+from gantry_operator.cluster.status import ObservedMember
 from gantry_operator.plan import MemberState, Plan
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import Object
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
-from gantry_operator.platforms.kubernetes.platform import PodSurroundings, pod_ip, pod_ready
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform, pod_ip, pod_ready
 
 REVISION_LABEL = "controller-revision-hash"
 
 
 def member_states(
-    stateful_set: Object, loop: GroupWatch, pods: PodSurroundings, group: str, now: datetime
+    stateful_set: Object, controller: GroupController, pods: KubernetesPlatform, group: str, now: datetime
 ) -> list[MemberState]:
     """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync.
 
     What a broker says of itself counts before what Kubernetes says of its pod: a kubelet that has stopped, or another
     container of the pod that fails, makes no broker broken that serves."""
     newest = (stateful_set.get("status") or {}).get("updateRevision")
-    cell = loop.cell
+    cell = controller.cell
     out = []
     for member in pods.running(group):
         pod = pods.pod(member.name)
-        watch = loop.watches.get(member.number)
+        watch = controller.watches.get(member.number)
         report = watch.report if watch is not None and watch.reach == "ok" else None
         serves = report is not None and (report.role == "Master" or report.link == "connected")
         going = pod is None or pod["metadata"].get("deletionTimestamp") is not None
@@ -40,7 +40,7 @@ def member_states(
                 number=member.number,
                 outdated=not going and revision != newest,
                 ready=pod_ready(pod),
-                in_sync=not going and report is not None and loop.in_sync(report),
+                in_sync=not going and report is not None and controller.in_sync(report),
                 master=cell is not None and cell.master is not None and cell.master.member == member.number,
                 broken=pod is not None and not going and not serves and broken_for_good(pod, now),
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
@@ -72,26 +72,26 @@ def broken_for_good(pod: Object, now: datetime) -> bool:
     return False
 
 
-def seen_members(
-    running: Iterable[tuple[str, int, str]], loops: Mapping[str, GroupWatch], pods: PodSurroundings
-) -> list[SeenMember]:
+def observed_members(
+    running: Iterable[tuple[str, int, str]], controllers: Mapping[str, GroupController], pods: KubernetesPlatform
+) -> list[ObservedMember]:
     out = []
     for group, number, name in running:
-        loop = loops.get(group)
-        watch = None if loop is None else loop.watches.get(number)
+        controller = controllers.get(group)
+        watch = None if controller is None else controller.watches.get(number)
         heard = watch is not None and watch.reach == "ok" and watch.status is not None and watch.report is not None
-        cell = None if loop is None else loop.cell
+        cell = None if controller is None else controller.cell
         pod = pods.pod(name)
         report = watch.report if watch is not None and heard else None
         out.append(
-            SeenMember(
+            ObservedMember(
                 name=name,
                 group=group,
                 number=number,
                 status=watch.status if watch is not None and heard else None,
                 pod_ready=pod_ready(pod),
                 node=None if pod is None else pod["spec"].get("nodeName"),
-                in_sync=loop is not None and report is not None and loop.in_sync(report),
+                in_sync=controller is not None and report is not None and controller.in_sync(report),
                 master=cell is not None and cell.master is not None and cell.master.member == number,
                 problem=why_not(pod, "" if watch is None else watch.problem),
             )
@@ -116,7 +116,7 @@ def why_not(pod: Object | None, problem: str) -> str:
     return problem
 
 
-def seen_name_servers(plan: Plan | None, pods: Mirror, *, by_pod: bool = False) -> list[NameServerRow]:
+def observed_name_servers(plan: Plan | None, pods: InformerCache, *, by_pod: bool = False) -> list[NameServerRow]:
     """The NameServers with their Services' addresses; `by_pod`: only those that run, with their pods' addresses."""
     if plan is None:
         return []

@@ -12,7 +12,7 @@ from gantry_operator.plan import Plan
 from gantry_operator.platforms.kubernetes import access, drift, external, metrics, names
 from gantry_operator.platforms.kubernetes.client import KINDS, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ REMOVABLE = ("Service", "ConfigMap", "PodDisruptionBudget")
 
 
 @dataclass
-class Findings:
+class ReconcileResult:
     """Of one pass: what keeps it from being done, what is under way, why the spec is refused."""
 
     problems: list[str] = field(default_factory=list)
@@ -29,16 +29,16 @@ class Findings:
     refused: str = ""
 
 
-class ObjectKeeper:
+class ObjectReconciler:
     """Of one cluster object, known by its uid: what belongs to another one is never touched."""
 
     def __init__(
-        self, api: KubeApi, mirrors: Mapping[str, Mirror], settings: OperatorSettings, namespace: str, name: str,
+        self, api: KubeApi, caches: Mapping[str, InformerCache], settings: OperatorSettings, namespace: str, name: str,
         uid: str,
     ) -> None:  # fmt: skip
         self.token: str | None = None
         self._api = api
-        self._mirrors = mirrors
+        self._caches = caches
         self._settings = settings
         self._namespace = namespace
         self._name = name
@@ -46,14 +46,14 @@ class ObjectKeeper:
         self._pinned: dict[str, int] = {}
 
     def owned(self, kind: str) -> list[Object]:
-        found = self._mirrors[kind].of(self._namespace, names.CLUSTER_LABEL, self._name)
+        found = self._caches[kind].of(self._namespace, names.CLUSTER_LABEL, self._name)
         return [o for o in found if drift.owned_by(o, self._uid)]
 
     def live(self, kind: str, name: str) -> Object | None:
         """As the watch last told."""
-        return self._mirrors[kind].get(self._namespace, name)
+        return self._caches[kind].get(self._namespace, name)
 
-    async def keep_secret(self, cluster: BrokerCluster, found: Findings) -> bool:
+    async def keep_secret(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:
         """The admin token: made once. One that was deleted comes back with the token that the brokers know; as long as
         that is refused, what only needs the token goes on. False: it is not as it should be, look again."""
         name = names.admin_secret(cluster.name)
@@ -66,7 +66,7 @@ class ObjectKeeper:
         if token is None:
             token = self.token or secrets.token_urlsafe(32)
             try:
-                await self._apply(access.admin_secret(cluster, token))
+                await self._write(access.admin_secret(cluster, token))
             except (ApiError, ApiUnavailable) as error:
                 if self.token is None:
                     raise
@@ -75,7 +75,9 @@ class ObjectKeeper:
         self.token = token
         return True
 
-    async def keep(self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: Findings) -> bool:
+    async def keep(
+        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult
+    ) -> bool:
         """One pass over everything. False: it is not complete yet, look again."""
         addresses: dict[str, str] | None = None
         complete = True
@@ -96,7 +98,7 @@ class ObjectKeeper:
             replicas=sizes,
         )
         for obj in objects:
-            complete = await self.put_right(obj, found) and complete
+            complete = await self.apply(obj, found) and complete
         if complete:
             await self._remove_unwanted({(o["kind"], o["metadata"]["name"]) for o in objects})
         return complete
@@ -108,7 +110,7 @@ class ObjectKeeper:
             if port is not None:
                 self._pinned[e.service] = port
 
-    async def put_right(self, obj: Object, found: Findings) -> bool:
+    async def apply(self, obj: Object, found: ReconcileResult) -> bool:
         """Applies the object if it is not as it should be. False: it could not be done now."""
         kind, name = obj["kind"], obj["metadata"]["name"]
         live = self.live(kind, name)
@@ -131,13 +133,13 @@ class ObjectKeeper:
                 # Its claims' template cannot be changed. The pods stay, and the new set takes them over.
                 await self._api.delete(STATEFUL_SET, self._namespace, name, uid=live["metadata"]["uid"], orphan=True)
                 return False
-        await self._apply(obj)
+        await self._write(obj)
         return True
 
-    async def _apply(self, obj: Object) -> None:
+    async def _write(self, obj: Object) -> None:
         written = await self._api.apply(obj)
         metrics.WRITES.labels(obj["kind"]).inc()
-        self._mirrors[obj["kind"]].note(written)
+        self._caches[obj["kind"]].note(written)
 
     async def _remove_unwanted(self, wanted: set[tuple[str, str]]) -> None:
         for kind in REMOVABLE:

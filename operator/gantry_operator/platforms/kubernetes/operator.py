@@ -1,7 +1,7 @@
 """The operator's process: `python -m gantry_operator.platforms.kubernetes.operator`.
 
 Several may run; one acts (`election`). kopf watches the BrokerClusters and calls the handlers below, which only pass
-on what happened: the work for each cluster is its `ClusterKeeper`'s. What the operator made is followed by `mirror`.
+on what happened: the work for each cluster is its `ClusterController`'s. What the operator made is followed by `cache`.
 
 Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
 POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
@@ -22,21 +22,21 @@ import uvloop
 from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.platforms.kubernetes import logs, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi, Object, load_config
-from gantry_operator.platforms.kubernetes.cluster_controller import ClusterKeeper, Shared
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.health_server import HealthServer
-from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
 
 log = logging.getLogger(__name__)
 
 LEASE_NAME = "gantry-operator"
-MIRRORED = (
+CACHED = (
     "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
     "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
 )  # fmt: skip
@@ -52,31 +52,33 @@ class Operator:
     def __init__(self, api: KubeApi, settings: OperatorSettings, identity: str) -> None:
         self._api = api
         self._settings = settings
-        self.keepers: dict[tuple[str, str], ClusterKeeper] = {}
-        self.mirrors = {
-            k: Mirror(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
-            for k in MIRRORED
+        self.clusters: dict[tuple[str, str], ClusterController] = {}
+        self.caches = {
+            k: InformerCache(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
+            for k in CACHED
         }
         for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
             heard = self._listener(name, JOB_LABEL)
-            self.mirrors[name] = Mirror(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
+            self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
         self._remoting = RemotingClient()
-        self.shared = Shared(api, settings, self.mirrors, self._remoting, AttentiveClock(), identity, self._unlisted)
+        self.shared = Shared(
+            api, settings, self.caches, self._remoting, StallCompensatedClock(), identity, self._unlisted
+        )
 
     def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
         def heard(event: str, obj: Object) -> None:
             meta = obj["metadata"]
             cluster = (meta.get("labels") or {}).get(label, "")
-            keeper = self.keepers.get((meta.get("namespace", ""), cluster))
-            if keeper is not None:
-                keeper.heard(event, kind, obj)
+            controller = self.clusters.get((meta.get("namespace", ""), cluster))
+            if controller is not None:
+                controller.heard(event, kind, obj)
 
         return heard
 
-    def followed(self) -> dict[str, Mirror]:
+    def followed(self) -> dict[str, InformerCache]:
         """Without an image for reports the chart gives no rights for them, so nothing of them is watched."""
         for_reports = () if self._settings.spark_image else FOR_REPORTS
-        return {k: m for k, m in self.mirrors.items() if k not in for_reports}
+        return {k: m for k, m in self.caches.items() if k not in for_reports}
 
     def _unlisted(self) -> list[str]:
         return [k for k, m in self.followed().items() if not m.listed]
@@ -95,7 +97,7 @@ class Operator:
                 for task in following:
                     task.cancel()
         finally:
-            await asyncio.gather(*(k.stop() for k in self.keepers.values()), return_exceptions=True)
+            await asyncio.gather(*(k.stop() for k in self.clusters.values()), return_exceptions=True)
             await self._remoting.close()
 
     async def _kopf(self) -> None:
@@ -117,20 +119,20 @@ class Operator:
         obj = _plain(body)
         meta = obj["metadata"]
         key = (meta["namespace"], meta["name"])
-        keeper = self.keepers.get(key)
-        if keeper is not None and keeper.uid != meta["uid"] and event["type"] == "DELETED":
+        controller = self.clusters.get(key)
+        if controller is not None and controller.uid != meta["uid"] and event["type"] == "DELETED":
             return  # Of a former one: only the events of one object come in their order.
-        if keeper is not None and (event["type"] == "DELETED" or keeper.uid != meta["uid"]):
-            del self.keepers[key]
-            await keeper.stop()
-            keeper = None
+        if controller is not None and (event["type"] == "DELETED" or controller.uid != meta["uid"]):
+            del self.clusters[key]
+            await controller.stop()
+            controller = None
         if event["type"] != "DELETED":
-            if keeper is None:
-                keeper = self.keepers[key] = ClusterKeeper(self.shared, obj)
-                keeper.start()
+            if controller is None:
+                controller = self.clusters[key] = ClusterController(self.shared, obj)
+                controller.start()
             else:
-                keeper.update(obj)
-        metrics.CLUSTERS.set(len(self.keepers))
+                controller.update(obj)
+        metrics.CLUSTERS.set(len(self.clusters))
 
 
 def _plain(value: Any) -> Any:

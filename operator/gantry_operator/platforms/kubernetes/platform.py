@@ -8,26 +8,26 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from gantry_operator.plan import MemberPlan, member_name
-from gantry_operator.platforms.base import Change, Event, Facts, MemberEndpoint
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import POD, KubeApi, Object
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
-LINGER_S = 1.5
+GRACE_S = 1.5
 JUST_AFTER_S = 0.01
-RELIEVE_AGAIN_S = 0.2
+RETIRE_RETRY_S = 0.2
 SERVICE_S = 1.0
 """A Service needs up to about a second to follow a label."""
 
 
-class PodSurroundings:
+class KubernetesPlatform:
     """Of one cluster. What changes with the spec is set by whoever reconciles."""
 
     def __init__(
         self,
         api: KubeApi,
-        pods: Mirror,
-        claims: Mirror,
+        pods: InformerCache,
+        claims: InformerCache,
         cluster: str,
         namespace: str,
         on_event: Callable[[Event], None],
@@ -40,10 +40,10 @@ class PodSurroundings:
         self.admin_token: str | None = None
         self.answers: Callable[[str, str], bool] = lambda group, name: False
         """Whether a member of a group answers now."""
-        self.put_right: Callable[[str], Awaitable[bool]] = _nothing
+        self.sync_labels: Callable[[str], Awaitable[bool]] = _nothing
         """Makes the labels of a group right, if they are to be by now; answers whether they are."""
-        self._lingering: dict[str, float] = {}
-        self._relieving: dict[str, asyncio.Task[None]] = {}
+        self._grace_until: dict[str, float] = {}
+        self._retiring: dict[str, asyncio.Task[None]] = {}
         self._failed_over: dict[str, int] = {}
         """The last epoch of each group that began without a hand-over."""
         self._tried: dict[str, int] = {}
@@ -73,12 +73,12 @@ class PodSurroundings:
             )
         return out
 
-    def facts(self, name: str) -> Facts:
+    def process_state(self, name: str) -> ProcessState:
         pod = self.pod(name)
         number = int(name.rsplit("-", 1)[1])
         group = name.removeprefix(f"{self._cluster}-").rsplit("-", 1)[0]
         claim = self._claims.get(self._namespace, names.claim(name))
-        return facts_of(pod, claim, leaving=number >= self.planned.get(group, number + 1))
+        return process_state_of(pod, claim, leaving=number >= self.planned.get(group, number + 1))
 
     def token(self) -> str | None:
         return self.admin_token
@@ -91,8 +91,8 @@ class PodSurroundings:
             self._tried[group] = epoch
             former = [] if self._failed_over.get(group) == epoch else self._former(group, master.member)
             if former:
-                self._lingering |= dict.fromkeys(former, time.monotonic() + LINGER_S)
-                self._relieve_in_time(group)
+                self._grace_until |= dict.fromkeys(former, time.monotonic() + GRACE_S)
+                self._retire_after_grace(group)
         await self.label(group, master.member)
 
     def _former(self, group: str, master: int) -> list[str]:
@@ -100,18 +100,18 @@ class PodSurroundings:
         wrong = [name for name, role in self.mislabelled(group, master) if role == names.ROLE_SLAVE]
         return [name for name in wrong if self.labelled_master(name) and self.answers(group, name)]
 
-    def _relieve_in_time(self, group: str) -> None:
+    def _retire_after_grace(self, group: str) -> None:
         """Whatever else the operator waits for then. The new one's label may have been answered late, and nobody else
         may look again."""
 
-        async def relieve() -> None:
-            await asyncio.sleep(LINGER_S + JUST_AFTER_S)
-            while not await self.put_right(group):  # noqa: ASYNC110
-                await asyncio.sleep(RELIEVE_AGAIN_S)
+        async def retire() -> None:
+            await asyncio.sleep(GRACE_S + JUST_AFTER_S)
+            while not await self.sync_labels(group):  # noqa: ASYNC110
+                await asyncio.sleep(RETIRE_RETRY_S)
 
-        if group in self._relieving:
-            self._relieving[group].cancel()
-        self._relieving[group] = asyncio.create_task(relieve())
+        if group in self._retiring:
+            self._retiring[group].cancel()
+        self._retiring[group] = asyncio.create_task(retire())
 
     def event(self, event: Event) -> None:
         self._on_event(event)
@@ -122,9 +122,9 @@ class PodSurroundings:
         self._on_change(change)
 
     async def close(self) -> None:
-        for task in self._relieving.values():
+        for task in self._retiring.values():
             task.cancel()
-        await asyncio.gather(*self._relieving.values(), return_exceptions=True)
+        await asyncio.gather(*self._retiring.values(), return_exceptions=True)
 
     # ---- what the reconciler asks
 
@@ -141,21 +141,21 @@ class PodSurroundings:
         for member in self.running(group):
             role = names.ROLE_MASTER if member.number == master else names.ROLE_SLAVE
             pod = self.pod(member.name)
-            if role == names.ROLE_SLAVE and self._lingering.get(member.name, 0.0) > time.monotonic():
+            if role == names.ROLE_SLAVE and self._grace_until.get(member.name, 0.0) > time.monotonic():
                 continue
             if pod is not None and (pod["metadata"].get("labels") or {}).get(names.ROLE_LABEL) != role:
                 out.append((member.name, role))
         return out
 
-    def lingering(self) -> bool:
+    def in_grace_period(self) -> bool:
         """Labels are wrong on purpose for a moment: they are to be put right soon."""
         now = time.monotonic()
-        self._lingering = {n: t for n, t in self._lingering.items() if t + SERVICE_S > now}
-        return any(t > now for t in self._lingering.values())
+        self._grace_until = {n: t for n, t in self._grace_until.items() if t + SERVICE_S > now}
+        return any(t > now for t in self._grace_until.values())
 
-    def lingers(self, name: str) -> bool:
+    def in_grace(self, name: str) -> bool:
         """A former master to which the master's Service still leads, or did a moment ago."""
-        return self._lingering.get(name, 0.0) + SERVICE_S > time.monotonic()
+        return self._grace_until.get(name, 0.0) + SERVICE_S > time.monotonic()
 
     def labelled_master(self, name: str) -> bool:
         pod = self.pod(name)
@@ -178,16 +178,16 @@ async def _nothing(group: str) -> bool:
     return True
 
 
-def facts_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> Facts:
+def process_state_of(pod: Object | None, claim: Object | None, *, leaving: bool) -> ProcessState:
     """What the objects of a pod say of its process. A pod on a node that died still looks alive: that is for the
     streams. A claim that was never given a volume, of a pod that was never given a node, has no disk to ask."""
     if pod is None:
-        return Facts(gone=True, deleting=leaving)
+        return ProcessState(gone=True, deleting=leaving)
     node = (pod.get("spec") or {}).get("nodeName") or ""
     never_ran = not node and claim is not None and not (claim.get("spec") or {}).get("volumeName")
     deleting = leaving or pod["metadata"].get("deletionTimestamp") is not None
     gone = pod_ip(pod) is None or pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return Facts(gone=gone, deleting=deleting, never_ran=never_ran, node=node)
+    return ProcessState(gone=gone, deleting=deleting, never_ran=never_ran, node=node)
 
 
 def pod_ip(pod: Object | None) -> str | None:

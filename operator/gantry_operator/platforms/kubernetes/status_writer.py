@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
-from gantry_operator.cluster.status import Seen, significant, status_of
+from gantry_operator.cluster.status import ObservedState, significant, status_of
 from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
@@ -34,7 +34,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     return patch
 
 
-class Reporter:
+class StatusWriter:
     """`look` says what is seen now: the cluster as last accepted, its generation, and the rest; None: write nothing."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Reporter:
         name: str,
         written: dict[str, Any],
         events: EventRecorder,
-        look: Callable[[], tuple[BrokerCluster | None, int, Seen] | None],
+        look: Callable[[], tuple[BrokerCluster | None, int, ObservedState] | None],
     ) -> None:
         self._api = api
         self._namespace = namespace

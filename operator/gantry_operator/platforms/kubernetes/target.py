@@ -27,12 +27,12 @@ from gantry_operator.platforms.kubernetes.port_forward import ForwardedCluster
 from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
     SWITCHOVER_RESULT,
+    new_switchover_request,
     parse_switchover,
-    switchover_wish,
 )
 
 SWITCHOVER_S = 45.0
-"""An operator may need 35 s: to know who leads, for the wish itself, and for what is under way then."""
+"""An operator may need 35 s: to know who leads, for the request itself, and for what is under way then."""
 
 
 class TargetError(Exception):
@@ -130,16 +130,16 @@ class KubeTarget:
             pass  # Refused: the operator knows what runs, and answers.
         except ValueError as error:
             raise TargetError(str(error)) from None
-        wish = switchover_wish(group, to)
-        patch = {"metadata": {"annotations": {SWITCHOVER: wish}}}
+        request = new_switchover_request(group, to)
+        patch = {"metadata": {"annotations": {SWITCHOVER: request}}}
         await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            said = answer_to(wish, await self.resource())
+            said = answer_to(request, await self.resource())
             if said is not None:
                 return said
             await asyncio.sleep(0.2)
-        said = await self._withdrawn(wish)
+        said = await self._withdrawn(request)
         if said is not None:
             return said
         raise TargetError(
@@ -147,15 +147,15 @@ class KubeTarget:
             "operator that is at it already may still do it"
         )
 
-    async def _withdrawn(self, wish: str) -> str | None:
-        """Takes a wish back that nobody has answered; the answer if it came in this moment. Raises as `answer_to`."""
+    async def _withdrawn(self, request: str) -> str | None:
+        """Withdraws an unanswered request. Returns the answer if one came meanwhile. Raises as `answer_to` does."""
         while True:
             resource = await self.resource()
-            said = answer_to(wish, resource)
+            said = answer_to(request, resource)
             meta = resource["metadata"]
-            if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != wish:
+            if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != request:
                 return said
-            # By its version: another wish that comes meanwhile stays.
+            # By its version: another request that comes meanwhile stays.
             patch = {"metadata": {"annotations": {SWITCHOVER: None}, "resourceVersion": meta["resourceVersion"]}}
             try:
                 await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
@@ -192,12 +192,12 @@ class KubeTarget:
         return (None if secret is None else access.token_of(secret)) or ""
 
 
-def answer_to(wish: str, resource: Object) -> str | None:
+def answer_to(request: str, resource: Object) -> str | None:
     """What was done; None: nobody has answered it yet. Raises TargetError with why it was not done."""
     result = str((resource["metadata"].get("annotations") or {}).get(SWITCHOVER_RESULT, ""))
-    if not result.startswith(f"{wish} "):
+    if not result.startswith(f"{request} "):
         return None
-    outcome, _, said = result.removeprefix(wish).strip().partition(": ")
+    outcome, _, said = result.removeprefix(request).strip().partition(": ")
     if outcome == "done":
         return said
     raise TargetError(said)

@@ -13,7 +13,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_quantity
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import KINDS, VOLUME_CLAIM, ApiError, KubeApi, Object
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 
 
 def owner(cluster: BrokerCluster) -> dict[str, Any]:
@@ -28,13 +28,13 @@ def owners_wanted(cluster: BrokerCluster, present: Iterable[Mapping[str, Any]]) 
     return [*others, ours] if cluster.spec.reclaim == "Delete" else others
 
 
-def of_a_former(mirrors: Mapping[str, Mirror], cluster: BrokerCluster) -> list[str]:
+def of_a_former(caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> list[str]:
     """What goes with a former cluster object of this name (`reclaim: Delete`) and has not gone yet."""
     ours = owner(cluster)
     return [
         f"{kind} {obj['metadata']['name']}"
         for kind in ("Lease", "PersistentVolumeClaim")
-        for obj in mirrors[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)
+        for obj in caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)
         for o in obj["metadata"].get("ownerReferences") or []
         if (o["kind"], o["name"]) == (ours["kind"], ours["name"]) and o["uid"] != ours["uid"]
     ]
@@ -47,7 +47,7 @@ def growth(claim: Object, size: str) -> str | None:
 
 
 async def keep(
-    api: KubeApi, mirrors: Mapping[str, Mirror], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
+    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
 ) -> list[str]:
     """Brings claims and Leases in line with the spec. Returns what could not be done, in words.
 
@@ -56,7 +56,7 @@ async def keep(
     problems: list[str] = []
     names_of_claims = {names.claim(name) for _, _, name in running}
     for kind in ("PersistentVolumeClaim", "Lease"):
-        for obj in list(mirrors[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
+        for obj in list(caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
             if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
                 continue
             present = obj["metadata"].get("ownerReferences") or []
@@ -64,9 +64,9 @@ async def keep(
             if wanted != present:
                 patch: dict[str, Any] = {"metadata": {"ownerReferences": wanted}}
                 name = obj["metadata"]["name"]
-                mirrors[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
+                caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
     for name in sorted(names_of_claims):
-        claim = mirrors["PersistentVolumeClaim"].get(cluster.namespace, name)
+        claim = caches["PersistentVolumeClaim"].get(cluster.namespace, name)
         if claim is None or claim["metadata"].get("deletionTimestamp") is not None:
             continue
         size = growth(claim, cluster.spec.storage.size)
@@ -74,7 +74,7 @@ async def keep(
             continue
         patch = {"spec": {"resources": {"requests": {"storage": size}}}}
         try:
-            mirrors["PersistentVolumeClaim"].note(await api.merge(VOLUME_CLAIM, cluster.namespace, name, patch))
+            caches["PersistentVolumeClaim"].note(await api.merge(VOLUME_CLAIM, cluster.namespace, name, patch))
         except ApiError as error:
             if error.status not in (403, 422):
                 raise

@@ -49,9 +49,9 @@ class Rolling:
     async def _round(self) -> bool:
         """True: there is more to do."""
         reasons = []
-        for group in list(self._s.loops):
+        for group in list(self._s.controllers):
             states = self._states(group)
-            step = next_step(states, self._s.loops[group].still_counted)
+            step = next_step(states, self._s.controllers[group].still_counted)
             if step.kind != "done":
                 reasons.append(step.reason)
                 await self._do(group, step)
@@ -66,11 +66,11 @@ class Rolling:
 
     def _states(self, group: str) -> list[MemberState]:
         s = self._s
-        loop = s.loops[group]
-        cell = loop.cell
+        controller = s.controllers[group]
+        cell = controller.cell
         states = []
         for endpoint in s.members(group):
-            watch = loop.watches.get(endpoint.member)
+            watch = controller.watches.get(endpoint.member)
             report = None if watch is None or watch.reach != "ok" else watch.report
             child = s.children.table.get(endpoint.name)
             states.append(
@@ -79,7 +79,7 @@ class Rolling:
                     number=endpoint.member,
                     outdated=child is not None and child.outdated,
                     ready=report is not None and report.role in ("Master", "Slave"),
-                    in_sync=report is not None and loop.in_sync(report),
+                    in_sync=report is not None and controller.in_sync(report),
                     master=cell is not None and report is not None and report.id == cell.master,
                     leaving=endpoint.name in s.leaving,
                     fit=report is None or not report.unfit,
@@ -101,7 +101,7 @@ class Rolling:
         elif step.kind == "handover" and step.to is not None:
             number = s.plan.member(step.to).number
             try:
-                await s.loops[group].switchover(number, step.reason, force=False)
+                await s.controllers[group].switchover(number, step.reason, force=False)
             except SwitchoverFailed as error:
                 s.events.add("Warning", "HandOverFailed", str(error), f"group {group}")
 

@@ -16,7 +16,7 @@ from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.cluster.member_messages import report_from
 from gantry_operator.cluster.probe import name_server_knows, send_and_read
 from gantry_operator.cluster.raft_controller import keeping_up, leader_of
-from gantry_operator.cluster.status import Seen, SeenMember, status_of
+from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
 from gantry_operator.platforms.local.events import last_events, utc
@@ -101,7 +101,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         )
         for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
     ]
-    seen = Seen(
+    seen = ObservedState(
         members=members,
         name_servers=rows,
         available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
@@ -145,9 +145,9 @@ def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
     return None if leader is None else Entry(Cell(leader.epoch, leader.version, leader.id, keeping_up(leader)))
 
 
-def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> SeenMember:
+def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> ObservedMember:
     id = None if status is None else MemberId(m.number, status["member"]["incarnation"])
-    return SeenMember(
+    return ObservedMember(
         name=m.name,
         group=m.group,
         number=m.number,
@@ -168,7 +168,7 @@ async def _known(client: RemotingClient, server: str, ports: Ports, group: str) 
 
 
 async def _why_not(
-    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[SeenMember],
+    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[ObservedMember],
     waits: dict[str, str] | None,
 ) -> str | None:  # fmt: skip
     """None: a NameServer gives out the master's address, and a message that was sent there was read back. `waits`: what

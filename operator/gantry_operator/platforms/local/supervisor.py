@@ -25,18 +25,18 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.base import parse_duration
 from gantry_operator.api.spec import MODE_IS_FIXED
-from gantry_operator.cluster.group_controller import GroupWatch, SwitchoverFailed
-from gantry_operator.cluster.leader_preference import Preference, Wishes
-from gantry_operator.cluster.master_slave_controller import GroupLoop
+from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.probe import check_group
-from gantry_operator.cluster.raft_controller import RaftLoop
-from gantry_operator.cluster.restart import keep_running
-from gantry_operator.cluster.stall_compensated_clock import AttentiveClock
+from gantry_operator.cluster.raft_controller import RaftController
+from gantry_operator.cluster.restart import run_with_restarts
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover import FailoverSettings
 from gantry_operator.plan import MemberPlan, Plan, plan
-from gantry_operator.platforms.base import Change, Event, Facts, MemberEndpoint
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog, utc
@@ -69,7 +69,7 @@ def failover_settings(cluster: BrokerCluster) -> FailoverSettings:
 
 
 class Supervisor:
-    """One local cluster. It is also the surroundings of its failover loops."""
+    """One local cluster. It is also the platform of its failover controllers."""
 
     def __init__(
         self, folder: ClusterFolder, cluster: BrokerCluster, show: Callable[[str], None] | None = None
@@ -82,12 +82,12 @@ class Supervisor:
         self.ports = Ports.load(folder.ports)
         self.events = EventLog(folder.events, show)
         self.children = Children(folder, self.events.add, self._processes_changed)
-        self.loops: dict[str, GroupWatch] = {}
+        self.controllers: dict[str, GroupController] = {}
         self.ready = False
         self.not_ready = "starting"
         self._registry = FileRegistry(folder.registry)
         self._client = make_client()
-        self._clock = AttentiveClock()
+        self._clock = StallCompensatedClock()
         self._remoting = RemotingClient()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rolling = Rolling(self)
@@ -106,7 +106,11 @@ class Supervisor:
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
-        self._spawn(Preference(self.loops, lambda: Wishes.of(self.cluster.spec), self.facts, self._not_moved).run())
+        self._spawn(
+            LeaderBalancer(
+                self.controllers, lambda: LeaderPreference.of(self.cluster.spec), self.process_state, self._not_moved
+            ).run()
+        )
         try:
             await self._stop.wait()
         finally:
@@ -123,22 +127,22 @@ class Supervisor:
         await self._client.aclose()
         await self._remoting.close()
 
-    def watch_only(self, group: str) -> GroupWatch:
+    def watch_only(self, group: str) -> GroupController:
         """The failover of one group over what runs, without starting anything. Raises KeyError."""
         self.plan.group(group)
         self.children.plan(self._process_plans(), keep_alive=False)
-        self.loops[group] = self._make_loop(group)
-        return self.loops[group]
+        self.controllers[group] = self._make_controller(group)
+        return self.controllers[group]
 
-    def _make_loop(self, group: str) -> GroupWatch:
+    def _make_controller(self, group: str) -> GroupController:
         if self.cluster.spec.mode == "Raft":
-            return RaftLoop(group, self, self._client, lambda: failover_settings(self.cluster), self._clock)
-        return GroupLoop(
+            return RaftController(group, self, self._client, lambda: failover_settings(self.cluster), self._clock)
+        return MasterSlaveController(
             group, self._registry, self, self._client, lambda: failover_settings(self.cluster), self._clock
         )
 
-    def _next_loop(self, group: str) -> GroupWatch:
-        made = self.loops[group] = self._make_loop(group)
+    def _next_controller(self, group: str) -> GroupController:
+        made = self.controllers[group] = self._make_controller(group)
         return made
 
     def bring_up(self, turn: Turn) -> None:
@@ -158,9 +162,9 @@ class Supervisor:
             if not self.children.adopt(server):
                 self.folder.config(server.name).unlink(missing_ok=True)
         for group in self.plan.groups:
-            if group.name not in self.loops:
-                make = partial(self._next_loop, group.name)
-                self._spawn(keep_running(make(), make, self.event))
+            if group.name not in self.controllers:
+                make = partial(self._next_controller, group.name)
+                self._spawn(run_with_restarts(make(), make, self.event))
 
     def _process_plans(self) -> list[ProcessPlan]:
         whole = with_leaving(self.plan, self.leaving.values())
@@ -194,7 +198,7 @@ class Supervisor:
         """Empty: a message was sent to every group and read back."""
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
         for group in self.plan.groups:
-            loop = self.loops[group.name]
+            loop = self.controllers[group.name]
             cell = loop.cell
             if loop.waits is not None and not loop.waits.available:
                 return f"group {group.name}: {loop.waits.reason}"
@@ -214,7 +218,7 @@ class Supervisor:
         servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
         lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
         for group in self.plan.groups:
-            cell = self.loops[group.name].cell
+            cell = self.controllers[group.name].cell
             names = {m.member: m.name for m in self.members(group.name)}
             master = "-" if cell is None or cell.master is None else names.get(cell.master.member, "-")
             in_sync = 0 if cell is None else len(cell.in_sync)
@@ -240,10 +244,10 @@ class Supervisor:
         self.event(Event("Warning", "HandOverFailed", why, group))
 
     def _processes_changed(self) -> None:
-        for loop in self.loops.values():
+        for loop in self.controllers.values():
             loop.wake()
 
-    # ---- surroundings of the failover
+    # ---- platform of the failover
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         known = group in {g.name for g in self.plan.groups}
@@ -255,8 +259,8 @@ class Supervisor:
             for m in found
         ]
 
-    def facts(self, name: str) -> Facts:
-        return Facts(gone=not self.children.running(name), deleting=name in self.leaving)
+    def process_state(self, name: str) -> ProcessState:
+        return ProcessState(gone=not self.children.running(name), deleting=name in self.leaving)
 
     def token(self) -> str | None:
         return None
@@ -270,7 +274,9 @@ class Supervisor:
         killed: set[str] = set()
         while former := self._may_hold_the_port(group, master.member):
             for number, watch in former:
-                silent = self.loops[group].silence_s(number) >= failover_settings(self.cluster).detection_ms / 1000
+                silent = (
+                    self.controllers[group].silence_s(number) >= failover_settings(self.cluster).detection_ms / 1000
+                )
                 if silent and watch.name not in killed:
                     killed.add(watch.name)
                     self.event(
@@ -279,7 +285,7 @@ class Supervisor:
                         )
                     )
                     self.children.kill(watch.name)
-            cell = self.loops[group].cell
+            cell = self.controllers[group].cell
             if cell is not None and cell.epoch > epoch:
                 return
             await asyncio.sleep(PORT_POLL_S)
@@ -297,7 +303,7 @@ class Supervisor:
                 return listens(pid, self.ports[f"group/{group}"]) is not False
             return watch.report.role == "Master"
 
-        return [(n, w) for n, w in self.loops[group].watches.items() if n != master and may(w)]
+        return [(n, w) for n, w in self.controllers[group].watches.items() if n != master and may(w)]
 
     def event(self, event: Event) -> None:
         self.events.add(event.kind, event.reason, event.message, f"group {event.group}")
@@ -340,7 +346,7 @@ class Supervisor:
 
     def _info(self) -> dict[str, Any]:
         groups = {}
-        for name, loop in self.loops.items():
+        for name, loop in self.controllers.items():
             waits = loop.waits
             groups[name] = {
                 "waits": None if waits is None else {"code": waits.code, "reason": waits.reason},
@@ -361,7 +367,7 @@ class Supervisor:
         except KeyError as error:
             raise control.ControlError(str(error.args[0])) from None
         try:
-            done = await self.loops[group].switchover(number, "asked for by gantry switchover")
+            done = await self.controllers[group].switchover(number, "asked for by gantry switchover")
         except SwitchoverFailed as error:
             raise control.ControlError(str(error)) from None
         return {"done": done}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from gantry_operator.cluster.group_controller import LOOK_S, GroupWatch, SwitchoverFailed
+from gantry_operator.cluster.group_controller import LOOK_S, GroupController, SwitchoverFailed
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.supervisor import Supervisor, failover_settings, load_saved
@@ -25,11 +25,11 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
         supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
         task: asyncio.Task[None] | None = None
         try:
-            loop = supervisor.watch_only(group)
+            controller = supervisor.watch_only(group)
             number = None if to is None else supervisor.plan.member_of(group, to).number
-            task = asyncio.create_task(loop.run())
-            done = await loop.switchover(number, "asked for by gantry switchover")
-            await _announced(loop, done, ANNOUNCED_S + failover_settings(supervisor.cluster).detection_ms / 1000)
+            task = asyncio.create_task(controller.run())
+            done = await controller.switchover(number, "asked for by gantry switchover")
+            await _announced(controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster).detection_ms / 1000)
             return done
         except SwitchoverFailed as error:
             raise ControlError(str(error)) from None
@@ -43,13 +43,13 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
             await supervisor.close()
 
 
-async def _announced(loop: GroupWatch, done: str, patience_s: float) -> None:
+async def _announced(controller: GroupController, done: str, patience_s: float) -> None:
     """Nobody goes on with the group's address once this command has ended: a former master that is frozen would hold it
     for as long as it stands still. Raises ControlError."""
     try:
         async with asyncio.timeout(patience_s):
-            while not loop.announced:  # noqa: ASYNC110
+            while not controller.announced:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        why = loop.problem or "a former master does not give it up"
+        why = controller.problem or "a former master does not give it up"
         raise ControlError(f"{done}, but the group's address does not lead there yet: {why}; try again") from None

@@ -19,30 +19,30 @@ from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.group import member_host
-from gantry_operator.platforms.kubernetes.informer_cache import Mirror
-from gantry_operator.platforms.kubernetes.object_reconciler import Findings, ObjectKeeper
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 
 JOBS = "Job of a report"
 PODS = "Pod of a report"
-"""Names of the mirrors that follow runs; their objects carry `manifests.JOB_LABEL`."""
+"""Names of the caches that follow runs; their objects carry `manifests.JOB_LABEL`."""
 
 DROPPED = ("CronJob", "ConfigMap", "Role", "RoleBinding")
 """What goes when `spec.analytics` does. The volume with the reports stays until the cluster goes."""
 
 
-class ReportKeeper:
+class AnalyticsReconciler:
     """Of one cluster."""
 
     def __init__(
         self,
         api: KubeApi,
-        mirrors: Mapping[str, Mirror],
-        objects: ObjectKeeper,
+        caches: Mapping[str, InformerCache],
+        objects: ObjectReconciler,
         settings: OperatorSettings,
         events: EventRecorder,
     ) -> None:
         self._api = api
-        self._mirrors = mirrors
+        self._caches = caches
         self._objects = objects
         self._settings = settings
         self._events = events
@@ -50,7 +50,7 @@ class ReportKeeper:
         self._problem: str | None = None
         self._previous: AnalyticsStatus | None = None
 
-    async def keep(self, cluster: BrokerCluster, wanted: Plan, found: Findings) -> bool:
+    async def keep(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
         """One pass. False: it is not complete yet. A report that cannot be made never holds up the brokers."""
         self._problem = None
         if cluster.spec.analytics is None:
@@ -66,7 +66,7 @@ class ReportKeeper:
         complete = True
         for obj in objects:
             try:
-                complete = await self._objects.put_right(obj, found) and complete
+                complete = await self._objects.apply(obj, found) and complete
             except ApiError as error:
                 if error.status not in (403, 422):
                     raise
@@ -101,7 +101,7 @@ class ReportKeeper:
         self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: asked for")
 
     def _by_hand_at_work(self, cluster: BrokerCluster) -> bool:
-        """Whether a run is under way that the schedule does not know of; its Job may not be in the mirror yet."""
+        """Whether a run is under way that the schedule does not know of; its Job may not be in the cache yet."""
         runs = self._runs(JOBS, cluster)
         started = self._started
         if started is not None and any(j["metadata"]["uid"] == started["metadata"]["uid"] for j in runs):
@@ -117,8 +117,8 @@ class ReportKeeper:
         self._previous = analytics_status(cluster.spec.analytics, previous, runs, pods, now, self._problem)
         return self._previous
 
-    def _runs(self, mirror: str, cluster: BrokerCluster) -> list[Object]:
-        return list(self._mirrors[mirror].of(cluster.namespace, manifests.JOB_LABEL, cluster.name))
+    def _runs(self, cache: str, cluster: BrokerCluster) -> list[Object]:
+        return list(self._caches[cache].of(cluster.namespace, manifests.JOB_LABEL, cluster.name))
 
     async def _drop(self) -> None:
         for kind in DROPPED:
