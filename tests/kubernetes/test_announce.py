@@ -15,15 +15,15 @@ from gantry_operator.cluster.master_slave_controller import MasterSlaveControlle
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_watch import MemberWatch
-from gantry_operator.cluster.rolling_change import Roller
+from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.failover.model import FailoverSettings, Report
 from gantry_operator.platforms.base import MemberEndpoint
 from gantry_operator.platforms.kubernetes import client, names, platform
 from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, ApiError, KubeApi
-from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.member_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
 from gantry_operator.registry import Entry, RegistryUnavailable
 from running import running, until
 
@@ -110,21 +110,20 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
     sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
     following = asyncio.create_task(sets.run())
     await asyncio.wait_for(sets.ready(), 3)
-    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
     async with mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
         group.entry, group._announced = Entry(group.registry.cell), 1
         group.led_by(1, 2)
         group.entry = Entry(group.registry.cell)
-        roller = Roller(api, sets, pods, {"a": group}, recorder, ("mq", "demo"), lambda: True, lambda: None)
-        assert await roller._step("a")
+        replacement = PodReplacement(api, sets, pods, ("mq", "demo"), lambda: True)
+        change = RollingChange(replacement, {"a": group}, lambda event: None)
+        assert await change._round()
         assert fake.get("Pod", "demo-a-0") is not None
         group._announced = 2
-        assert await roller._step("a")
+        assert await change._round()
         assert fake.get("Pod", "demo-a-0") is None
     following.cancel()
-    await recorder.close()
 
 
 async def test_a_refused_announcement_is_tried_again_with_growing_pauses_and_said_once(

@@ -27,9 +27,9 @@ from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.client import KINDS, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import CELL
-from gantry_operator.platforms.kubernetes.masters import Masters
 from gantry_operator.platforms.kubernetes.operator import CACHED
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
@@ -105,7 +105,7 @@ async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
         await until(lambda: controller._result.problems)
         assert controller._result.problems == ["an admission webhook says no"]
-        assert set(controller._masters.controllers) == {"a"}
+        assert set(controller._groups.controllers) == {"a"}
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # Nor is a person kept from choosing the master.
 
 
@@ -141,7 +141,7 @@ async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
 
     monkeypatch.setattr(api, "apply", refuse)
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._masters.controllers)
+        await until(lambda: controller._groups.controllers)
         assert not refused
         assert controller._result.refused
 
@@ -156,8 +156,8 @@ async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_a
     for name, text in configs["data"].items():
         configs["data"][name] = json.dumps(json.loads(text) | {"mode": "Raft", "of_the_next_version": 1})
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._masters.controllers)
-        assert isinstance(controller._masters.controllers["a"], RaftController)
+        await until(lambda: controller._groups.controllers)
+        assert isinstance(controller._groups.controllers["a"], RaftController)
 
 
 def available(before: BrokerClusterStatus, seen: ObservedState) -> tuple[str, str]:
@@ -179,9 +179,9 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         configs["data"][name] = json.dumps(json.loads(text) | {"flush": "Sometimes"})
     caplog.clear()
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._masters.controllers)
+        await until(lambda: controller._groups.controllers)
         assert controller._result.refused
-        assert set(controller._masters.controllers) == {"c"}
+        assert set(controller._groups.controllers) == {"c"}
         a, b = controller._result.problems
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
         assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
@@ -191,7 +191,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         status, why = available(BrokerClusterStatus(), looked[2])
         assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
         fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
-        await until(lambda: set(controller._masters.controllers) == {"a", "c"})
+        await until(lambda: set(controller._groups.controllers) == {"a", "c"})
         assert controller._plan is not None
         assert [g.name for g in controller._plan.groups] == ["a", "c"]
         assert controller._result.problems == [b]
@@ -212,8 +212,8 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
         configs["b"][name] = '{"mode": '
         configs["c"][name.replace("-b-", "-c-")] = '{"mode": "MasterSlave", "min_in_sync": "two"}'
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._masters.controllers)
-        assert set(controller._masters.controllers) == {"a", "b"}
+        await until(lambda: controller._groups.controllers)
+        assert set(controller._groups.controllers) == {"a", "b"}
         [c] = controller._result.problems
         assert "group c has no failover: what it runs with is not understood: spec.minInSyncReplicas" in c
     assert "reconcile of" not in caplog.text
@@ -271,12 +271,12 @@ class Led(MasterSlaveController):
         await asyncio.Event().wait()
 
 
-def led(masters: Masters, group: str, mode: str) -> MasterSlaveController:
+def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
     """Member 1 leads and says so."""
-    made = Led(group, masters.registry, masters.pods, masters._http, lambda: masters._settings, masters._clock)
+    made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
     made.entry = Entry(Cell(2, 1, leads, frozenset({leads})))
-    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", masters._http, made.wake, time.monotonic)
+    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups._http, made.wake, time.monotonic)
     watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
     made._announced = 2
     return made
@@ -285,7 +285,7 @@ def led(masters: Masters, group: str, mode: str) -> MasterSlaveController:
 @pytest.fixture
 def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 0 led, and its label is to go in a moment."""
-    monkeypatch.setattr(Masters, "_controller", led)
+    monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
     put_two_masters(fake)
 
 
@@ -316,7 +316,7 @@ async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_ref
     monkeypatch.setattr(api, "apply", refuse)
     async with kept(fake, api) as controller:
         controller._pods._grace_until["demo-a-0"] = time.monotonic() + 0.5
-        await until(lambda: controller._masters.controllers)
+        await until(lambda: controller._groups.controllers)
         if refused == "the spec":
             changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
             controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
@@ -331,16 +331,16 @@ async def test_no_label_is_changed_before_the_new_master_is_announced(
 ) -> None:
     """The former one still forwards what it parked (rule 23), and keeps its place until the Service has moved."""
 
-    def unannounced(masters: Masters, group: str, mode: str) -> MasterSlaveController:
-        made = led(masters, group, mode)
+    def unannounced(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
+        made = led(groups, group, mode)
         made._announced = 1
         return made
 
-    monkeypatch.setattr(Masters, "_controller", unannounced)
+    monkeypatch.setattr(KubernetesGroupControllers, "_controller", unannounced)
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         assert roles(fake) == ["master", "master"]
-        controller._masters.controllers["a"]._announced = 2
+        controller._groups.controllers["a"]._announced = 2
         controller._dirty.set()
         await until(lambda: roles(fake) == ["slave", "master"])
 
@@ -372,12 +372,12 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
     for name in configs:
         configs[name] = '{"mode": '
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._result.problems or controller._masters.controllers)
+        await until(lambda: controller._result.problems or controller._groups.controllers)
         assert controller._result.problems == ["group a has no failover: none of its configs can be read"]
         changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec}
         controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
-        await until(lambda: controller._masters.controllers)
-        assert isinstance(controller._masters.controllers["a"], RaftController)
+        await until(lambda: controller._groups.controllers)
+        assert isinstance(controller._groups.controllers["a"], RaftController)
 
 
 @pytest.mark.parametrize("has_cell", [False, True])
@@ -400,10 +400,10 @@ async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_
         meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
         fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: controller._result.problems or controller._masters.controllers)
+        await until(lambda: controller._result.problems or controller._groups.controllers)
         problems = [] if has_cell else ["group a has no failover: none of its configs can be read"]
         assert controller._result.problems == problems
-        assert [type(loop) for loop in controller._masters.controllers.values()] == [MasterSlaveController] * has_cell
+        assert [type(loop) for loop in controller._groups.controllers.values()] == [MasterSlaveController] * has_cell
 
 
 async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +424,7 @@ async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypa
 async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_needs_its_token(
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Masters, "_controller", led)
+    monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
     async with kept(fake, api) as controller:
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
         await lose_the_secret(fake, controller, monkeypatch)
@@ -446,10 +446,10 @@ async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_
     away = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
     away["spec"]["replicas"] = 0
     async with kept(fake, api, {"mode": 7}) as controller:
-        await until(lambda: set(controller._masters.controllers) == {"b"})
+        await until(lambda: set(controller._groups.controllers) == {"b"})
         await lose_the_secret(fake, controller, monkeypatch)
         fake.put(away | {"spec": away["spec"] | {"replicas": 3}})
-        await until(lambda: set(controller._masters.controllers) == {"a", "b"})
+        await until(lambda: set(controller._groups.controllers) == {"a", "b"})
 
 
 async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
@@ -469,7 +469,7 @@ async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: Fak
     unlisted = ["NetworkPolicy"]
     async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
         await until(lambda: SWITCHOVER not in annotated(fake))
-        assert set(controller._masters.controllers) == {"a"}
+        assert set(controller._groups.controllers) == {"a"}
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
         [problem] = controller._result.problems
         assert problem == "nothing is made or removed until the API server has listed: NetworkPolicy"
@@ -500,11 +500,11 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
         assert controller._result.problems == [
             "a former cluster of this name has not gone yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
         ]
-        assert not controller._masters.controllers
+        assert not controller._groups.controllers
         for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
             live = fake.get(kind, name)
             assert live is not None
             assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
             fake.remove(kind, "mq", name)
-        await until(lambda: controller._masters.controllers and fake.get("StatefulSet", "demo-a"))
+        await until(lambda: controller._groups.controllers and fake.get("StatefulSet", "demo-a"))
         assert not controller._result.problems

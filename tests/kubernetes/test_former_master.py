@@ -24,8 +24,8 @@ from gantry_operator.platforms.base import MemberEndpoint
 from gantry_operator.platforms.kubernetes import names, platform
 from gantry_operator.platforms.kubernetes.client import POD, VOLUME_CLAIM, ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
+from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.masters import Masters
 from gantry_operator.registry import Entry
 from running import running, until
 
@@ -102,9 +102,9 @@ class Members:
 
 
 class Group(Members, MasterSlaveController):
-    def __init__(self, masters: Masters) -> None:
+    def __init__(self, groups: KubernetesGroupControllers) -> None:
         self.registry = Registry()
-        MasterSlaveController.__init__(self, "a", self.registry, masters.pods, HTTP, FailoverSettings, masters._clock)
+        MasterSlaveController.__init__(self, "a", self.registry, groups.pods, HTTP, FailoverSettings, groups._clock)
         self._member_client = self.begin()
 
     async def fail_over(self) -> None:
@@ -112,8 +112,8 @@ class Group(Members, MasterSlaveController):
 
 
 class Elected(Members, RaftController):
-    def __init__(self, masters: Masters) -> None:
-        RaftController.__init__(self, "a", masters.pods, HTTP, FailoverSettings, masters._clock)
+    def __init__(self, groups: KubernetesGroupControllers) -> None:
+        RaftController.__init__(self, "a", groups.pods, HTTP, FailoverSettings, groups._clock)
         told = self._member_client = self.begin()
         told.handed_over = lambda target: self.led_by(Cell(2, 1, target, frozenset(IDS)))
 
@@ -136,7 +136,9 @@ def roles(fake: FakeApi, group: str = "a", count: int = 3) -> list[str]:
 
 
 @asynccontextmanager
-async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3) -> AsyncIterator[Masters]:
+async def masters(
+    fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3
+) -> AsyncIterator[KubernetesGroupControllers]:
     """Member 0 of each group has the label."""
     for group in groups:
         for n in range(count):
@@ -145,7 +147,7 @@ async def masters(fake: FakeApi, api: KubeApi, groups: str = "a", count: int = 3
     following = [asyncio.create_task(m.run()) for m in caches.values()]
     await asyncio.gather(*(m.ready() for m in caches.values()))
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
-    found = Masters(api, caches, ("mq", "demo"), recorder, StallCompensatedClock(), lambda: None)
+    found = KubernetesGroupControllers(api, caches, ("mq", "demo"), recorder, StallCompensatedClock(), lambda: None)
     found.pods.sizes = found.pods.planned = dict.fromkeys(groups, count)
     try:
         yield found

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
+from gantry_operator.cluster.rolling_change import member_states
 from gantry_operator.failover.model import Report
 from gantry_operator.plan import MemberPlan, next_step, plan
 from gantry_operator.platforms.base import ProcessState
 from gantry_operator.platforms.kubernetes import access, external, names, volumes
 from gantry_operator.platforms.kubernetes.lease_registry import CELL, entry_of
-from gantry_operator.platforms.kubernetes.member_state import broken_for_good, member_states, why_not
+from gantry_operator.platforms.kubernetes.member_state import broken_for_good, deployments_of, why_not
 from gantry_operator.platforms.kubernetes.platform import pod_ready, process_state_of
 from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
 from gantry_operator.registry import RegistryUnavailable
@@ -82,11 +83,11 @@ def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> 
     loop: Any = SimpleNamespace(cell=Cell(2, 1, ids[0], frozenset(ids)), watches=watches, in_sync=lambda report: True)
     pods: Any = SimpleNamespace(running=lambda group: members, pod=lambda name: away, planned={"a": 3})
     stateful_set = {"status": {"updateRevision": "new"}}
-    states = member_states(stateful_set, loop, pods, "a", NOW)
+    states = member_states(deployments_of(stateful_set, pods, "a", NOW), loop)
     assert [s.outdated for s in states] == [True] * 3
     assert next_step(states).kind == "wait"
     watches[2].report = replace(reports[2], link="refused")
-    step = next_step(member_states(stateful_set, loop, pods, "a", NOW))
+    step = next_step(member_states(deployments_of(stateful_set, pods, "a", NOW), loop))
     assert (step.kind, step.member) == ("replace", "demo-a-2")
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from fakeapi import FakeApi
 from gantry_operator.cluster import rolling_change as rolling
-from gantry_operator.cluster.rolling_change import Roller
+from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.plan import Step
-from gantry_operator.platforms.base import MemberEndpoint
+from gantry_operator.platforms.base import Deployment, MemberEndpoint
 from gantry_operator.platforms.kubernetes import names, platform
 from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
-from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
 
 OLD, NEW = "demo-a-0", "demo-a-1"
 
@@ -41,22 +41,25 @@ async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_i
     found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.answers = {"a": 2}, lambda group, name: True
     sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
-    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
-    roller = Roller(api, sets, found, {}, recorder, ("mq", "demo"), lambda: True, lambda: None)
-    step = Step("replace", "is a slave", OLD)
+    replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
+    former = Deployment(OLD, 0, outdated=True, leaving=False)
+
+    async def replace() -> None:
+        if replacement.may_stop(former, "a", address_moved=True):
+            await replacement.replace_member("a", OLD)
 
     await found.announce("a", MemberEndpoint(NEW, 1, "http://new", "new:1"), 2)
     led = pods.get("mq", NEW)
     assert led is not None
     assert led["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
-    await roller._replace("a", step)
+    await replace()
     assert fake.get("Pod", OLD) is not None
     await asyncio.sleep(0.25)
     await found.label("a", 1)
-    await roller._replace("a", step)
+    await replace()
     assert fake.get("Pod", OLD) is not None, "the Service may not have followed yet"
     await asyncio.sleep(0.3)
-    await roller._replace("a", step)
+    await replace()
     assert fake.get("Pod", OLD) is None
     task.cancel()
 
@@ -75,10 +78,10 @@ async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
     found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.planned = {"a": 4}, {"a": 2}
     loop: Any = SimpleNamespace(cell=None, watches={}, still_counted=(), announced=True)
-    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
-    roller = Roller(api, sets, found, {"a": loop}, recorder, ("mq", "demo"), lambda: True, lambda: None)
+    replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
+    change = RollingChange(replacement, {"a": loop}, lambda event: None)
     monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
-    await roller._step("a")
+    await change._round()
     live = fake.get("StatefulSet", "demo-a")
     assert live is not None
     assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)

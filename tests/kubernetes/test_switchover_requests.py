@@ -52,7 +52,7 @@ class Resource:
         controller._answered = ("", 0)
         parts: Any = controller
         parts._shared = SimpleNamespace(api=self)
-        parts._masters = SimpleNamespace(controllers={"a": self})
+        parts._groups = SimpleNamespace(controllers={"a": self})
         parts._events = SimpleNamespace(record=lambda *words: None)
 
     def seen(self) -> dict[str, Any]:

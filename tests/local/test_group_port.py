@@ -64,7 +64,7 @@ async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
     ports.taken["group/a"] = port if holds else port + 1
     folder.ports.write_text(json.dumps(ports.taken))
     supervisor = Supervisor(folder, cluster, show=lambda line: None)
-    loop = supervisor.controllers["a"] = supervisor._make_controller("a")
+    loop = supervisor._groups.make("a", cluster.spec.mode)
     [process] = [p for p in process_plans(cluster, plan(cluster), ports, folder) if p.name == "t-a-1"]
     child = supervisor.children.table["t-a-1"] = Child(process)
     child.record = ProcessRecord("t-a-1", pid, start_mark(pid) or "", "")

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -91,8 +90,7 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
         brought.clear()
 
     monkeypatch.setattr(supervisor.children, "remove", remove)
-    step: Any = type("Step", (), {"kind": "replace", "member": "t-a-2", "to": None, "reason": "it leaves"})
-    await supervisor._rolling._do("a", step)
+    await supervisor._rolling._platform.remove_member("a", "t-a-2")
     assert brought == [{"t-a-0", "t-a-1", "t-a-2"}]
     await supervisor.close()
 

@@ -25,7 +25,6 @@ from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.ports import Ports
 from gantry_operator.platforms.local.process_plan import process_plans
-from gantry_operator.platforms.local.rolling_change import Rolling
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import Supervisor, load_saved, save_manifest
 from gantry_operator.platforms.local.supervisor_lock import take_lock
@@ -157,12 +156,13 @@ async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
     folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
-    rolling = Rolling(supervisor)
+    rolling = supervisor._rolling
 
-    async def name_servers() -> None:
+    async def finish_change() -> bool:
         rolling.start("the spec was changed")
+        return False
 
-    monkeypatch.setattr(rolling, "_name_servers", name_servers)
+    monkeypatch.setattr(rolling._platform, "finish_change", finish_change)
     await rolling._round()
     assert rolling.reason == "the spec was changed"
     await supervisor.close()

@@ -17,6 +17,8 @@ from gantry_operator.api.status import (
     NameServerRow,
     Phase,
 )
+from gantry_operator.cluster.timestamps import utc
+from gantry_operator.platforms.base import Change
 
 Answer = Literal["True", "False", "Unknown"]
 
@@ -197,6 +199,20 @@ def _condition(
         type=kind, status=status, reason=reason, message=message[:2000], lastTransitionTime=since,
         observedGeneration=generation,
     )  # fmt: skip
+
+
+def last_failover(change: Change) -> LastFailover:
+    """`status.lastFailover` after a change of the master."""
+    return LastFailover(
+        group=change.group,
+        from_=change.old,
+        to=change.new,
+        reason=change.reason,
+        epoch=change.epoch,
+        time=utc(change.at_unix_ms),
+        durationMs=change.duration_ms,
+        planned=change.planned,
+    )
 
 
 def significant(status: BrokerClusterStatus) -> dict[str, Any]:

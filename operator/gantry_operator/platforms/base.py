@@ -1,4 +1,4 @@
-"""What the failover loop needs of the place that it runs in: local processes, or pods."""
+"""The interface between the control plane and the place where members run: pods on Kubernetes, or local processes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,35 @@ class MemberEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What is known of a member's process without asking it. The words are those of `MemberView`."""
+    """What the platform knows of a member's process. The fields mean the same as those of `MemberView`."""
 
     gone: bool = False
     deleting: bool = False
     never_ran: bool = False
     node: str = ""
-    """The machine that it runs on, where that is known."""
+    """The machine that it runs on; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What the platform runs for one member, compared with the plan."""
+
+    name: str
+    number: int
+    outdated: bool
+    """It runs with another config or image than planned."""
+    leaving: bool
+    """The plan does not contain this member."""
+    stopping: bool = False
+    ready: bool | None = None
+    """The platform's own readiness probe; None: the platform has none."""
+    broken: bool = False
+    """It does not run, and the platform does not expect it to recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth telling a person. `reason` is one word for programs, `message` for people."""
+    """An event for users. `reason` is one CamelCase word for programs, `message` is for people."""
 
     kind: Literal["Normal", "Warning"]
     reason: str
@@ -40,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A master that was replaced: what status.lastFailover shows."""
+    """A completed change of the master, as status.lastFailover shows it."""
 
     group: str
     old: str | None
@@ -49,15 +66,15 @@ class Change:
     epoch: int
     at_unix_ms: int
     duration_ms: int
-    """From when it was noticed until the new master had taken the role."""
+    """From the detection of the failure until the new master has taken the role."""
     planned: bool
 
 
 class Platform(Protocol):
-    """Nothing here may block the event loop."""
+    """What a group controller needs. No method may block the event loop."""
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
-        """The members of the plan, by number. Asked again before each decision."""
+        """The members of the plan, by number. Called before each decision."""
         ...
 
     def process_state(self, name: str) -> ProcessState: ...
@@ -67,12 +84,44 @@ class Platform(Protocol):
         ...
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
-        """This member leads now: move the address that clients use. Called at least once for each epoch, and again
-        when it raised; must be idempotent. Cancelled when another epoch is to be announced before it is done."""
+        """Move the address that clients use to this member.
+
+        Called at least once for each epoch, and again after it raised. Must be idempotent. Cancelled when another epoch
+        is to be announced before this one is done."""
         ...
 
     def event(self, event: Event) -> None: ...
 
     def changed(self, change: Change) -> None:
         """A new master has taken its role."""
+        ...
+
+
+class ReplacementPlatform(Protocol):
+    """What a rolling change needs. No method may block the event loop."""
+
+    def may_change(self) -> bool:
+        """False while the cluster is paused or its spec is invalid."""
+        ...
+
+    def deployments(self, group: str) -> Sequence[Deployment] | None:
+        """The members that run or should run, by number. None: not known at this moment."""
+        ...
+
+    def may_stop(self, deployment: Deployment, group: str, *, address_moved: bool) -> bool:
+        """Whether the member can be stopped now. Called again soon if not.
+
+        `address_moved`: the group's address leads to another member, or this member never held it."""
+        ...
+
+    async def replace_member(self, group: str, name: str) -> None:
+        """Stop the member and start it as planned."""
+        ...
+
+    async def remove_member(self, group: str, name: str) -> None:
+        """Stop a leaving member. Its data stays."""
+        ...
+
+    async def finish_change(self) -> bool:
+        """Called while all groups are as planned. Changes what is left. True: it is not done yet."""
         ...

@@ -25,7 +25,7 @@ from gantry_operator.api.spec import Failover
 from gantry_operator.api.status import Addresses
 from gantry_operator.cluster.availability import Availability
 from gantry_operator.cluster.group_controller import SwitchoverFailed
-from gantry_operator.cluster.rolling_change import Roller
+from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedState
 from gantry_operator.plan import Plan, member_name, plan
@@ -34,11 +34,12 @@ from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.events import EventRecorder
+from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import CELL
-from gantry_operator.platforms.kubernetes.masters import Masters
 from gantry_operator.platforms.kubernetes.member_state import observed_members, observed_name_servers
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
 from gantry_operator.platforms.kubernetes.status_writer import StatusWriter
 from gantry_operator.platforms.kubernetes.switchover_request import (
     SWITCHOVER,
@@ -121,12 +122,10 @@ class ClusterController:
         self._report = StatusWriter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
         self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
         self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
-        self._masters = Masters(api, caches, key, self._events, shared.clock, self._report.wake)
-        self._pods = self._masters.pods
-        self._roller = Roller(
-            api, caches["StatefulSet"], self._pods, self._masters.controllers, self._events, key, self._may_change,
-            self._report.wake,
-        )  # fmt: skip
+        self._groups = KubernetesGroupControllers(api, caches, key, self._events, shared.clock, self._report.wake)
+        self._pods = self._groups.pods
+        replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
+        self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
         self._availability = Availability(shared.remoting, self._report.wake)
 
     # ---- life
@@ -135,7 +134,7 @@ class ClusterController:
         work: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
             ("reconcile", self._reconcile_forever),
             ("status", self._report.run),
-            ("roll", self._roller.run),
+            ("roll", self._rolling.run),
         ]
         self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
         self._dirty.set()
@@ -146,7 +145,7 @@ class ClusterController:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._masters.close()
+        await self._groups.close()
         await self._availability.close()
         await self._events.close()
         metrics.AVAILABLE.remove(self.namespace, self.name)
@@ -161,11 +160,11 @@ class ClusterController:
     def heard(self, event: str, kind: str, obj: Object) -> None:
         """A watch event about an object of this cluster."""
         if kind == "Lease":
-            self._masters.registry.heard(event, obj)
+            self._groups.registry.heard(event, obj)
         else:
             self._dirty.set()
         if kind in ("Pod", "Lease"):
-            self._masters.wake()
+            self._groups.wake()
             self._report.wake()
 
     async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -216,14 +215,14 @@ class ClusterController:
                 self._events.record("Warning", "SpecRefused", found.refused)
             self._result = found
             righted = await self._sync_labels(found)
-            begun = bool(self._masters.controllers) and not self._left_out
+            begun = bool(self._groups.controllers) and not self._left_out
             begun = begun or await self._go_on_without_spec(found)
             self._start_switchover_request()
             return begun and righted
         self._left_out = {}
         self._take(cluster)
         self._result.refused = ""  # Whatever the API server refuses below, the spec is not.
-        former = [] if self._masters.controllers else volumes.of_a_former(self._shared.caches, cluster)
+        former = [] if self._groups.controllers else volumes.of_a_former(self._shared.caches, cluster)
         if former:
             # Else a cell would be made from what its pods know, of which the new disks know nothing.
             found.problems.append(f"a former cluster of this name has not gone yet: {', '.join(former)}")
@@ -233,7 +232,7 @@ class ClusterController:
         complete = await self._objects.keep_secret(cluster, found)
         self._pods.admin_token = self._objects.token
         # Before anything that the API server may refuse.
-        self._masters.keep(cluster)
+        self._groups.update(cluster)
         self._start_switchover_request()
         righted = await self._sync_labels(found)
         unlisted = self._shared.unlisted()
@@ -255,7 +254,7 @@ class ClusterController:
     async def _sync_labels(self, found: ReconcileResult) -> bool:
         """False: look again soon. What is refused here keeps nothing else from being done."""
         in_grace_period = self._pods.in_grace_period()  # Asked first: what ends meanwhile is looked at again.
-        problems = await self._masters.sync_labels()
+        problems = await self._groups.sync_labels()
         found.problems += problems
         return not problems and not in_grace_period
 
@@ -284,7 +283,7 @@ class ClusterController:
             kept = await self._objects.keep_secret(cluster, found)
             if kept or self._objects.token is not None:
                 self._pods.admin_token = self._objects.token
-                self._masters.keep(cluster)
+                self._groups.update(cluster)
         return kept and not self._left_out
 
     def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -343,7 +342,7 @@ class ClusterController:
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
-        self._masters.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
+        self._groups.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
         self._pods.planned = {g.name: len(g.members) for g in self._plan.groups}
         for g in self._plan.groups:
             live = self._objects.live("StatefulSet", names.group_set(self.name, g.name))
@@ -407,7 +406,7 @@ class ClusterController:
                 why = "; ".join([self._result.refused, *self._result.problems])
                 raise SwitchoverFailed(f"no group is led, since the spec is refused: {why}")
             group, to = parse_switchover(text, wanted)
-            controller = self._masters.controllers.get(group)
+            controller = self._groups.controllers.get(group)
             if controller is None:
                 why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
                 raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
@@ -448,16 +447,16 @@ class ClusterController:
         hidden = not set(SHOWN).isdisjoint(unlisted) and self._just_begun()
         if self._warming_up() or hidden:
             return None
-        problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._masters.problems()]
+        problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
         seen = ObservedState(
-            members=observed_members(self._running(), self._masters.controllers, self._pods),
+            members=observed_members(self._running(), self._groups.controllers, self._pods),
             name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"]),
             available=self._availability.answers() | self._left_out,
             problems=list(dict.fromkeys(problems)),
-            progress=[*self._result.progress, *self._roller.progress.values()],
+            progress=[*self._result.progress, *self._rolling.progress.values()],
             refused=self._result.refused,
             addresses=self._addresses(),
-            last_failover=self._masters.last,
+            last_failover=self._groups.last,
             analytics=self._reports.status(self._cluster),
         )
         return self._cluster, int(self._obj["metadata"]["generation"]), seen
@@ -466,7 +465,7 @@ class ClusterController:
         """What another operator wrote is better than what this one does not know yet."""
         if not self._just_begun() or not (self._obj.get("status") or {}).get("conditions"):
             return False
-        members = observed_members(self._running(), self._masters.controllers, self._pods)
+        members = observed_members(self._running(), self._groups.controllers, self._pods)
         heard = bool(members) and all(m.status is not None for m in members)
         return not (heard and set(self._availability.answers()) == {m.group for m in members})
 
@@ -480,7 +479,7 @@ class ClusterController:
             return
         rows = observed_name_servers(self._plan, self._shared.caches["Pod"], by_pod=True)
         servers = [s.address for s in rows]
-        for group, controller in self._masters.controllers.items():
+        for group, controller in self._groups.controllers.items():
             service = names.master_service(self.name, group)
             live = self._objects.live("Service", service)
             if live is None:

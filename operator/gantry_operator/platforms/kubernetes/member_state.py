@@ -1,4 +1,4 @@
-"""Puts together what pods, status streams and the registry say, for rolling changes and the status. Pure."""
+"""The state of members and NameServers by their pods and status streams, for rolling changes and the status. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from datetime import datetime
 from gantry_operator.api.status import NameServerRow
 from gantry_operator.cluster.group_controller import GroupController
 from gantry_operator.cluster.status import ObservedMember
-from gantry_operator.plan import MemberState, Plan
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.base import Deployment
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import Object
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
@@ -17,34 +18,23 @@ from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform, po
 REVISION_LABEL = "controller-revision-hash"
 
 
-def member_states(
-    stateful_set: Object, controller: GroupController, pods: KubernetesPlatform, group: str, now: datetime
-) -> list[MemberState]:
-    """The members of a group for `plan.order`. A pod that is about to go counts as one that is not in sync.
-
-    What a broker says of itself counts before what Kubernetes says of its pod: a kubelet that has stopped, or another
-    container of the pod that fails, makes no broker broken that serves."""
+def deployments_of(stateful_set: Object, pods: KubernetesPlatform, group: str, now: datetime) -> list[Deployment]:
+    """The pods of a group, compared with the newest revision of its StatefulSet."""
     newest = (stateful_set.get("status") or {}).get("updateRevision")
-    cell = controller.cell
     out = []
     for member in pods.running(group):
         pod = pods.pod(member.name)
-        watch = controller.watches.get(member.number)
-        report = watch.report if watch is not None and watch.reach == "ok" else None
-        serves = report is not None and (report.role == "Master" or report.link == "connected")
-        going = pod is None or pod["metadata"].get("deletionTimestamp") is not None
+        stopping = pod is None or pod["metadata"].get("deletionTimestamp") is not None
         revision = None if pod is None else (pod["metadata"].get("labels") or {}).get(REVISION_LABEL)
         out.append(
-            MemberState(
+            Deployment(
                 name=member.name,
                 number=member.number,
-                outdated=not going and revision != newest,
-                ready=pod_ready(pod),
-                in_sync=not going and report is not None and controller.in_sync(report),
-                master=cell is not None and cell.master is not None and cell.master.member == member.number,
-                broken=pod is not None and not going and not serves and broken_for_good(pod, now),
+                outdated=not stopping and revision != newest,
                 leaving=member.number >= pods.planned.get(group, member.number + 1),
-                fit=report is None or not report.unfit,
+                stopping=stopping,
+                ready=pod_ready(pod),
+                broken=pod is not None and not stopping and broken_for_good(pod, now),
             )
         )
     return out
@@ -55,11 +45,11 @@ STUCK_REASONS = frozenset(
      "ImagePullBackOff", "InvalidImageName", "RunContainerError")
 )  # fmt: skip
 NOT_READY_S = 120
-"""A pod that has not been ready for this long is taken for one that will not be by itself."""
+"""A pod that has not been ready for this long is not expected to recover by itself."""
 
 
 def broken_for_good(pod: Object, now: datetime) -> bool:
-    """Kubernetes cannot start it, or it has not become ready for long."""
+    """Kubernetes cannot start the pod, or the pod has not been ready for `NOT_READY_S`."""
     status = pod.get("status") or {}
     for c in status.get("containerStatuses") or []:
         waiting = (c.get("state") or {}).get("waiting") or {}
@@ -100,7 +90,7 @@ def observed_members(
 
 
 def why_not(pod: Object | None, problem: str) -> str:
-    """Why a pod's broker does not answer, as far as Kubernetes knows; else `problem`."""
+    """Why a pod's broker does not answer, by what Kubernetes knows; else `problem`."""
     if pod is None:
         return "there is no pod"
     if pod["metadata"].get("deletionTimestamp") is not None:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.cluster.status import ObservedState, significant, status_of
+from gantry_operator.cluster.timestamps import utc
 from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi
 from gantry_operator.platforms.kubernetes.events import EventRecorder
@@ -76,9 +76,8 @@ class StatusWriter:
         if looked is None:
             return
         cluster, generation, seen = looked
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         paused = cluster is not None and cluster.paused
-        new = status_of(cluster, self._status, seen, now, generation, paused)
+        new = status_of(cluster, self._status, seen, utc(), generation, paused)
         metrics.AVAILABLE.labels(self._namespace, self._name).set(
             any(c.type == "Available" and c.status == "True" for c in new.conditions)
         )

@@ -12,16 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gantry_operator.cluster.timestamps import utc
+
 log = logging.getLogger(__name__)
 
 KEEP = 200
 """Events kept; the file is rewritten when it holds ten times as many."""
-
-
-def utc(unix_ms: int | None = None) -> str:
-    """RFC 3339 in UTC, as Kubernetes writes times."""
-    seconds = time.time() if unix_ms is None else unix_ms / 1000
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 class EventLog:

@@ -17,9 +17,10 @@ from gantry_operator.cluster.member_messages import report_from
 from gantry_operator.cluster.probe import name_server_knows, send_and_read
 from gantry_operator.cluster.raft_controller import keeping_up, leader_of
 from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
+from gantry_operator.cluster.timestamps import utc
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
-from gantry_operator.platforms.local.events import last_events, utc
+from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
 from gantry_operator.platforms.local.ports import Ports

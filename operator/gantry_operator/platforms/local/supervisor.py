@@ -7,7 +7,6 @@ the running processes over. SIGINT, SIGTERM and SIGHUP end the supervisor alone,
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +21,27 @@ from gantry_broker.remoting.client import RemotingClient
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.api.base import parse_duration
 from gantry_operator.api.spec import MODE_IS_FIXED
 from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
-from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
-from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.probe import check_group
-from gantry_operator.cluster.raft_controller import RaftController
-from gantry_operator.cluster.restart import run_with_restarts
+from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.failover import FailoverSettings
+from gantry_operator.cluster.status import last_failover
 from gantry_operator.plan import MemberPlan, Plan, plan
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.children import Children
-from gantry_operator.platforms.local.events import EventLog, utc
+from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
 from gantry_operator.platforms.local.port_claims import Turn, take_turn
 from gantry_operator.platforms.local.ports import Ports
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
-from gantry_operator.platforms.local.rolling_change import Rolling
+from gantry_operator.platforms.local.process_replacement import ProcessReplacement
 from gantry_operator.registry import FileRegistry
 from gantry_operator.registry.file import write_durably, write_whole
 
@@ -54,18 +49,6 @@ log = logging.getLogger(__name__)
 
 READY_POLL_S = 0.05
 PORT_POLL_S = 0.02
-
-
-def failover_settings(cluster: BrokerCluster) -> FailoverSettings:
-    """`spec.failover` as the decisions want it."""
-    spec = cluster.spec
-    return FailoverSettings(
-        automatic=spec.failover.automatic,
-        detection_ms=int(parse_duration(spec.failover.detectionTimeout) * 1000),
-        unclean=spec.failover.unclean,
-        async_flush=spec.flush == "Async",
-        min_in_sync=spec.minInSyncReplicas,
-    )
 
 
 class Supervisor:
@@ -82,15 +65,19 @@ class Supervisor:
         self.ports = Ports.load(folder.ports)
         self.events = EventLog(folder.events, show)
         self.children = Children(folder, self.events.add, self._processes_changed)
-        self.controllers: dict[str, GroupController] = {}
         self.ready = False
         self.not_ready = "starting"
-        self._registry = FileRegistry(folder.registry)
         self._client = make_client()
-        self._clock = StallCompensatedClock()
+        registry, clock = FileRegistry(folder.registry), StallCompensatedClock()
+        self._groups = GroupControllers(self, registry, self._client, clock, self.event)
+        self._groups.configure(cluster.spec)
+        self.controllers = self._groups.controllers
         self._remoting = RemotingClient()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rolling = Rolling(self)
+        replacement = ProcessReplacement(
+            lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again
+        )
+        self._rolling = RollingChange(replacement, self.controllers, self.event)
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
         self._ready_after_s = 0.0
@@ -106,11 +93,6 @@ class Supervisor:
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
-        self._spawn(
-            LeaderBalancer(
-                self.controllers, lambda: LeaderPreference.of(self.cluster.spec), self.process_state, self._not_moved
-            ).run()
-        )
         try:
             await self._stop.wait()
         finally:
@@ -123,6 +105,7 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._groups.close()
         self.children.close()
         await self._client.aclose()
         await self._remoting.close()
@@ -131,19 +114,10 @@ class Supervisor:
         """The failover of one group over what runs, without starting anything. Raises KeyError."""
         self.plan.group(group)
         self.children.plan(self._process_plans(), keep_alive=False)
-        self.controllers[group] = self._make_controller(group)
-        return self.controllers[group]
+        return self._groups.make(group, self.cluster.spec.mode)
 
-    def _make_controller(self, group: str) -> GroupController:
-        if self.cluster.spec.mode == "Raft":
-            return RaftController(group, self, self._client, lambda: failover_settings(self.cluster), self._clock)
-        return MasterSlaveController(
-            group, self._registry, self, self._client, lambda: failover_settings(self.cluster), self._clock
-        )
-
-    def _next_controller(self, group: str) -> GroupController:
-        made = self.controllers[group] = self._make_controller(group)
-        return made
+    async def _bring_up_again(self) -> None:
+        self.bring_up(await asyncio.to_thread(take_turn))
 
     def bring_up(self, turn: Turn) -> None:
         """Start or take over what the spec wants and what has not left yet; what runs already is left alone.
@@ -161,10 +135,7 @@ class Supervisor:
         for server in surplus:
             if not self.children.adopt(server):
                 self.folder.config(server.name).unlink(missing_ok=True)
-        for group in self.plan.groups:
-            if group.name not in self.controllers:
-                make = partial(self._next_controller, group.name)
-                self._spawn(run_with_restarts(make(), make, self.event))
+        self._groups.update(self.cluster)
 
     def _process_plans(self) -> list[ProcessPlan]:
         whole = with_leaving(self.plan, self.leaving.values())
@@ -240,12 +211,8 @@ class Supervisor:
             log.error("a part of the supervisor failed", exc_info=task.exception())
             self.events.add("Warning", "SupervisorFault", repr(task.exception()), self.cluster.name)
 
-    def _not_moved(self, group: str, why: str) -> None:
-        self.event(Event("Warning", "HandOverFailed", why, group))
-
     def _processes_changed(self) -> None:
-        for loop in self.controllers.values():
-            loop.wake()
+        self._groups.wake()
 
     # ---- platform of the failover
 
@@ -274,9 +241,8 @@ class Supervisor:
         killed: set[str] = set()
         while former := self._may_hold_the_port(group, master.member):
             for number, watch in former:
-                silent = (
-                    self.controllers[group].silence_s(number) >= failover_settings(self.cluster).detection_ms / 1000
-                )
+                detection_s = failover_settings(self.cluster.spec).detection_ms / 1000
+                silent = self.controllers[group].silence_s(number) >= detection_s
                 if silent and watch.name not in killed:
                     killed.add(watch.name)
                     self.event(
@@ -306,26 +272,17 @@ class Supervisor:
         return [(n, w) for n, w in self.controllers[group].watches.items() if n != master and may(w)]
 
     def event(self, event: Event) -> None:
-        self.events.add(event.kind, event.reason, event.message, f"group {event.group}")
+        about = f"group {event.group}" if event.group else self.cluster.name
+        self.events.add(event.kind, event.reason, event.message, about)
 
     def changed(self, change: Change) -> None:
-        shown = {
-            "group": change.group,
-            "from": change.old,
-            "to": change.new,
-            "reason": change.reason,
-            "epoch": change.epoch,
-            "time": utc(change.at_unix_ms),
-            "durationMs": change.duration_ms,
-            "planned": change.planned,
-        }
         try:
-            write_whole(self.folder.last_failover, json.dumps(shown))
+            write_whole(self.folder.last_failover, last_failover(change).model_dump_json(by_alias=True))
         except OSError as error:
             log.error("the last failover could not be written down: %s", error)
         self.events.add(
             "Normal",
-            "MasterChanged",
+            "SwitchoverCompleted" if change.planned else "FailoverCompleted",
             f"{change.new} leads after {change.duration_ms} ms (epoch {change.epoch})",
             f"group {change.group}",
         )

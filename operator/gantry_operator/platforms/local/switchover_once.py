@@ -6,9 +6,10 @@ import asyncio
 from contextlib import suppress
 
 from gantry_operator.cluster.group_controller import LOOK_S, GroupController, SwitchoverFailed
+from gantry_operator.cluster.group_controllers import failover_settings
 from gantry_operator.platforms.local.control import ControlError
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.supervisor import Supervisor, failover_settings, load_saved
+from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 ANNOUNCED_S = 3.0
@@ -29,7 +30,9 @@ async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> 
             number = None if to is None else supervisor.plan.member_of(group, to).number
             task = asyncio.create_task(controller.run())
             done = await controller.switchover(number, "asked for by gantry switchover")
-            await _announced(controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster).detection_ms / 1000)
+            await _announced(
+                controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster.spec).detection_ms / 1000
+            )
             return done
         except SwitchoverFailed as error:
             raise ControlError(str(error)) from None

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Callable, Mapping
 
-from gantry_operator.api import BrokerCluster, LastFailover
-from gantry_operator.api.base import parse_duration
-from gantry_operator.cluster.group_controller import GroupController
-from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
-from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.api import LastFailover
+from gantry_operator.cluster.group_controllers import GroupControllers
 from gantry_operator.cluster.member_watch import QUIET_MS
-from gantry_operator.cluster.raft_controller import RaftController
-from gantry_operator.cluster.restart import run_with_restarts
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.cluster.status import last_failover
 from gantry_operator.platforms.base import Change, Event
 from gantry_operator.platforms.kubernetes import metrics
 from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable, KubeApi
@@ -33,8 +26,11 @@ REFUSED_S = 2.0
 """A label that was refused is not written again sooner."""
 
 
-class Masters:
-    """Runs from the first `keep` to `close`. `on_news` is called when the status may have changed."""
+class KubernetesGroupControllers(GroupControllers):
+    """Adds to the group controllers: pods' role labels, events, metrics and `lastFailover`.
+
+    `on_news` is called when the status may have changed.
+    """
 
     def __init__(
         self,
@@ -47,7 +43,6 @@ class Masters:
     ) -> None:
         self.namespace, self.name = cluster
         self.last: LastFailover | None = None
-        self.controllers: dict[str, GroupController] = {}
         self.registry = LeaseRegistry(api, self.name, self.namespace)
         self.pods = KubernetesPlatform(
             api,
@@ -55,56 +50,14 @@ class Masters:
             caches["PersistentVolumeClaim"],
             self.name,
             self.namespace,
-            self._on_event,
+            self.record,
             self._changed,
         )
         self.pods.answers = self._answers
         self.pods.sync_labels = self._retry_label_sync
         self._events = events
-        self._clock = clock
         self._on_news = on_news
-        self._http = member_client(self.pods.token)
-        self._settings = FailoverSettings()
-        self._preference: LeaderPreference | None = None
-        self._balancer = LeaderBalancer(
-            self.controllers, lambda: self._preference, self.pods.process_state, self._not_moved
-        )
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def keep(self, cluster: BrokerCluster) -> None:
-        """A controller for each group, with the settings of this spec."""
-        spec = cluster.spec
-        self._settings = FailoverSettings(
-            automatic=spec.failover.automatic,
-            detection_ms=int(parse_duration(spec.failover.detectionTimeout) * 1000),
-            unclean=spec.failover.unclean,
-            async_flush=spec.flush == "Async",
-            min_in_sync=spec.minInSyncReplicas,
-        )
-        self._preference = LeaderPreference.of(spec)
-        if not self._tasks:
-            self._tasks[""] = asyncio.create_task(self._balancer.run())
-        for g in spec.brokerGroups:
-            if g.name not in self._tasks:
-                make = partial(self._next_controller, g.name, spec.mode)
-                self._tasks[g.name] = asyncio.create_task(run_with_restarts(make(), make, self._on_event))
-        self.wake()
-
-    def _controller(self, group: str, mode: str) -> GroupController:
-        if mode == "Raft":
-            return RaftController(group, self.pods, self._http, lambda: self._settings, self._clock)
-        return MasterSlaveController(group, self.registry, self.pods, self._http, lambda: self._settings, self._clock)
-
-    def _next_controller(self, group: str, mode: str) -> GroupController:
-        made = self.controllers[group] = self._controller(group, mode)
-        return made
-
-    def wake(self) -> None:
-        for controller in self.controllers.values():
-            controller.wake()
-
-    def problems(self) -> Iterable[str]:
-        return (controller.problem for controller in self.controllers.values() if controller.problem)
+        super().__init__(self.pods, self.registry, member_client(self.pods.token), clock, self.record)
 
     async def sync_labels(self) -> list[str]:
         """Each master that leads says so by its label. What keeps some of them from it, in words: it keeps no others.
@@ -151,37 +104,23 @@ class Masters:
         return controller.silence_s(number) * 1000 < QUIET_MS
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await super().close()
         await self.pods.close()
         await self._http.aclose()
 
-    def _not_moved(self, group: str, why: str) -> None:
-        self._on_event(Event("Warning", "HandOverFailed", why, group))
-
-    def _on_event(self, event: Event) -> None:
-        self._events.record(event.kind, event.reason, f"group {event.group}: {event.message}")
+    def record(self, event: Event) -> None:
+        about = f"group {event.group}: " if event.group else ""
+        self._events.record(event.kind, event.reason, about + event.message)
         self._on_news()
 
     def _changed(self, change: Change) -> None:
-        at = datetime.fromtimestamp(change.at_unix_ms / 1000, UTC)
-        self.last = LastFailover(
-            group=change.group,
-            from_=change.old,
-            to=change.new,
-            reason=change.reason,
-            epoch=change.epoch,
-            time=at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            durationMs=change.duration_ms,
-            planned=change.planned,
-        )
+        self.last = last_failover(change)
         planned = str(change.planned).lower()
         metrics.FAILOVERS.labels(self.namespace, self.name, planned).inc()
         metrics.FAILOVER_SECONDS.labels(planned).observe(change.duration_ms / 1000)
         self._events.record(
             "Normal" if change.planned or change.old == change.new else "Warning",
-            "MasterChanged",
+            "SwitchoverCompleted" if change.planned else "FailoverCompleted",
             f"group {change.group}: from {change.old or 'none'} to {change.new} in {change.duration_ms} ms: "
             f"{change.reason}",
         )
