@@ -143,7 +143,7 @@ def test_the_table_reads_the_resource_of_either_kind(capsys: pytest.CaptureFixtu
                     }
                 ],
                 "members": [row],
-                "events": [{"type": "Warning", "reason": "Failover", "time": None, "message": "m", "object": "a"}],
+                "events": [{"type": "Warning", "reason": "Degraded", "time": None, "message": "m", "object": "a"}],
             },
         }
     )

@@ -150,7 +150,7 @@ async def test_how_long_a_group_was_without_a_leader() -> None:
     change = await kill_and_elect(group)
     assert change.duration_ms >= WAIT_S * 1000
     assert (change.old, change.new, change.planned, change.reason) == ("m0", "m1", False, "elected by the group")
-    assert [e.kind for e in group.place.events if e.reason == "Failover"] == ["Warning"]
+    assert [e.kind for e in group.place.events if e.reason == "LeaderElected"] == ["Warning"]
     group.led_by(2, epoch=3)  # Nobody was away: nothing was waited for.
     await group.look()
     assert group.place.changes[1].duration_ms < WAIT_S * 1000
@@ -174,8 +174,8 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
     reason = "m0 is about to be stopped" if deleting else "m0 should not lead: its disk is full"
     assert (change.planned, change.reason) == (True, reason)
     assert change.duration_ms >= WAIT_S * 1000
-    assert group.told_of("HandOver") == [f"m{target.member} leads epoch 2: {reason}"]
-    assert group.told_of("Failover") == []
+    assert group.told_of("LeadershipTransferred") == [f"m{target.member} leads epoch 2: {reason}"]
+    assert group.told_of("LeaderElected") == []
 
 
 async def test_a_leader_that_died_before_it_handed_over_was_not_replaced_as_planned() -> None:
@@ -223,7 +223,7 @@ async def test_a_member_is_removed_once_though_the_old_status_line_still_has_it(
     for _ in range(3):
         await group.look()
     assert group.told.removals == [4, 3]
-    assert group.told_of("FailoverLoopFailed") == []
+    assert group.told_of("GroupControllerFailed") == []
 
 
 async def test_a_removal_that_was_undone_is_asked_for_again() -> None:
@@ -241,10 +241,10 @@ async def test_a_removal_that_has_to_wait_for_a_moment_is_no_problem(monkeypatch
     for _ in range(3):
         await group.look()
     assert group.told.removals == [4] * 3
-    assert group.told_of("FailoverLoopFailed") == []
+    assert group.told_of("GroupControllerFailed") == []
     monkeypatch.setattr(raft, "EVENT_AFTER_S", 0.0)
     await group.look()
-    [problem] = group.told_of("FailoverLoopFailed")
+    [problem] = group.told_of("GroupControllerFailed")
     assert problem == f"member 4 cannot leave the group: {group.told.removal_answer}"
 
 
@@ -258,12 +258,12 @@ async def test_a_removal_that_stays_refused_is_told_once_until_the_reason_change
     for _ in range(4):
         await group.look(guarded=True)
     assert len(group.told.removals) > 2
-    assert group.told_of("FailoverLoopFailed") == ["member 4 cannot leave the group: nothing is confirmed yet"]
+    assert group.told_of("GroupControllerFailed") == ["member 4 cannot leave the group: nothing is confirmed yet"]
     assert group.problem == "member 4 cannot leave the group: nothing is confirmed yet"
     group.told.removal_answer = "it does not lead"
     for _ in range(2):
         await group.look(guarded=True)
-    assert len(group.told_of("FailoverLoopFailed")) == 2
+    assert len(group.told_of("GroupControllerFailed")) == 2
     group.told.removal_answer = ""
     await group.look(guarded=True)
     assert group.problem == ""
@@ -280,7 +280,7 @@ async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.Mon
     await group.look()
     assert group.waits is not None
     assert "no majority" in group.waits.reason
-    assert group.told_of("Election") == []
+    assert group.told_of("ElectionInProgress") == []
     for watch in group.watches.values():
         watch.reach = "ok"
     await group.look()
@@ -289,7 +289,7 @@ async def test_members_that_start_are_not_missed_at_once(monkeypatch: pytest.Mon
     await group.look()
     await asyncio.sleep(2 * WAIT_S)
     await group.look()
-    assert len(group.told_of("Election")) == 1, "once there was a leader it is missed soon"
+    assert len(group.told_of("ElectionInProgress")) == 1, "once there was a leader it is missed soon"
 
 
 async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> None:

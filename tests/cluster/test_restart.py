@@ -130,7 +130,7 @@ async def kept(group: Group) -> AsyncIterator[None]:
 
 
 def failures(group: Group) -> list[str]:
-    return [e.message for e in group.events if e.reason == "FailoverLoopFailed"]
+    return [e.message for e in group.events if e.reason == "GroupControllerFailed"]
 
 
 async def _fail_over(group: Group) -> None:
@@ -210,8 +210,8 @@ def test_an_event_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -
     shown: list[str] = []
     (tmp_path / "events").mkdir()
     events = EventLog(tmp_path / "events", shown.append)
-    events.add("Warning", "Failover", "a folder is where the file should be", "group a")
+    events.add("Warning", "FailoverStarted", "a folder is where the file should be", "group a")
     assert len(shown) == 1
     written = EventLog(tmp_path / "written", lambda line: print(line, file=open("/dev/full", "w")))  # noqa: SIM115
-    written.add("Warning", "Failover", "the terminal is gone", "group a")
-    assert [e["reason"] for e in last_events(tmp_path / "written", 5)] == ["Failover"]
+    written.add("Warning", "FailoverStarted", "the terminal is gone", "group a")
+    assert [e["reason"] for e in last_events(tmp_path / "written", 5)] == ["FailoverStarted"]

@@ -57,9 +57,9 @@ def test_all_is_well() -> None:
 
 def test_running_pods_do_not_make_it_available() -> None:
     """Every pod is ready, and yet nobody has sent and read a message."""
-    assert condition(made(observed(available={})), "Available")[:2] == ("False", "NotChecked")
+    assert condition(made(observed(available={})), "Available")[:2] == ("False", "ProbePending")
     said = condition(made(observed(available={"a": "it does not answer"})), "Available")
-    assert said == ("False", "NotServing", "group a: it does not answer")
+    assert said == ("False", "ProbeFailed", "group a: it does not answer")
 
 
 def test_a_lost_member_degrades_and_the_reason_is_told() -> None:
@@ -100,7 +100,7 @@ def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
     assert (status.phase, status.members, condition(status, "Available")[0]) == ("Refused", good.members, "True")
     assert "spec.mode is wrong" in condition(status, "Progressing")[2]
     new = made(observed([], refused="spec.mode is wrong"))
-    assert condition(new, "Available")[:2] == ("False", "SpecRefused")
+    assert condition(new, "Available")[:2] == ("False", "InvalidSpec")
 
 
 def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
@@ -111,9 +111,9 @@ def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
     assert (status.phase, status.masters, status.readyMembers) == ("Refused", "demo-a-1", "2/3")
     assert condition(status, "Available")[0] == "True"
     assert condition(status, "Degraded")[0] == "True"
-    assert condition(status, "Progressing")[1] == "SpecRefused"
+    assert condition(status, "Progressing")[1] == "InvalidSpec"
     away = made(observed(available={"a": "it does not answer"}, refused="no"), status, "t3")
-    assert condition(away, "Available") == ("False", "NotServing", "group a: it does not answer")
+    assert condition(away, "Available") == ("False", "ProbeFailed", "group a: it does not answer")
     assert away.addresses == good.addresses
 
 

@@ -198,7 +198,7 @@ async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> 
         group.registry.unanswered = 1
         assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
         await group._next_look()
-        assert group.place.told == ["FailoverLoopFailed", "HandOver"]
+        assert group.place.told == ["GroupControllerFailed", "SwitchoverStarted"]
         assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
         assert group.registry.cell.version == CELL.promoted(IDS[1], frozenset(IDS)).version, "nothing else was written"
 
@@ -210,7 +210,7 @@ async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> N
         group.place.gone = {"m0"}
         while not group.place.changes:
             await group._next_look()
-        assert group.place.told[:2] == ["FailoverLoopFailed", "Failover"]
+        assert group.place.told[:2] == ["GroupControllerFailed", "FailoverStarted"]
         assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
 
 

@@ -102,9 +102,9 @@ def test_refused_for_the_operator_alone_is_not_dead() -> None:
 
 
 def test_silent_is_dead_after_the_detection_timeout_if_nobody_fetches() -> None:
-    assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-in-doubt"
+    assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-state-unknown"
     assert promotion(group(a=unheard(0, silence=2_000), b=silent(1), c=silent(2))).new == B
-    assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-in-doubt"
+    assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-state-unknown"
 
 
 def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
@@ -122,19 +122,21 @@ def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_f
     """Else the silence that the last operator did not live to see would be waited for once more."""
     said = promotion(group(a=never_heard(300), b=silent(1), c=silent(2)))
     assert (said.new, said.reason) == (B, "nothing was heard of demo-a-0 for 2.5 s")
-    assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-in-doubt", "it tries itself first"
-    assert wait(group(a=never_heard(1_500), b=silent(1))).code == "master-in-doubt", "one of them hears it"
+    assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-state-unknown", (
+        "it tries itself first"
+    )
+    assert wait(group(a=never_heard(1_500), b=silent(1))).code == "master-state-unknown", "one of them hears it"
     for word in ({"link_answer_ms": 1_500}, {"link_answer_ms": -1}, {"link": "none"}):
         young = member(1, **({"link": "silent", "link_answer_ms": 2_400} | word))
         alone = unheard(2)
-        assert wait(group(a=never_heard(1_500), b=young, c=alone)).code == "master-in-doubt", word
+        assert wait(group(a=never_heard(1_500), b=young, c=alone)).code == "master-state-unknown", word
     older = replace(member(1, link="silent", link_answer_ms=1_500), age_ms=600)
     assert promotion(group(a=never_heard(300), b=older, c=unheard(2))).new == B, "time has passed since it said so"
 
 
 def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None:
     """A cut between the master and its followers alone: the operator heard it a moment ago."""
-    assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-in-doubt"
+    assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-state-unknown"
 
 
 def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
@@ -226,7 +228,7 @@ def test_a_hand_over_does_not_wait_for_a_follower_that_is_to_be_told_of_unclean(
 
 def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
     obs = group(a=unheard(0, gone=True), settings={"automatic": False})
-    assert wait(obs).code == "manual"
+    assert wait(obs).code == "manual-failover-required"
     assert promotion(replace(obs, switchover=Switchover(to=2, force=True))).new == C
 
 
@@ -366,7 +368,7 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     assert isinstance(d, Bootstrap)
     assert d.cell.in_sync == {A, B}
     early = wait(group(new[0], new[1], replace(no_disk, reach_ms=29_999), cell=None))
-    assert early.code == "first-start", "volumes take their time"
+    assert early.code == "waiting-for-members", "volumes take their time"
 
 
 def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
@@ -375,14 +377,14 @@ def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
     assert isinstance(d, Recover)
     assert d.cell.in_sync == {A, C}, "the newest that any disk knows"
     assert d.cell.epoch > 3
-    assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recover"
+    assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recovery-blocked"
     new = member(2, id=MemberId(2, "z"), epoch=0, version=0, last_epoch=0, end=0)
-    assert wait(group(c=new, cell=None)).code == "recover"
+    assert wait(group(c=new, cell=None)).code == "recovery-blocked"
     pair = {"in_sync": frozenset({A, B})}
     w = wait(group(a=member(0, **pair), b=member(1, **pair), c=new, cell=None))
     assert "is new" in w.reason, "that disk may have known a newer set, with itself in it"
     told = replace(member(1), pending=True)
-    assert wait(group(b=told, cell=None)).code == "recover", "what it said is older than what it was told since"
+    assert wait(group(b=told, cell=None)).code == "recovery-blocked", "its report is older than its assignment"
 
 
 def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
@@ -447,7 +449,7 @@ def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
     dead = unheard(0, gone=True)
     assert promotion(group(a=dead, cell=only_b, switchover=request)).new == B
     manual = group(a=dead, cell=only_b, switchover=request, settings={"automatic": False})
-    assert wait(manual).code == "switchover-target", "there a person decides, and decided otherwise"
+    assert wait(manual).code == "switchover-target-not-ready", "there a person decides, and decided otherwise"
 
 
 def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:

@@ -52,7 +52,7 @@ def test_to_one_that_is_fit() -> None:
 def test_who_asks_for_one_that_should_not_lead_is_told_why() -> None:
     """It is in sync."""
     asked = replace(observed(member(0), member(1, FULL), member(2)), switchover=Switchover(to=1, force=True))
-    assert decide(asked) == [Wait("switchover-target", f"m1 should not lead: {FULL}")]
+    assert decide(asked) == [Wait("switchover-target-not-ready", f"m1 should not lead: {FULL}")]
 
 
 def test_not_when_everybody_is_as_badly_off() -> None:

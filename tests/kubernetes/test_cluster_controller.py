@@ -197,7 +197,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert controller._result.problems == [b]
     assert "reconcile of" not in caplog.text
     events = [o for (kind, _, _), o in fake.objects.items() if kind == "Event"]
-    assert [e["count"] for e in events if e["reason"] == "SpecRefused"] == [1], "not each time that it is looked at"
+    assert [e["count"] for e in events if e["reason"] == "InvalidSpec"] == [1], "not each time that it is looked at"
 
 
 async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_from_failover(
@@ -229,7 +229,7 @@ async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_
         await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
         looked = controller._look()
         assert looked is not None
-        went = Condition(type="Available", status="True", reason="SendAndRead", lastTransitionTime="before")
+        went = Condition(type="Available", status="True", reason="ProbeSucceeded", lastTransitionTime="before")
         assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
 
 

@@ -416,7 +416,7 @@ async def test_errors_say_what_the_server_said(fake: FakeApi, api: KubeApi) -> N
 async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi, api: KubeApi) -> None:
     recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
     for _ in range(3):
-        recorder.record("Normal", "Failover", "demo-a-1 leads")
+        recorder.record("Normal", "FailoverStarted", "demo-a-1 leads")
         await recorder.close()
     events = [o for (k, _, _), o in fake.objects.items() if k == "Event"]
     assert [(e["count"], e["involvedObject"]["name"]) for e in events] == [(3, "demo")]

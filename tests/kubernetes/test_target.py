@@ -91,7 +91,7 @@ async def test_an_answer_that_comes_in_the_last_moment_is_told(fake: FakeApi, ap
 REFUSED = {
     "phase": "Refused",
     "observedGeneration": 2,
-    "conditions": [{"type": "Progressing", "reason": "SpecRefused", "message": "the spec is refused: spec.mode is 7"}],
+    "conditions": [{"type": "Progressing", "reason": "InvalidSpec", "message": "the spec is refused: spec.mode is 7"}],
 }
 
 

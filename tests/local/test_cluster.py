@@ -30,7 +30,7 @@ def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) ->
         assert start_mark(member["pid"]) is not None
     assert [m["brokerId"] for m in status["members"] if m["role"] == "Master"] == [0]
     assert status["nameServers"] == cluster.name_servers.split(";")
-    assert any(e["reason"] == "Bootstrap" for e in status["events"])
+    assert any(e["reason"] == "GroupBootstrapped" for e in status["events"])
     text = cluster.gantry("status").stdout
     assert "t-a-1" in text
     assert "MEMBER" in text

@@ -173,7 +173,7 @@ async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(fold
     supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
     loop = supervisor.watch_only("a")
     loop._report_problem("pass", "the role registry does not answer")
-    loop._note_wait(Wait("first-start", "waiting for t-a-1: every disk is asked first", available=False))
+    loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk is asked first", available=False))
     supervisor._rolling.start("t-a-1 is a slave, and everyone is in sync")
     server = await control.serve(folder, supervisor._handle)
     conditions = {c.type: c for c in (await local_status(folder)).status.conditions}

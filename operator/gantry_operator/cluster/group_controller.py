@@ -209,7 +209,7 @@ class GroupController(ABC):
     def _report_problem(self, about: str, problem: str) -> None:
         """Told once, until it is another one or was solved in between."""
         if problem != self._problems.get(about):
-            self._event("Warning", "FailoverLoopFailed", problem)
+            self._event("Warning", "GroupControllerFailed", problem)
         self._problems[about] = problem
 
     def _solved(self, about: str) -> None:
@@ -262,7 +262,7 @@ class GroupController(ABC):
                 continue
             if task.done() and not task.cancelled() and task.exception() is not None:
                 name = self.watches[number].name
-                self._event("Warning", "FailoverLoopFailed", f"following {name} failed: {task.exception()!r}")
+                self._event("Warning", "GroupControllerFailed", f"following {name} failed: {task.exception()!r}")
             task.cancel()
             report, heard_at = self.watches[number].last
             if report is not None:

@@ -21,15 +21,19 @@ from gantry_operator.cluster.stall_compensated_clock import StallCompensatedCloc
 from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import (
     Bootstrap,
+    CancelHandover,
     Demote,
+    ExpandInSyncSet,
     FailoverSettings,
     HandoverReady,
     MemberView,
     Observation,
     Promote,
     Recover,
+    RejectProposal,
     RequestHandover,
     SendAssignment,
+    ShrinkInSyncSet,
     Switchover,
     Wait,
     Write,
@@ -44,6 +48,19 @@ READY_S = 2.0
 Once it is recorded the new master is waited for as long."""
 ANNOUNCE_AFTER_S = 1.0
 """The address moves after the old master has forwarded what it parked, but does not wait longer for it."""
+
+
+PROMOTION_REASONS = {"handover": "SwitchoverStarted", "unclean": "UncleanFailoverStarted"}
+"""The event reason of a promotion, by its kind; any other kind: FailoverStarted."""
+WRITE_REASONS: dict[type, str] = {
+    Bootstrap: "GroupBootstrapped",
+    Recover: "RegistryRecovered",
+    ShrinkInSyncSet: "InSyncSetShrunk",
+    ExpandInSyncSet: "InSyncSetExpanded",
+    RejectProposal: "InSyncSetProposalRejected",
+    CancelHandover: "HandoverCancelled",
+}
+"""The event reason of every other write to the registry."""
 
 
 class MasterSlaveController(GroupController):
@@ -263,13 +280,11 @@ class MasterSlaveController(GroupController):
             noticed = self._noticed_at if self._noticed_at is not None and write.kind != "handover" else now
             self._promoting = False
             self._pending_change = (write, noticed)
-            words = f"{name.get(write.new, write.new)} becomes master in epoch {write.cell.epoch}: {write.reason}"
+            message = f"{name.get(write.new, write.new)} becomes master in epoch {write.cell.epoch}: {write.reason}"
             kind = "Normal" if write.kind in ("handover", "restart") else "Warning"
-            self._event(kind, {"handover": "HandOver", "unclean": "UncleanFailover"}.get(write.kind, "Failover"), words)
-        elif isinstance(write, Bootstrap | Recover):
-            self._event("Normal", "Bootstrap" if isinstance(write, Bootstrap) else "RegistryRecovered", write.reason)
+            self._event(kind, PROMOTION_REASONS.get(write.kind, "FailoverStarted"), message)
         else:
-            self._event("Normal", type(write).__name__, write.reason)
+            self._event("Normal", WRITE_REASONS[type(write)], write.reason)
 
     def _send_assignment(self, obs: Observation, member: int, assignment: Assignment) -> None:
         watch = self.watches[member]

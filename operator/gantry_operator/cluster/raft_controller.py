@@ -128,7 +128,7 @@ class RaftController(GroupController):
         heard = self._heard(endpoints)
         leader = leader_of([w.report for w in heard if w.report is not None])
         if leader is None:
-            self._note_wait(Wait("election", self._why_no_leader(heard, endpoints), available=False))
+            self._note_wait(Wait("election-in-progress", self._why_no_leader(heard, endpoints), available=False))
             return False
         noticed_at = self._noticed_at  # Before it is forgotten, since the wait is over.
         self._note_wait(None)
@@ -162,7 +162,7 @@ class RaftController(GroupController):
         self._handed_over_until = 0.0
         if former is None or former.master is None:
             # What was before this program watched is not known, so it is no change.
-            self._event("Normal", "Leader", f"{name} leads epoch {leader.epoch}")
+            self._event("Normal", "LeaderDiscovered", f"{name} leads epoch {leader.epoch}")
             return
         if self._request is not None and self._request.fulfilled(former.master, leader.id):
             self._request = None
@@ -172,7 +172,7 @@ class RaftController(GroupController):
         if asked is not None and (asked.target, asked.epoch) == (leader.id, former.epoch):
             planned, reason, started = True, asked.reason, asked.since
         old = self.watches.get(former.master.member)
-        self._event("Normal" if planned else "Warning", "HandOver" if planned else "Failover",
+        self._event("Normal" if planned else "Warning", "LeadershipTransferred" if planned else "LeaderElected",
                     f"{name} leads epoch {leader.epoch}: {reason}")  # fmt: skip
         self._platform.changed(
             Change(

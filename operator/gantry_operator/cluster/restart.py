@@ -33,7 +33,7 @@ async def run_with_restarts(
             log.exception("failover controller of %s", controller.group)
             why = f"{type(error).__name__}: {error}"
         try:
-            report(Event("Warning", "FailoverLoopFailed", f"{why}; it is started again", controller.group))
+            report(Event("Warning", "GroupControllerFailed", f"{why}; it is started again", controller.group))
         except Exception:
             log.exception("the fault of the failover controller of %s could not be reported", controller.group)
         await asyncio.sleep(again_s)

@@ -100,14 +100,14 @@ def _refused(
     says that the spec is refused. The rest of it needs a spec."""
     message = f"the spec is refused and changes nothing that runs: {observed.refused}"
     changed = {
-        "Progressing": _condition(old, "Progressing", "False", "SpecRefused", message, now, generation),
+        "Progressing": _condition(old, "Progressing", "False", "InvalidSpec", message, now, generation),
     }
     update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
     if rows or any(observed.available.values()):
         changed["Available"] = _condition(old, "Available", *_available(observed), now, generation)
         changed["Degraded"] = _condition(old, "Degraded", *_degraded(observed, rows), now, generation)
     elif not any(c.type == "Available" for c in old.conditions):
-        changed["Available"] = _condition(old, "Available", "False", "SpecRefused", message, now, generation)
+        changed["Available"] = _condition(old, "Available", "False", "InvalidSpec", message, now, generation)
     if rows:
         update |= {
             "readyMembers": f"{sum(r.ready for r in rows)}/{len(rows)}",
@@ -147,30 +147,30 @@ def _available(observed: ObservedState) -> tuple[Answer, str, str]:
     unknown = sorted(groups - set(observed.available))
     if bad:
         said = "; ".join(f"group {g}: {why}" for g, why in sorted(bad.items()))
-        return "False", "NotServing", said
+        return "False", "ProbeFailed", said
     if unknown or not groups:
-        return "False", "NotChecked", f"not checked yet: {', '.join(unknown) or 'no broker runs'}"
-    return "True", "SendAndRead", "a message was sent to every group and read back"
+        return "False", "ProbePending", f"not checked yet: {', '.join(unknown) or 'no broker runs'}"
+    return "True", "ProbeSucceeded", "a message was sent to every group and read back"
 
 
 def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answer, str, str]:
     if observed.problems:
-        return "True", "ObjectsNotRight", "; ".join(observed.problems)
+        return "True", "ReconcileFailed", "; ".join(observed.problems)
     away = [f"{r.name} ({r.reason or r.role})" for r in rows if not r.ready]
     if away:
-        return "True", "MembersAway", f"not ready: {', '.join(away)}"
+        return "True", "MembersNotReady", f"not ready: {', '.join(away)}"
     servers = [s.name for s in observed.name_servers if not s.ready]
     if servers:
-        return "True", "NameServersAway", f"not ready: {', '.join(servers)}"
-    return "False", "AsPlanned", "every member is ready and in sync"
+        return "True", "NameServersNotReady", f"not ready: {', '.join(servers)}"
+    return "False", "AllMembersReady", "every member is ready and in sync"
 
 
 def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, str]:
     if paused:
         return "False", "Paused", "the annotation gantry.dev/paused holds changes back; failover goes on"
     if observed.progress:
-        return "True", "Changing", "; ".join(observed.progress)
-    return "False", "Done", "everything is as the spec says"
+        return "True", "Reconciling", "; ".join(observed.progress)
+    return "False", "Reconciled", "everything is as the spec says"
 
 
 def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:

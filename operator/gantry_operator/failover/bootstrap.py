@@ -20,14 +20,15 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
     if any(r.order > (0, 0) for r in heard):
         return recover(obs, "the registry has no record of this group, but its disks have")
     if blocking or not heard:
-        return Wait("first-start", f"waiting for {_names(blocking or unheard)}: every disk is asked first", False)
+        names = _names(blocking or unheard)
+        return Wait("waiting-for-members", f"waiting for {names}: every disk is asked first", False)
     full = [r for r in heard if not r.empty]
     if len(full) > 1:
         reason = (
             f"members {', '.join(str(r.id.member) for r in full)} hold records that no Gantry group wrote, "
             "and which is right cannot be known: leave such a store on one member only"
         )
-        return Wait("foreign-stores", reason, False)
+        return Wait("conflicting-stores", reason, False)
     if full:
         cell = Cell(1, 1, full[0].id, frozenset({full[0].id}))
         return Bootstrap(cell, f"first start: member {full[0].id.member} brings records of its own and leads")
@@ -48,19 +49,19 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     # What was said before the last assignment arrived is older than what that disk knows now.
     missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
-        return Wait("recover", f"{why}; waiting for {_names(missing)}: every disk is asked first", False)
+        return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk is asked first", False)
     new_disks = [r for r in heard if r.empty]
     if new_disks and not unclean:
         reason = (
             f"{why}; the disk of member {', '.join(str(r.id.member) for r in new_disks)} is new, so what it knew "
             "is lost: bring it back, or set failover.unclean: true to go on with what is there"
         )
-        return Wait("recover", reason, False)
+        return Wait("recovery-blocked", reason, False)
     newest = max((r for r in heard if r.in_sync), key=lambda r: r.order, default=None)
     able = [] if newest is None else [r for r in heard if r.id in newest.in_sync]
     lost = newest is None or len(able) < len(newest.in_sync)
     if lost and not unclean:
-        return Wait("recover", f"{why}; not every disk of the last in-sync set is there", False)
+        return Wait("recovery-blocked", f"{why}; not every disk of the last in-sync set is there", False)
     best: Report = max(able or heard, key=lambda r: (r.rank, -r.id.member))
     epoch = max(max(r.epoch for r in heard), max(r.told_epoch for r in heard), 0 if known is None else known.epoch)
     version = max(max(r.version for r in heard), 0 if known is None else known.version)

@@ -87,7 +87,7 @@ def _refused_by_follower(obs: Observation, decision: Decision, master: MemberVie
 
 def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decision:
     if state.state == "doubt":
-        return Wait("master-in-doubt", state.reason, available=False)
+        return Wait("master-state-unknown", state.reason, available=False)
     lost = cell.master if state.state == "dead" else None
     able = candidates(obs, cell, without=lost)
     forced = obs.switchover is not None and obs.switchover.force
@@ -96,14 +96,15 @@ def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decisio
         # Where nobody has to be asked the group does not stay without a master for somebody who cannot be one.
         chosen = [r for r in able if r.id.member == wanted]
         if not chosen and not obs.settings.automatic:
-            return Wait("switchover-target", f"member {wanted} is not in sync or does not answer", available=False)
+            reason = f"member {wanted} is not in sync or does not answer"
+            return Wait("switchover-target-not-ready", reason, available=False)
         able = chosen or able
     if not obs.settings.automatic and not forced:
         # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
         able = [r for r in able if r.id == cell.master]
         if not able:
             reason = f"{state.reason}; failover.automatic is false: `gantry switchover` promotes another"
-            return Wait("manual", reason, available=False)
+            return Wait("manual-failover-required", reason, available=False)
     if able:
         return promote(obs, cell, able[0], lost, state.reason)
     best = unproven(obs, cell)
@@ -173,8 +174,8 @@ def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Swit
         who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
         said = None if target is None or target.report is None else obs.heard_as(target.report.id)
         if said is not None and said.id in cell.in_sync and said.unfit:
-            return Wait("switchover-target", f"{who} should not lead: {said.unfit}")
-        return Wait("switchover-target", f"{who} is not in sync with {view.name} yet")
+            return Wait("switchover-target-not-ready", f"{who} should not lead: {said.unfit}")
+        return Wait("switchover-target-not-ready", f"{who} is not in sync with {view.name} yet")
     request = wanted if wanted is obs.switchover else None
     return RequestHandover(view.number, able[0].id, cell, wanted.reason, request)
 

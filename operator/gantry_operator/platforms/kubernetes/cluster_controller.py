@@ -174,7 +174,7 @@ class ClusterController:
                 await make()
             except Exception as error:
                 log.exception("%s of %s/%s", name, self.namespace, self.name)
-                self._events.record("Warning", "OperatorError", f"{name} failed and goes on: {error!r}")
+                self._events.record("Warning", "ReconcileError", f"{name} failed and goes on: {error!r}")
                 await asyncio.sleep(AGAIN_S)
 
     # ---- reconcile
@@ -212,7 +212,7 @@ class ClusterController:
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
             if found.refused != self._result.refused:
-                self._events.record("Warning", "SpecRefused", found.refused)
+                self._events.record("Warning", "InvalidSpec", found.refused)
             self._result = found
             righted = await self._sync_labels(found)
             begun = bool(self._groups.controllers) and not self._left_out

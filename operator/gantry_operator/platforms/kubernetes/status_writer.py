@@ -21,6 +21,8 @@ OFFSETS_EVERY_S = 20.0
 """A status that differs only in offsets is written no more often."""
 AGAIN_S = 2.0
 """After a write that failed."""
+NO_LONGER = {"Available": "Unavailable", "Degraded": "Recovered"}
+"""The event reason when a condition becomes false."""
 GAP_S = 0.3
 """Between two writes."""
 
@@ -104,5 +106,5 @@ class StatusWriter:
         for c in new.conditions:
             if c.type in before and before[c.type] != c.status and c.type != "Progressing":
                 good = (c.type == "Available") == (c.status == "True")
-                name = c.type if c.status == "True" else f"Not{c.type}"
-                self._events.record("Normal" if good else "Warning", name, c.message)
+                reason = c.type if c.status == "True" else NO_LONGER[c.type]
+                self._events.record("Normal" if good else "Warning", reason, c.message)

@@ -99,7 +99,7 @@ class Children:
             if not keep_alive:
                 continue
             if record is not None:
-                self._event("Normal", "TakenOver", f"{plan.name} was running (process {record.pid})", plan.name)
+                self._event("Normal", "ProcessAdopted", f"{plan.name} was running (process {record.pid})", plan.name)
             else:
                 self._start(child)
 
@@ -145,7 +145,7 @@ class Children:
             async with asyncio.timeout(STOP_PATIENCE_S):
                 await child.stopping.wait()
         except TimeoutError:
-            self._event("Warning", "Killed", f"{name} did not stop within {STOP_PATIENCE_S:.0f} s", name)
+            self._event("Warning", "ProcessKilled", f"{name} did not stop within {STOP_PATIENCE_S:.0f} s", name)
             send(record, signal.SIGKILL)
             await child.stopping.wait()
         child.stopping = None
@@ -191,7 +191,7 @@ class Children:
                 cwd=self._folder.root,
             )
         except OSError as error:
-            self._event("Warning", "StartFailed", f"{plan.name} cannot be started: {error}", plan.name)
+            self._event("Warning", "ProcessStartFailed", f"{plan.name} cannot be started: {error}", plan.name)
             self._start_later(child)
             return
         self._watch(child, record)
@@ -224,7 +224,7 @@ class Children:
         except OSError as error:
             if not again:
                 said = f"{name} runs as process {child.record.pid}, which cannot be written down: {error}"
-                self._event("Warning", "NotWrittenDown", said, name)
+                self._event("Warning", "ProcessRecordNotWritten", said, name)
             child.unwritten = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._write_down, child)
 
     def _watch(self, child: Child, record: ProcessRecord) -> None:
@@ -247,7 +247,7 @@ class Children:
             last = "" if status is None or status <= 0 else _last_line(self._folder.log(child.plan.name))
             said = f": {last}" if last else ""
             self._event(
-                "Warning", "Ended", f"{child.plan.name} ended {how}{said}; it is started again", child.plan.name
+                "Warning", "ProcessExited", f"{child.plan.name} ended {how}{said}; it is started again", child.plan.name
             )
             self._start_later(child)
         self._on_change()

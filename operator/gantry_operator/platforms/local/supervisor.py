@@ -129,7 +129,7 @@ class Supervisor:
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
         for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, turn):
-            self.events.add("Warning", "PortTaken", f"the port of {use} is used by another program now", use)
+            self.events.add("Warning", "PortInUse", f"the port of {use} is used by another program now", use)
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
         for server in surplus:
@@ -162,7 +162,7 @@ class Supervisor:
             await asyncio.sleep(READY_POLL_S)
         self.ready = True
         seconds = self._ready_after_s = time.monotonic() - self._started_at
-        self.events.add("Normal", "Ready", f"a client can send and read ({seconds:.1f} s)", self.cluster.name)
+        self.events.add("Normal", "ClusterReady", f"a client can send and read ({seconds:.1f} s)", self.cluster.name)
         print(self.describe_ready(), flush=True)
 
     async def _why_not_ready(self) -> str:
@@ -209,7 +209,7 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a part of the supervisor failed", exc_info=task.exception())
-            self.events.add("Warning", "SupervisorFault", repr(task.exception()), self.cluster.name)
+            self.events.add("Warning", "SupervisorError", repr(task.exception()), self.cluster.name)
 
     def _processes_changed(self) -> None:
         self._groups.wake()
@@ -359,7 +359,7 @@ class Supervisor:
         if self.ready:  # It was at some time.
             self.ready, self.not_ready, self._started_at = False, "the spec was changed", time.monotonic()
             self._spawn(self._report_ready())
-        self.events.add("Normal", "Applied", "the spec was changed", wanted.name)
+        self.events.add("Normal", "SpecApplied", "the spec was changed", wanted.name)
         self._rolling.start("the spec was changed")
         return {"applied": True}
 

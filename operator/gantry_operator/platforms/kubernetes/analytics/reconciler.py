@@ -94,7 +94,8 @@ class AnalyticsReconciler:
         there, _ = await self._api.list(JOB, cluster.namespace, label)
         running = jobs.at_work(there)
         if running is not None:
-            self._events.record("Normal", "AnalysisRuns", f"asked for a report, but {running} is at work on it already")
+            message = f"asked for a report, but {running} is at work on it already"
+            self._events.record("Normal", "AnalysisAlreadyRunning", message)
             return
         stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
         self._started = await self._api.create(jobs.job_now(cron_job, stamp))
