@@ -1,4 +1,4 @@
-"""Writes big commit logs quickly: valid records of one size, made by numpy from a template, no two bodies alike."""
+"""Writes large commit logs quickly: valid records of one size, made by numpy from a template, with distinct bodies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ KEY_DIGITS = 8
 CRC_AT = 8
 BODY_AT = 88
 LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
-"""What bodies are made of, at random: as hard to compress as encoded data is."""
+"""Random content of bodies, as hard to compress as encoded data."""
 
 
 def template(topic: str, body: bytes) -> tuple[np.ndarray, int]:
-    """One record as bytes, and where the digits of its key are."""
+    """Return one record as bytes, and the position of the digits of its key."""
     key = "0" * KEY_DIGITS
     properties = format_properties(
         {"KEYS": f"k{key}", "UNIQ_KEY": "7F00000121A75FFD2B27684024390000", "CLUSTER": "demo", "TAGS": "TagA"}
@@ -33,9 +33,9 @@ def template(topic: str, body: bytes) -> tuple[np.ndarray, int]:
 def write_log(
     root: Path, total: int, body_bytes: int, *, keys: int = 100_000, segment: int = 1 << 30, start_ms: int, span_ms: int
 ) -> int:
-    """A store directory with a log of about `total` bytes; the number of its records.
+    """Write a store directory with a log of about `total` bytes, and return the number of its records.
 
-    Topics and queues alternate, keys are drawn at random from `keys`, store times spread evenly over `span_ms`.
+    Topics and queues alternate, keys are drawn at random from `keys`, and store times spread evenly over `span_ms`.
     """
     folder = root / "commitlog"
     folder.mkdir(parents=True)

@@ -1,13 +1,14 @@
-"""How fast the commit-log source and the report are, side by side with their limits and rivals in one run.
+"""Measures the commit-log source and the report side by side with their limits and alternatives in one run.
 
-For each body size a log is made, then read: the bytes alone (the limit), by the source's decoder, by a plain Python
-loop, by Spark through the source, and by Spark from Parquet with the same columns (in turn in one session: the median
-of five once each was read five times, and of three after two for all columns and the body); then the report. MB are
-10^6 bytes of log, also for Parquet. `MB/s/core` divides by the CPU time of all processes that took part (this one, the
-JVM, Spark's Python workers), so that it means the same on a busy machine; `MB/s` divides by the time on the clock.
+For each body size this writes a log and reads it: the bytes alone (the limit), with the source's decoder, with a plain
+Python loop, with Spark through the source, and with Spark from Parquet with the same columns. The Spark reads take
+turns in one session: the median of five after five warm-up reads, and of three after two for all columns and the body.
+The report comes last. MB are 10^6 bytes of log, also for Parquet. `MB/s/core` divides by the CPU time of all processes
+(this one, the JVM, Spark's Python workers), so that it is comparable on a busy machine. `MB/s` divides by the
+wall-clock time.
 
     python benchmarks/spark_scan.py --gib 2 --bodies 200,1024
-    python benchmarks/spark_scan.py --scaling 0.5,1,2,4       # cost and memory against size
+    python benchmarks/spark_scan.py --scaling 0.5,1,2,4       # cost and memory by log size
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,22 +24,20 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from gantry_broker.protocol.message import decode_record
-from gantry_spark.decode import Where, batch_of
+from gantry_spark.decode import RecordFilter, batch_of
 from gantry_spark.directory import DirectoryLog, find
-from gantry_spark.plan import plan
+from gantry_spark.partitioning import plan_ranges
 from gantry_spark.report import Job, run
 from gantry_spark.scan import Records, scan
-from gantry_spark.schema import DEFAULT, arrow_schema, spark_schema
+from gantry_spark.schema import DEFAULT_COLUMNS, arrow_schema, spark_schema
 from gantry_spark.session import session
 from spark_loggen import write_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEW = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
+EIGHT_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_time", "keys", "body_size")
 START_MS = 1_700_000_000_000
 WARM_UP = 5
 MEASURED = 5
@@ -48,7 +46,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def family() -> dict[int, tuple[str, float, int]]:
-    """Name, CPU seconds (ended children counted) and resident bytes of this process and its descendants."""
+    """Return name, CPU seconds (with ended children) and resident bytes of this process and its descendants."""
     parents: dict[int, int] = {}
     found: dict[int, tuple[str, float, int]] = {}
     for entry in os.listdir("/proc"):
@@ -74,8 +72,10 @@ _spent: dict[int, float] = {}
 
 
 def cpu() -> float:
-    """CPU seconds of this process and its descendants, also of those of which nobody waited for the end (Spark's
-    Python workers end when they were idle for a minute)."""
+    """Return the CPU seconds of this process and its descendants.
+
+    This includes ended processes without a waiting parent: Spark's Python workers end after a minute without work.
+    """
     for pid, (_, seconds, _) in family().items():
         _spent[pid] = max(seconds, _spent.get(pid, 0.0))
     return sum(_spent.values())
@@ -87,7 +87,7 @@ def show(what: str, wall: float, used: float, size: int, records: int) -> None:
 
 
 class Table:
-    """Prints lines as they come."""
+    """Prints the lines of a table as they come."""
 
     def __init__(self) -> None:
         print(f"{'what':50s} {'seconds':>8s} {'CPU s':>8s} {'MB/s':>8s} {'MB/s/core':>10s} {'records/s/core':>15s}")
@@ -109,20 +109,20 @@ def read_bytes(root: Path) -> None:
 
 
 def decode(root: Path, columns: tuple[str, ...], verify: bool) -> int:
-    """What a task of the source does, without Spark; the number of records."""
+    """Read a log as a task of the source does, without Spark, and return the number of records."""
     log = DirectoryLog(find(str(root)))
     schema = arrow_schema(spark_schema(columns))
     count = 0
-    for part in plan(log, 256 * 1024 * 1024, Where()):
+    for part in plan_ranges(log, 256 * 1024 * 1024, RecordFilter()):
         with log.open(part.segment) as source:
             for found in scan(source, part.range, verify):
                 if isinstance(found, Records):
-                    count += batch_of(log.name, 0, found, columns, schema, Where()).num_rows
+                    count += batch_of(log.name, 0, found, columns, schema, RecordFilter()).num_rows
     return count
 
 
 def plain_python(root: Path) -> tuple[int, int]:
-    """Records and bytes that a loop over `decode_record` reads: the first 64 MiB."""
+    """Return the records and bytes that a loop over `decode_record` reads from the first 64 MiB."""
     data = sorted((root / "commitlog").iterdir())[0].open("rb").read(PLAIN_BYTES)
     at = count = 0
     while at + 4 <= len(data):
@@ -137,7 +137,7 @@ def plain_python(root: Path) -> tuple[int, int]:
 
 
 def noop(frame: object) -> tuple[float, float]:
-    """Read all of a DataFrame; seconds on the clock and of CPU time."""
+    """Read all of a DataFrame, and return wall-clock seconds and CPU seconds."""
     began, spent = time.perf_counter(), cpu()
     frame.write.format("noop").mode("overwrite").save()  # type: ignore[attr-defined]
     return time.perf_counter() - began, max(cpu() - spent, 0.01)
@@ -146,7 +146,7 @@ def noop(frame: object) -> tuple[float, float]:
 def side_by_side(
     frames: dict[str, object], size: int, records: int, warm_up: int = WARM_UP, measured: int = MEASURED
 ) -> None:
-    """Read each DataFrame in turn, again and again: the median of what is measured once all are warmed up."""
+    """Read the DataFrames in turn, and print the medians after the warm-up."""
     taken: dict[str, list[tuple[float, float]]] = {what: [] for what in frames}
     for turn in range(warm_up + measured):
         for what, frame in frames.items():
@@ -172,19 +172,19 @@ def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table
     read_bytes(root)
     with table.line("the bytes alone", size, records):
         read_bytes(root)
-    for what, columns in (("8 columns", FEW), (f"all {len(DEFAULT)} columns", DEFAULT)):
+    for what, columns in (("8 columns", EIGHT_COLUMNS), (f"all {len(DEFAULT_COLUMNS)} columns", DEFAULT_COLUMNS)):
         with table.line(f"source alone, {what}", size, records):
             assert decode(root, columns, True) == records
     with table.line("source alone, 8 columns, CRC not checked", size, records):
-        decode(root, FEW, False)
+        decode(root, EIGHT_COLUMNS, False)
     began, spent = time.perf_counter(), cpu()
     count, read = plain_python(root)
     wall, used = time.perf_counter() - began, cpu() - spent
     show("plain Python loop (first 64 MiB)", wall, used, read, count)
-    frame = spark.read.format("commitlog").option("columns", ",".join(FEW)).load(str(root))
+    frame = spark.read.format("commitlog").option("columns", ",".join(EIGHT_COLUMNS)).load(str(root))
     parquet = str(work / f"parquet-{body}")
     frame.write.mode("overwrite").parquet(parquet)
-    unchecked = spark.read.format("commitlog").option("columns", ",".join(FEW)).option("verify", "false")
+    unchecked = spark.read.format("commitlog").option("columns", ",".join(EIGHT_COLUMNS)).option("verify", "false")
     frames = {
         "Spark from the log, 8 columns": frame,
         "the same, CRC not checked": unchecked.load(str(root)),
@@ -206,14 +206,14 @@ def compare(spark: SparkSession, work: Path, gib: float, body: int, table: Table
 
 
 def live_heap(spark: SparkSession) -> int:
-    """Bytes of the JVM's heap that are still in use after a full collection."""
+    """Return the bytes of the JVM's heap in use after a full collection."""
     runtime = spark._jvm.java.lang.Runtime.getRuntime()  # type: ignore[union-attr]
     runtime.gc()
     return int(runtime.totalMemory() - runtime.freeMemory())
 
 
 def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -> None:
-    """The report over growing logs with the same topics, keys and hours: time a GiB, and the driver's memory."""
+    """Make reports of growing logs with the same topics, keys and hours, and print cost and the driver's memory."""
     for gib in sizes:
         root = work / f"scale-{gib}"
         records = write_log(root, int(gib * 2**30), 1024, start_ms=START_MS, span_ms=48 * 3_600_000)
@@ -221,7 +221,7 @@ def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -
         with table.line(f"the report, {gib:g} GiB", size, records):
             run(spark, Job(paths=(str(root),), now_ms=START_MS + 50 * 3_600_000))
         with table.line(f"source alone, 8 columns, {gib:g} GiB", size, records):
-            decode(root, FEW, True)
+            decode(root, EIGHT_COLUMNS, True)
         resident = family()
         own = resident[os.getpid()][2]
         jvm = sum(rss for name, _, rss in resident.values() if name == "java")
@@ -236,12 +236,12 @@ def scaling(spark: SparkSession, work: Path, sizes: list[float], table: Table) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=2.0, help="size of each log (2)")
-    parser.add_argument("--bodies", default="200,1024", help="bytes of a body (200,1024)")
-    parser.add_argument("--no-report", dest="report", action="store_false", help="leave the report out")
-    parser.add_argument("--scaling", help="sizes in GiB: the report's cost and memory by size instead")
+    parser.add_argument("--gib", type=float, default=2.0, help="size of each log in GiB (2)")
+    parser.add_argument("--bodies", default="200,1024", help="body sizes in bytes (200,1024)")
+    parser.add_argument("--no-report", dest="report", action="store_false", help="skip the report")
+    parser.add_argument("--scaling", help="sizes in GiB; measure the report's cost and memory by size instead")
     parser.add_argument("--cores", type=int, default=1, help="cores that Spark uses (1)")
-    parser.add_argument("--dir", help="where the logs are made (a temporary directory)")
+    parser.add_argument("--dir", help="directory for the logs (default: a temporary one)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gantry-bench-", dir=args.dir) as folder:
         spark = session("benchmark", f"local[{args.cores}]", {"spark.local.dir": folder})

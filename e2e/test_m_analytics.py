@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from gantry_spark.session import ONCE
+from gantry_spark.session import SHORT_RUN_OPTIONS
 from kube import BROKER_IMAGE, Cluster, CommandFailed, Figure, apply, example, get, kubectl, run, until
 
 NAME = "shop-analytics"
@@ -23,7 +23,7 @@ TOPIC = "orders-by-id"
 COUNT = 150_000
 """Messages of one lot: about 165 MB, five seconds at the rate at which a run reads."""
 KEYS = 1_000
-QUICK_JVM = f"{ONCE} -XX:+UseSerialGC"
+QUICK_JVM = f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC"
 RUNS = "gantry.dev/analytics=shop"
 
 
@@ -93,7 +93,7 @@ def assert_figures(report: dict[str, Any], lots: int) -> None:
     assert topic["bytes"] == size * topic["records"]
     assert topic["savedBytes"] == topic["supersededBytes"] == size * topic["supersededRecords"]
     assert topic["recommendation"] == "compact"
-    assert report["damage"]["places"] == 0
+    assert report["damage"]["ranges"] == 0
 
 
 def status(cluster: Cluster) -> dict[str, Any]:

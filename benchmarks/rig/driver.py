@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rig import java
-from rig.target import Target
+from . import java
+from .target import Target
 
 Line = dict[str, Any]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
-from rig.processes import Started, free_port, until
-from rig.target import Target
-from rig.wire import connect
+from .processes import Started, free_port, until
+from .target import Target
+from .wire import connect
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"

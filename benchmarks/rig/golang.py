@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rig.target import Target
+from .target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "interop" / "go"

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rig import java, partition
-from rig.gantry import Cluster
-from rig.processes import Started, namespace, until
-from rig.rocketmq import environment, listening
-from rig.wire import Refused, Wire
+from . import java, partition
+from .gantry import Cluster
+from .processes import Started, namespace, until
+from .rocketmq import environment, listening
+from .wire import Refused, Wire
 
 MEMBERS = 3
 

@@ -20,7 +20,7 @@ import yaml
 from gantry_operator.platforms.kubernetes.client import KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
-from rig.processes import Started, namespace, until
+from .processes import Started, namespace, until
 
 PODS = "10.244.0.0/16"
 SERVICES = "10.96.0.0/16"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rig.gantry import Cluster
-from rig.processes import Started, until
+from .gantry import Cluster
+from .processes import Started, until
 
 EVERY_S = 1
 WHOLE_S = 60.0

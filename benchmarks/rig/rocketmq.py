@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from rig import java
-from rig.processes import Started, namespace, until
-from rig.target import Target
+from . import java
+from .processes import Started, namespace, until
+from .target import Target
 
 _LOGBACK = """<configuration>
   <appender name="STDOUT" class="ch.qos.logback.core.ConsoleAppender">

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rig.driver import Driver
-from rig.target import Target
+from .driver import Driver
+from .target import Target
 
 CLIENTS = ("gantry", "java49", "java55")
 

@@ -11,10 +11,10 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("commitlog")` known to a session, and let Spark hand it filters."""
-    from gantry_spark.figures import FiguresSource
+    """Register the `commitlog` data source with a session, and enable filter pushdown for Python sources."""
+    from gantry_spark.aggregates import AggregatesSource
     from gantry_spark.source import CommitLogSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(CommitLogSource)
-    spark.dataSource.register(FiguresSource)
+    spark.dataSource.register(AggregatesSource)

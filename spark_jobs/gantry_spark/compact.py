@@ -1,10 +1,10 @@
-"""The compacted log of a topic, as a new store directory: what the report promises to save, done.
+"""Writes the compacted log of one topic as a new store directory.
 
-Kept are the newest record of each key (unless it is a tombstone that is older than tombstones are kept), and records
-without a key. The new log holds just this topic. Its records keep their queues and queue offsets; their place in the
-log changes, so the field that holds it is written anew. A broker that opens the directory builds the queues from the
-log; queue offsets whose records are gone stay empty. `savedBytes` is the size of the records that were left out, not
-counting the fillers at the ends of segments.
+Compaction keeps the newest record of each key and all records without a key. It drops a newest record that is a
+tombstone older than the tombstone retention. The new log holds only this topic. Records keep their queues and queue
+offsets, but their physical offsets change. A broker that opens the directory builds the queues from the log. Queue
+offsets of dropped records stay empty. `savedBytes` is the size of the dropped records, without the fillers at the ends
+of segments.
 """
 
 from __future__ import annotations
@@ -20,64 +20,66 @@ import numpy as np
 import orjson
 import pyarrow.compute as pc
 
-from gantry_spark.advice import not_compactable
-from gantry_spark.decode import Where
+from gantry_spark.decode import RecordFilter
 from gantry_spark.directory import DirectoryLog
+from gantry_spark.environment import Environment, read_environment
 from gantry_spark.errors import Expired, OutputError, SourceError
-from gantry_spark.layout import HEAD, MAGIC_BLANK, Ints, buffers_of, take_slices
-from gantry_spark.model import Context, build, kind_of
-from gantry_spark.places import literal, place_of
-from gantry_spark.plan import plan
-from gantry_spark.props import parse
-from gantry_spark.report import Counting, Job, check, clock, must_be_whole
+from gantry_spark.layout import MAGIC_BLANK, RECORD_HEADER, Ints, gather_slices, offsets_and_bytes
+from gantry_spark.output_store import escape_glob, open_output_store
+from gantry_spark.partitioning import plan_ranges
+from gantry_spark.properties import parse_properties
+from gantry_spark.recommendations import not_compactable
+from gantry_spark.report import IncrementalScan, Job, preflight, report_time_ms, require_complete_logs
+from gantry_spark.report_model import Context, build, topic_kind
 from gantry_spark.scan import Records, scan
 from gantry_spark.source import Options
 from gantry_spark.summary import newest_by_key, summarize, summarize_keys
-from gantry_spark.surroundings import Surroundings, surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PIECE: Final = 256 * 1024 * 1024
-_PHYS_AT: Final = HEAD.fields["phys"][1] if HEAD.fields else 28
+RANGE_BYTES: Final = 256 * 1024 * 1024
+_PHYS_AT: Final = RECORD_HEADER.fields["phys"][1] if RECORD_HEADER.fields else 28
 _BLANK: Final = 8
 
 
-def may_compact(job: Job, topic: str, out: Path | None) -> int:
-    """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
-    `compact` does."""
-    if kind_of(topic) != "user":
-        raise SourceError(f"{topic} is one of the broker's own topics ({kind_of(topic)}); these are not compacted")
+def check_compaction(job: Job, topic: str, out: Path | None) -> int:
+    """Check everything that needs no Spark session, and return the bytes of the logs.
+
+    Raises GantrySparkError as `compact` does.
+    """
+    if topic_kind(topic) != "user":
+        raise SourceError(f"{topic} is a system topic ({topic_kind(topic)}); compaction does not apply to it")
     if out is not None:
-        _must_be_new(out)
-    return check(job, whole=True)
+        _require_new_directory(out)
+    return preflight(job, whole=True)
 
 
 def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict[str, Any]:
-    """Say what compacting the topic saves, and with `out` do it. Raises GantrySparkError: also when a part of the log
-    is missing or keys cannot be told apart, since a version that was replaced could then come back as the newest.
+    """Compute the savings of compacting the topic, and write the compacted log if `out` is given.
 
-    With several logs (broker groups) there is a store directory for each below `out`.
+    With several logs (broker groups), `out` holds one store directory for each. Raises GantrySparkError, also if a part
+    of the log is missing or keys are ambiguous: compaction could then keep a record that a lost version had replaced.
     """
-    may_compact(job, topic, out)
+    check_compaction(job, topic, out)
     with tempfile.TemporaryDirectory(prefix="gantry-compact-") as folder:
-        now_ms = clock(job)
+        now_ms = report_time_ms(job)
         options = job.options(spark.sparkContext.defaultParallelism)
         logs = Options(options).logs()
-        must_be_whole(logs)
-        counting = Counting(spark, place_of(spark, folder), options, logs, "compact")
-        rows = counting.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
+        require_complete_logs(logs)
+        incremental = IncrementalScan(spark, open_output_store(spark, folder), options, logs, "compact")
+        rows = incremental.rows(None).filter(f"kind = 'damage' or topic = {_quoted(topic)}")
         at = f"{folder}/keys"
         found = summarize(rows)
-        newest_by_key(rows, found.spread).write.parquet(f"file://{at}")
-        keys = spark.read.parquet(literal(f"file://{at}"))
-        gone_before = now_ms - int(job.tombstone_hours * 3_600_000)
-        context = Context(job.source, now_ms, tombstone_ms=now_ms - gone_before)
-        summarize_keys(found, rows, keys, gone_before, 1, [], rows)
-        figures = build(found, context)
-        mine = next((t for t in figures["topics"] if t["topic"] == topic), None)
+        newest_by_key(rows, found.keys_span_blocks).write.parquet(f"file://{at}")
+        keys = spark.read.parquet(escape_glob(f"file://{at}"))
+        tombstone_cutoff = now_ms - int(job.tombstone_hours * 3_600_000)
+        context = Context(job.source, now_ms, tombstone_ms=now_ms - tombstone_cutoff)
+        summarize_keys(found, rows, keys, tombstone_cutoff, 1, [], rows)
+        report = build(found, context)
+        mine = next((t for t in report["topics"] if t["topic"] == topic), None)
         if mine is None:
-            raise SourceError(f"there is no record of topic {topic} in {job.source}")
+            raise SourceError(f"{job.source} holds no record of topic {topic}")
         refused = not_compactable(mine)
         if refused is not None:
             raise SourceError(f"{topic} cannot be compacted: {refused}")
@@ -90,23 +92,23 @@ def compact(spark: SparkSession, job: Job, topic: str, out: Path | None) -> dict
             "savedBytes": mine["savedBytes"],
             "keptRecords": mine["records"] - mine["savedRecords"],
             "keptBytes": mine["bytes"] - mine["savedBytes"],
-            "damage": {name: figures["damage"][name] for name in ("places", "bytes")},
+            "damage": {name: report["damage"][name] for name in ("ranges", "bytes")},
             "stores": [],
         }
         if out is not None:
-            # The records that were counted may go on beyond what was there when the logs were listed.
+            # The logs may have grown since they were listed, so the aggregates may include later records.
             logs = Options(options).logs()
-            around = surroundings(logs, job.token_file)
+            environment = read_environment(logs, job.token_file)
             for log in logs:
                 root = out if len(logs) == 1 else out / log.name
-                kept = _kept_places(keys, log.name, gone_before)
-                within = counting.ranges(log.name)
-                result["stores"].append(_write(log, topic, kept, within, root, around, counting.options))
+                kept = _kept_offsets(keys, log.name, tombstone_cutoff)
+                within = incremental.ranges(log.name)
+                result["stores"].append(_write(log, topic, kept, within, root, environment, incremental.options))
             written = sum(s["bytes"] for s in result["stores"])
             if written != result["keptBytes"]:
                 raise OutputError(
-                    f"{written} bytes were written to {out}, but {result['keptBytes']} should stay: the log changed "
-                    f"meanwhile (expired segments?); delete the directory and run this again"
+                    f"{written} bytes were written to {out} instead of {result['keptBytes']}: the log has changed "
+                    f"(expired segments?); delete the directory and run this again"
                 )
         return result
 
@@ -116,30 +118,30 @@ def _quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _must_be_new(out: Path) -> None:
+def _require_new_directory(out: Path) -> None:
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise OutputError(f"{out} is there already: name a directory that does not exist yet, or an empty one")
-        # It is made when there is something to write: what is refused leaves nothing behind.
-        there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+            raise OutputError(f"{out} already exists: name a new or an empty directory")
+        # `_write` creates the directory, so a refused command leaves nothing behind.
+        existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     except OSError as error:
         raise OutputError(f"output {out} cannot be written: {error.strerror}") from None
-    if not there.is_dir():
-        raise OutputError(f"output {out} cannot be written: {there} is no directory")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"output {out} cannot be written: nothing may be made in {there}")
+    if not existing.is_dir():
+        raise OutputError(f"output {out} cannot be written: {existing} is not a directory")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"output {out} cannot be written: {existing} is not writable")
 
 
-def _kept_places(keys: DataFrame, log: str, gone_before_ms: int) -> Ints:
-    """Physical offsets of the newest versions that stay in this log, sorted: 8 bytes a key."""
-    chosen = keys.filter((keys.log == log) & ~(keys.tombstone & (keys.ms < gone_before_ms))).select("phys")
+def _kept_offsets(keys: DataFrame, log: str, tombstone_cutoff_ms: int) -> Ints:
+    """Return the sorted physical offsets of the newest versions that stay in this log: 8 bytes a key."""
+    chosen = keys.filter((keys.log == log) & ~(keys.tombstone & (keys.ms < tombstone_cutoff_ms))).select("phys")
     places: Ints = chosen.toArrow().column("phys").to_numpy().astype(np.int64)
     places.sort()
     return places
 
 
 @dataclass
-class _Writer:
+class _LogWriter:
     """Appends records to a new log, segment by segment."""
 
     folder: Path
@@ -150,13 +152,13 @@ class _Writer:
     _fd: int = -1
 
     def append(self, data: Any, sizes: Ints) -> None:
-        """`data`: whole records one after the other, of these sizes; their places in the log are put in."""
+        """Append whole, adjacent records of these sizes, with their new physical offsets."""
         begin = 0
         first = 0
         edges = np.cumsum(sizes)
         while first < len(sizes):
             left = self.segment - self.end % self.segment
-            # As a broker does it: a record fits if room for a filler stays behind it.
+            # A broker's rule: a record fits if a filler still fits behind it.
             fit = int(np.searchsorted(edges, begin + left - _BLANK, side="right"))
             if fit == first:
                 if left == self.segment:
@@ -205,50 +207,52 @@ def _write(
     kept: Ints,
     within: Sequence[tuple[int, int]],
     root: Path,
-    around: Surroundings,
+    environment: Environment,
     options: dict[str, str],
 ) -> dict[str, Any]:
     folder = root / "commitlog"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         size = log.segments[0].end - log.segments[0].start if log.segments else 1 << 30
-        writer = _Writer(folder, size)
+        writer = _LogWriter(folder, size)
         queues = 0
         try:
-            for records in _of_topic(log, topic, within, options):
+            for records in _topic_records(log, topic, within, options):
                 queues = max(queues, int(records.field("queue_id").max()) + 1)
-                chosen = _chosen(records, kept)
+                chosen = _kept_records(records, kept)
                 if len(chosen):
                     sizes = chosen.field("size")
-                    _, data = buffers_of(take_slices(chosen.buf, chosen.at, sizes))
+                    _, data = offsets_and_bytes(gather_slices(chosen.buf, chosen.at, sizes))
                     writer.append(data, sizes)
         finally:
             writer.close()
-        _write_config(root, log, topic, max(1, queues), around)
+        _write_config(root, log, topic, max(1, queues), environment)
     except Expired as gone:
-        raise OutputError(f"output {root} is not whole: {gone}; delete the directory and run this again") from None
+        raise OutputError(f"output {root} is incomplete: {gone}; delete the directory and run this again") from None
     except OSError as error:
         raise OutputError(f"output {root} cannot be written: {error.strerror or error}") from None
     return {"log": log.name, "path": str(root), "records": writer.records, "bytes": writer.written}
 
 
-def _of_topic(log: Any, topic: str, within: Sequence[tuple[int, int]], options: dict[str, str]) -> Iterator[Records]:
-    where = Where(topics=frozenset({topic}))
+def _topic_records(
+    log: Any, topic: str, within: Sequence[tuple[int, int]], options: dict[str, str]
+) -> Iterator[Records]:
+    where = RecordFilter(topics=frozenset({topic}))
     verify = Options(options).verify
-    for part in plan(log, PIECE, Where(), within):
+    for part in plan_ranges(log, RANGE_BYTES, RecordFilter(), within):
         with log.open(part.segment) as source:
             for found in scan(source, part.range, verify):
                 if not isinstance(found, Records):
                     continue
-                rows = where.rows(found)
+                rows = where.matching_rows(found)
                 mine = found if rows is None else found.where(rows)
                 if len(mine):
                     yield mine
 
 
-def _chosen(records: Records, kept: Ints) -> Records:
-    """Records without a key, and those whose place is among the kept ones."""
-    values = parse(records.buf, records.props_at, records.props_len).values("KEYS")
+def _kept_records(records: Records, kept: Ints) -> Records:
+    """Return the records without a key, and the records at the kept offsets."""
+    values = parse_properties(records.buf, records.props_at, records.props_len).values("KEYS")
     keyless = pc.fill_null(pc.equal(values, ""), True).to_numpy(zero_copy_only=False)
     places = records.base + records.at
     index = np.searchsorted(kept, places)
@@ -258,8 +262,8 @@ def _chosen(records: Records, kept: Ints) -> Records:
     return records.where(keyless | newest)
 
 
-def _write_config(root: Path, log: Any, topic: str, queues: int, around: Surroundings) -> None:
-    """topics.json and consumerOffset.json as RocketMQ writes them, with the source's own entry for the topic."""
+def _write_config(root: Path, log: Any, topic: str, queues: int, environment: Environment) -> None:
+    """Write topics.json and consumerOffset.json in RocketMQ's format, with the source's own entry for the topic."""
     config = root / "config"
     config.mkdir(exist_ok=True)
     entry: dict[str, Any] = {
@@ -272,7 +276,7 @@ def _write_config(root: Path, log: Any, topic: str, queues: int, around: Surroun
     topics = {"topicConfigTable": {topic: entry}, "dataVersion": version}
     (config / "topics.json").write_bytes(orjson.dumps(topics, option=orjson.OPT_INDENT_2))
     offsets: dict[str, dict[str, int]] = {}
-    for o in around.offsets:
+    for o in environment.offsets:
         if o.log == log.name and o.topic == topic:
             offsets.setdefault(f"{topic}@{o.group}", {})[str(o.queue_id)] = o.offset
     (config / "consumerOffset.json").write_bytes(orjson.dumps({"offsetTable": offsets}, option=orjson.OPT_INDENT_2))

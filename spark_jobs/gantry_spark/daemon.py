@@ -1,13 +1,11 @@
-"""Spark's Python daemon that has what its workers need before it forks them (`spark.python.daemon.module`).
+"""A Python daemon for Spark that imports the workers' modules before it forks (`spark.python.daemon.module`).
 
-Spark's own imports it after the fork: each worker then pays 0.6 s of CPU time once more, one for each core, and again
-for those that were idle for a minute and ended. Spark does so since some packages start threads, which a fork leaves
-behind: so the thread pool of numpy's linear algebra is not made here, and Arrow makes its own when they are first used
-(the allocator's background thread may be left behind).
+Spark's own daemon forks first. Each worker then spends 0.6 s of CPU time on imports, once for each core, and again
+after a minute without work. Spark forks first because a fork does not copy threads. This daemon therefore creates no
+thread pool of numpy's linear algebra. Arrow creates its pools at first use.
 
-It also sees to it that neither side waits for the other's acknowledgement. By Nagle's algorithm the JVM keeps the
-second of the two pieces of a task back until the first is acknowledged, which Linux does after 40 ms when nothing is to
-be answered, and so does a worker with the end of its answer: without this every task takes that longer, however small.
+The daemon also disables two TCP delays. Nagle's algorithm in the JVM holds back the second part of a task until the
+first is acknowledged. Linux delays that acknowledgement by 40 ms. The end of a worker's response waits in the same way.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ import sys
 from types import ModuleType
 from typing import Final
 
-OURS: Final = ("gantry_spark.source", "gantry_spark.figures")
+PRELOADED_MODULES: Final = ("gantry_spark.source", "gantry_spark.aggregates")
 
 
-def prepare(worker: str | None) -> None:
-    """Import a worker's module (None: the one that runs tasks) and ours."""
+def preload(worker: str | None) -> None:
+    """Import a worker's module (None: the module that runs tasks) and the modules of this package."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for name in (worker or "pyspark.worker", *OURS):
+    for name in (worker or "pyspark.worker", *PRELOADED_MODULES):
         importlib.import_module(name)
-    # Workers collect garbage after each task: what is here now is none, and looking through it takes 16 ms.
+    # Workers collect garbage after each task. Frozen objects are skipped, which saves 16 ms a task.
     gc.freeze()
 
 
-def without_delay(daemon: ModuleType) -> None:
-    """Let each task of `daemon` (pyspark.daemon) begin with a socket that sends and acknowledges at once.
+def disable_tcp_delays(daemon: ModuleType) -> None:
+    """Make each task of `daemon` (pyspark.daemon) start with a socket that sends and acknowledges at once.
 
-    For each task anew: Linux goes back to delaying acknowledgements by itself (tcp(7), TCP_QUICKACK). Unix domain
-    sockets need none of this.
+    Linux returns to delayed acknowledgements by itself (tcp(7), TCP_QUICKACK), so the option is set for every task.
+    Unix domain sockets have no such delay.
     """
     run_task = daemon.worker
     option = getattr(socket, "TCP_QUICKACK", None)
@@ -55,6 +53,6 @@ def without_delay(daemon: ModuleType) -> None:
 if __name__ == "__main__":
     from pyspark import daemon
 
-    prepare(sys.argv[1] if len(sys.argv) > 1 else None)
-    without_delay(daemon)
+    preload(sys.argv[1] if len(sys.argv) > 1 else None)
+    disable_tcp_delays(daemon)
     daemon.manager()

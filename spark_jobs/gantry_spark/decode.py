@@ -1,4 +1,4 @@
-"""From the records of a block to an Arrow batch with just the columns that are asked for."""
+"""Decodes the records of a block into an Arrow batch of the requested columns."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from gantry_broker.protocol.message import unpack_host
 
-from gantry_spark.layout import Bools, Bytes, Ints, take_fixed, take_slices
-from gantry_spark.props import Properties, parse
+from gantry_spark.layout import Bools, Bytes, Ints, gather_fixed, gather_slices
+from gantry_spark.properties import Properties, parse_properties
 from gantry_spark.scan import Damage, Records
 
 _TIME = pa.timestamp("us", tz="UTC")
-LATEST_MS: Final = 253_402_300_799_999
+MAX_TIME_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 _TRANSACTION = 12
 _TRANSACTION_NAMES: Final = {4: "prepared", 8: "committed", 12: "rolled back"}
 
 
 @dataclass(frozen=True)
-class Where:
-    """Which records are wanted. Times are Unix milliseconds, all bounds inclusive; None: not restricted."""
+class RecordFilter:
+    """A filter on records. Times are Unix milliseconds. All bounds are inclusive. None: no restriction."""
 
     topics: frozenset[str] | None = None
     min_ms: int | None = None
@@ -34,41 +34,44 @@ class Where:
     max_offset: int | None = None
 
     @property
-    def everything(self) -> bool:
-        return self == Where()
+    def matches_all(self) -> bool:
+        return self == RecordFilter()
 
-    def rows(self, records: Records) -> Bools | None:
-        """Marks the wanted records; None: all of them."""
+    def matching_rows(self, records: Records) -> Bools | None:
+        """Return a mask of the matching records, or None if all records match."""
         keep: Bools | None = None
 
-        def also(mark: Bools) -> None:
+        def restrict(mark: Bools) -> None:
             nonlocal keep
             keep = mark if keep is None else keep & mark
 
         if self.min_ms is not None:
-            also(records.store_ms >= self.min_ms)
+            restrict(records.store_ms >= self.min_ms)
         if self.max_ms is not None:
-            also(records.store_ms <= self.max_ms)
+            restrict(records.store_ms <= self.max_ms)
         if self.queues is not None:
-            also(np.isin(records.field("queue_id"), list(self.queues)))
+            restrict(np.isin(records.field("queue_id"), list(self.queues)))
         if self.min_offset is not None:
-            also(records.base + records.at >= self.min_offset)
+            restrict(records.base + records.at >= self.min_offset)
         if self.max_offset is not None:
-            also(records.base + records.at <= self.max_offset)
+            restrict(records.base + records.at <= self.max_offset)
         if self.topics is not None:
             wanted = pa.array(sorted(self.topics), type=pa.string())
-            also(pc.is_in(records.topics, value_set=wanted).to_numpy(zero_copy_only=False))
+            restrict(pc.is_in(records.topics, value_set=wanted).to_numpy(zero_copy_only=False))
         return keep
 
     def excludes(self, first_ms: int | None, last_ms: int | None, slack_ms: int) -> bool:
-        """Whether no record of a range with these store times can be wanted, with clocks off by up to `slack_ms`."""
+        """Return whether no record with store times from `first_ms` to `last_ms` can match.
+
+        `slack_ms`: the largest difference between the clocks of brokers, in milliseconds.
+        """
         if self.min_ms is not None and last_ms is not None and last_ms + slack_ms < self.min_ms:
             return True
         return self.max_ms is not None and first_ms is not None and first_ms - slack_ms > self.max_ms
 
 
-class _Lazy:
-    """The records of a block, and their properties once a column needs them."""
+class _LazyBlock:
+    """The records of a block. Their properties are parsed at the first use."""
 
     def __init__(self, log: str, segment: int, records: Records) -> None:
         self.log = log
@@ -80,28 +83,28 @@ class _Lazy:
     def pairs(self) -> Properties:
         if self._pairs is None:
             r = self.records
-            self._pairs = parse(r.buf, r.props_at, r.props_len)
+            self._pairs = parse_properties(r.buf, r.props_at, r.props_len)
         return self._pairs
 
 
-def _int32(name: str) -> Callable[[_Lazy], Any]:
-    return lambda lazy: pa.array(lazy.records.field(name).astype(np.int32))
+def _int32(name: str) -> Callable[[_LazyBlock], Any]:
+    return lambda block: pa.array(block.records.field(name).astype(np.int32))
 
 
 def _time(ms: Ints) -> Any:
-    """Milliseconds as timestamps; what a damaged head says is kept within the years that Spark knows."""
-    return pa.array(np.clip(ms, 0, LATEST_MS) * 1000, type=pa.int64()).view(_TIME)
+    """Convert milliseconds to timestamps, clipped to the years 1970 to 9999 that Spark supports."""
+    return pa.array(np.clip(ms, 0, MAX_TIME_MS) * 1000, type=pa.int64()).view(_TIME)
 
 
 def _hosts(buf: Bytes, at: Ints, v6: Bools) -> Any:
-    """`address:port` of each record. Few hosts occur, so only the distinct ones are made into text."""
+    """Return `address:port` of each record. Only the distinct hosts are converted to text."""
     result = np.empty(len(at), dtype=np.int64)
     names: list[str] = []
     for width, mask in ((8, ~v6), (20, v6)):
         rows = np.flatnonzero(mask)
         if not len(rows):
             continue
-        raw = take_fixed(buf, at[rows], f"V{width}")
+        raw = gather_fixed(buf, at[rows], f"V{width}")
         distinct, codes = np.unique(raw.view(np.uint64) if width == 8 else raw.view("S20"), return_inverse=True)
         packed = [v.tobytes().ljust(width, b"\0") for v in distinct]
         result[rows] = codes.reshape(-1) + len(names)
@@ -111,65 +114,65 @@ def _hosts(buf: Bytes, at: Ints, v6: Bools) -> Any:
     return pa.array(names, type=pa.string()).take(pa.array(result))
 
 
-def _born_host(lazy: _Lazy) -> Any:
-    r = lazy.records
+def _born_host(block: _LazyBlock) -> Any:
+    r = block.records
     return _hosts(r.buf, r.at + 48, r.born_v6)
 
 
-def _store_host(lazy: _Lazy) -> Any:
-    r = lazy.records
+def _store_host(block: _LazyBlock) -> Any:
+    r = block.records
     return _hosts(r.buf, r.at + 64 + 12 * r.born_v6, r.store_v6)
 
 
-def _transaction(lazy: _Lazy) -> Any:
-    kind = lazy.records.field("sys_flag") & _TRANSACTION
+def _transaction(block: _LazyBlock) -> Any:
+    kind = block.records.field("sys_flag") & _TRANSACTION
     names = pa.array([None, *_TRANSACTION_NAMES.values()], type=pa.string())
     return names.take(pa.array(kind // 4))
 
 
-def _delay(lazy: _Lazy) -> Any:
-    """DELAY as a number; what is none (a client may write anything) is null."""
-    text = lazy.pairs.values("DELAY")
+def _delay(block: _LazyBlock) -> Any:
+    """Return the DELAY property as a number, or null if it is no number."""
+    text = block.pairs.values("DELAY")
     number = pc.match_substring_regex(text, "^[0-9]{1,9}$")
     return pc.if_else(number, text, pa.scalar(None, pa.string())).cast(pa.int32())
 
 
-def _body(lazy: _Lazy) -> Any:
-    r = lazy.records
-    return take_slices(r.buf, r.body_at, r.body_len)
+def _body(block: _LazyBlock) -> Any:
+    r = block.records
+    return gather_slices(r.buf, r.body_at, r.body_len)
 
 
-_MAKERS: Final[dict[str, Callable[[_Lazy], Any]]] = {
-    "log": lambda lazy: pa.repeat(pa.scalar(lazy.log, pa.string()), len(lazy.records)),
-    "segment": lambda lazy: pa.repeat(pa.scalar(lazy.segment, pa.int64()), len(lazy.records)),
-    "topic": lambda lazy: lazy.records.topics,
+_COLUMN_BUILDERS: Final[dict[str, Callable[[_LazyBlock], Any]]] = {
+    "log": lambda block: pa.repeat(pa.scalar(block.log, pa.string()), len(block.records)),
+    "segment": lambda block: pa.repeat(pa.scalar(block.segment, pa.int64()), len(block.records)),
+    "topic": lambda block: block.records.topics,
     "queue_id": _int32("queue_id"),
-    "queue_offset": lambda lazy: pa.array(lazy.records.field("queue_offset")),
-    "physical_offset": lambda lazy: pa.array(lazy.records.base + lazy.records.at),
+    "queue_offset": lambda block: pa.array(block.records.field("queue_offset")),
+    "physical_offset": lambda block: pa.array(block.records.base + block.records.at),
     "size": _int32("size"),
-    "store_time": lambda lazy: _time(lazy.records.store_ms),
-    "born_time": lambda lazy: _time(lazy.records.field("born_ms")),
+    "store_time": lambda block: _time(block.records.store_ms),
+    "born_time": lambda block: _time(block.records.field("born_ms")),
     "born_host": _born_host,
     "store_host": _store_host,
-    "keys": lambda lazy: lazy.pairs.values("KEYS"),
-    "unique_id": lambda lazy: lazy.pairs.values("UNIQ_KEY"),
-    "tags": lambda lazy: lazy.pairs.values("TAGS"),
-    "properties": lambda lazy: lazy.pairs.maps(),
-    "body_size": lambda lazy: pa.array(lazy.records.body_len.astype(np.int32)),
+    "keys": lambda block: block.pairs.values("KEYS"),
+    "unique_id": lambda block: block.pairs.values("UNIQ_KEY"),
+    "tags": lambda block: block.pairs.values("TAGS"),
+    "properties": lambda block: block.pairs.maps(),
+    "body_size": lambda block: pa.array(block.records.body_len.astype(np.int32)),
     "flag": _int32("flag"),
     "system_flag": _int32("sys_flag"),
     "delay_level": _delay,
     "reconsume_times": _int32("reconsume"),
     "transaction": _transaction,
-    "prepared_offset": lambda lazy: pa.array(lazy.records.field("prepared")),
-    "damage": lambda lazy: pa.nulls(len(lazy.records), pa.string()),
+    "prepared_offset": lambda block: pa.array(block.records.field("prepared")),
+    "damage": lambda block: pa.nulls(len(block.records), pa.string()),
     "body": _body,
 }
 
 
-def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], schema: Any, where: Where) -> Any:
-    """The wanted records as an Arrow RecordBatch of these columns, or None when there are none."""
-    keep = where.rows(records)
+def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], schema: Any, where: RecordFilter) -> Any:
+    """Return the matching records as an Arrow RecordBatch of these columns, or None if there are none."""
+    keep = where.matching_rows(records)
     if keep is not None:
         if not bool(keep.any()):
             return None
@@ -177,16 +180,18 @@ def batch_of(log: str, segment: int, records: Records, columns: Sequence[str], s
             records = records.where(keep)
     if not len(records):
         return None
-    lazy = _Lazy(log, segment, records)
-    arrays = [_MAKERS[name](lazy) for name in columns]
+    block = _LazyBlock(log, segment, records)
+    arrays = [_COLUMN_BUILDERS[name](block) for name in columns]
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * len(records), type=pa.struct([])))
     arrays = [a if a.type.equals(f.type) else a.cast(f.type) for a, f in zip(arrays, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def damage_batch(log: str, segment: int, damage: Damage, columns: Sequence[str], schema: Any, where: Where) -> Any:
-    """A damaged place as one row (topic null), or None when the filter is about what damage does not have."""
+def damage_batch(
+    log: str, segment: int, damage: Damage, columns: Sequence[str], schema: Any, where: RecordFilter
+) -> Any:
+    """Return a damaged range as one row without a topic, or None if the filter excludes it."""
     if where.topics is not None or where.queues is not None or where.min_ms is not None or where.max_ms is not None:
         return None
     if where.min_offset is not None and damage.start < where.min_offset:

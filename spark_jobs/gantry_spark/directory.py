@@ -1,4 +1,4 @@
-"""The commit log of a store directory: ours, or one of Apache RocketMQ 4.9 or 5.x."""
+"""The commit log of a store directory, of Gantry or of Apache RocketMQ 4.9 and 5.x."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from gantry_spark.errors import Expired, SourceError
 from gantry_spark.scan import Range, is_record, next_record
 
 _NAME: Final = re.compile(r"[0-9]{20}")
-_MOST: Final = 2**63 - 1
+_MAX_OFFSET: Final = 2**63 - 1
 _FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-"""All pages at once, where the system has that: one fault instead of many."""
-UNSETTLED: Final = 64 * 1024 * 1024
-"""Bytes at the end of a log that its broker may still undo, which it does by cutting them off: far more than members
-have under way between them."""
+"""Maps all pages at once, if the system supports that: one page fault instead of many."""
+MUTABLE_TAIL_BYTES: Final = 64 * 1024 * 1024
+"""Bytes at the end of a log that its broker may still truncate. The unconfirmed bytes of a group are far fewer."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of the log: log offsets [start, end) by its size, of which bytes are there up to `limit`."""
+    """A file of the log, with the log offsets [start, end) by its size. `limit`: the end of the existing bytes."""
 
     start: int
     end: int
     limit: int
     path: str
     first_ms: int = -1
-    """Store time of its first record, where a listing says it; that of a directory does not."""
+    """Store time of the first record in Unix milliseconds; -1: not known, as in every directory."""
 
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The segments of one log in order, and what lay beside them and is not part of it."""
+    """The segments of one log in order, and the names of unrelated files in its directory."""
 
     name: str
     root: Path
     segments: list[Segment]
-    foreign: list[str] = field(default_factory=list)
+    unrelated: list[str] = field(default_factory=list)
 
 
 def find(path: str) -> LogFiles:
-    """The log in a store directory (or in its `commitlog` directory). Raises SourceError: there is none, or why not."""
+    """Find the log in a store directory, or in its `commitlog` directory. Raises SourceError with the reason."""
     root = Path(path.removeprefix("file://").removeprefix("file:"))
     try:
         return _find(root)
@@ -56,54 +55,52 @@ def find(path: str) -> LogFiles:
 
 
 def _find(root: Path) -> LogFiles:
-    """Raises SourceError as `find` does, and OSError: what is there cannot be looked at."""
+    """Raises SourceError as `find` does, and OSError if the directory cannot be read."""
     if not root.exists():
-        raise SourceError(f"{root} does not exist; give a store directory, the one that holds commitlog/")
+        raise SourceError(f"{root} does not exist; give a store directory (with commitlog/ in it)")
     if not root.is_dir():
-        raise SourceError(f"{root} is a file; give a store directory, the one that holds commitlog/")
+        raise SourceError(f"{root} is a file; give a store directory (with commitlog/ in it)")
     folder = root / "commitlog" if (root / "commitlog").is_dir() else root
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise SourceError(f"{folder} cannot be listed: {error.strerror}") from None
     sizes = {n: size for n in names if (size := _segment_size(folder / n)) is not None}
-    files = _without_foreign(folder, sizes)
-    foreign = [n for n in names if n not in files]
+    files = _without_unrelated(folder, sizes)
+    unrelated = [n for n in names if n not in files]
     if not files:
         inside = "is empty" if not names else f"holds {', '.join(names[:3])}" + (" and more" if len(names) > 3 else "")
         raise SourceError(
-            f"no commit log in {root}: {folder} {inside}; expected files named by 20 digits, as commitlog/{0:020d}"
+            f"no commit log in {root}: {folder} {inside}; expected files with names of 20 digits, such as "
+            f"commitlog/{0:020d}"
         )
     name = (root if folder != root else root.parent if root.name == "commitlog" else root).resolve().name
-    return LogFiles(name, root, _segments(folder, files), foreign)
+    return LogFiles(name, root, _segments(folder, files), unrelated)
 
 
 def _segment_size(path: Path) -> int | None:
-    """The size of a file that is named by an offset, and so small that all its bytes have one.
-
-    None: it is no such file, or has gone meanwhile.
-    """
+    """Return the size of a file with a segment's name and valid offsets, or None if it is no such file or is gone."""
     if _NAME.fullmatch(path.name) is None:
         return None
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) and int(path.name) + found.st_size <= _MOST else None
+    return found.st_size if stat.S_ISREG(found.st_mode) and int(path.name) + found.st_size <= _MAX_OFFSET else None
 
 
-def _without_foreign(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
-    """The files but those that are no commit log: none of their bytes are a record, and segments have another size."""
+def _without_unrelated(folder: Path, sizes: dict[str, int]) -> dict[str, int]:
+    """Return the files without the unrelated ones: files without any record and with a size unlike other segments'."""
     if len(set(sizes.values())) < 2:
         return sizes
-    usual = {size for name, size in sizes.items() if _has_record(folder / name, size, False)}
-    if not usual:
+    segment_sizes = {size for name, size in sizes.items() if _has_record(folder / name, size, False)}
+    if not segment_sizes:
         return sizes
-    return {n: size for n, size in sizes.items() if size in usual or _has_record(folder / n, size, True)}
+    return {n: size for n, size in sizes.items() if size in segment_sizes or _has_record(folder / n, size, True)}
 
 
 def _has_record(path: Path, size: int, anywhere: bool) -> bool:
-    """Whether a record begins at the start of the file, or anywhere in it."""
+    """Return whether a record begins at the start of the file, or with `anywhere` at any place in it."""
     start = int(path.name)
     whole = Range(start, start + size, start + size, start + size, last=False)
     with suppress(Expired), FileBytes(Segment(start, start + size, start + size, str(path)), 0) as source:
@@ -124,18 +121,18 @@ def _segments(folder: Path, files: dict[str, int]) -> list[Segment]:
             )
         if size:
             segments.append(Segment(start, start + size, start + size, str(folder / name)))
-    # Brokers make the next file ahead of need: zeros at the end of the log are not part of it yet.
+    # Brokers allocate the next file ahead. Zeros at the end of the log are not part of it.
     while segments:
         last = segments.pop()
-        written = None if segments and _untouched(last.path) else _written(last.path, last.end - last.start)
+        written = None if segments and _is_unwritten(last.path) else _data_end(last.path, last.end - last.start)
         if written is not None:
             segments.append(Segment(last.start, last.end, last.start + written, last.path))
             break
     return segments
 
 
-def _untouched(path: str) -> bool:
-    """Whether a file begins with zeros, or has gone meanwhile."""
+def _is_unwritten(path: str) -> bool:
+    """Return whether a file begins with zeros or is gone."""
     try:
         with open(path, "rb", buffering=0) as file:
             return not any(file.read(8) or b"")
@@ -143,10 +140,10 @@ def _untouched(path: str) -> bool:
         return True
 
 
-def _written(path: str, size: int) -> int | None:
-    """Bytes of a file up to the end of its last piece of data: the tail of the last segment is mostly a hole.
+def _data_end(path: str, size: int) -> int | None:
+    """Return the end of the last data of a file, or None if the file is gone.
 
-    None: it has gone meanwhile.
+    The unwritten rest of the last segment is a hole in the file.
     """
     with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
         end = at = 0
@@ -157,7 +154,7 @@ def _written(path: str, size: int) -> int | None:
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     return end
-                return size  # this file system cannot tell
+                return size  # This file system does not report holes.
         return min(end, size)
     return None
 
@@ -165,8 +162,8 @@ def _written(path: str, size: int) -> int | None:
 class FileBytes:
     """Bytes of one segment file by log offset."""
 
-    def __init__(self, segment: Segment, settled: int) -> None:
-        """`settled`: log offset up to which the file may be deleted as a whole, but is neither written nor cut off."""
+    def __init__(self, segment: Segment, immutable_end: int) -> None:
+        """`immutable_end`: log offset up to which bytes never change. The whole file may still be deleted."""
         try:
             self._fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -174,21 +171,22 @@ class FileBytes:
         except OSError as error:
             raise SourceError(f"{segment.path} cannot be read: {error.strerror}") from error
         self._start = segment.start
-        self._settled = settled
+        self._immutable_end = immutable_end
 
-    def mapped(self, offset: int, size: int) -> memoryview | None:
-        """See `scan.LogBytes`: only what is settled, since to touch what is cut off meanwhile ends the process.
+    def map_range(self, offset: int, size: int) -> memoryview | None:
+        """Map bytes of the file, see `scan.LogBytes`.
 
-        The bytes stay for as long as the result does, also when the file is deleted.
+        Only immutable bytes are mapped, because access to truncated pages kills the process. A mapping stays valid
+        after the file is deleted.
         """
-        if offset + size > self._settled:
+        if offset + size > self._immutable_end:
             return None
         before = (offset - self._start) % mmap.ALLOCATIONGRANULARITY
         try:
-            there = mmap.mmap(self._fd, before + size, _FLAGS, mmap.PROT_READ, offset=offset - self._start - before)
-        except (OSError, ValueError):  # not with this file system, or beyond the end
+            mapping = mmap.mmap(self._fd, before + size, _FLAGS, mmap.PROT_READ, offset=offset - self._start - before)
+        except (OSError, ValueError):  # The file system supports no mapping, or the range is beyond the end.
             return None
-        return memoryview(there)[before:]
+        return memoryview(mapping)[before:]
 
     def read_into(self, offset: int, into: memoryview) -> int:
         done = 0
@@ -210,10 +208,10 @@ class FileBytes:
 
 
 class DirectoryLog:
-    """The log of a directory, as the planner and the tasks see it."""
+    """The log of a directory, as the planner and the tasks use it."""
 
-    doubts: tuple[str, ...] = ()
-    """See `remote.RemoteLog`: a directory has none."""
+    unreachable: tuple[str, ...] = ()
+    """See `remote.RemoteLog`. Always empty for a directory."""
 
     def __init__(self, files: LogFiles) -> None:
         self.files = files
@@ -221,5 +219,5 @@ class DirectoryLog:
         self.segments = files.segments
 
     def open(self, index: int) -> FileBytes:
-        """Raises SourceError when the file is gone or may not be read."""
-        return FileBytes(self.segments[index], self.segments[-1].limit - UNSETTLED)
+        """Open a segment. Raises SourceError if the file is gone or not readable."""
+        return FileBytes(self.segments[index], self.segments[-1].limit - MUTABLE_TAIL_BYTES)

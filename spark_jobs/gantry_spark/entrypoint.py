@@ -1,7 +1,8 @@
-"""What the Spark image starts: `report ...` (the driver, in client mode), `executor` as Spark on Kubernetes calls it,
-or `show ...`, which writes the last report to the log.
+"""The entry point of the Spark image.
 
-Spark's own images do this with a shell script; the variables and the command of an executor are those of Spark 4.
+Commands: `report ...` runs the driver in client mode. `executor` is Spark's own command on Kubernetes. `show ...`
+writes the last report to the log. Spark's own images use a shell script for this. The variables and the command line of
+an executor are those of Spark 4.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _OPTION: Final = "SPARK_JAVA_OPT_"
 
 
 def executor_command(environ: Mapping[str, str], java: str, cwd: str) -> list[str]:
-    """The command line of an executor. Raises KeyError for a variable that Spark did not set."""
+    """Return the command line of an executor. Raises KeyError for a variable that is missing."""
     options = sorted((n for n in environ if n.startswith(_OPTION)), key=lambda n: int(n.removeprefix(_OPTION)))
     home = environ.get("SPARK_HOME") or _installed()
     paths = [environ.get("SPARK_CLASSPATH", ""), f"{home}/jars/*", environ.get("SPARK_EXTRA_CLASSPATH", ""), cwd]
@@ -50,7 +51,7 @@ def _installed() -> str:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Run what the arguments say; exits with its code."""
+    """Run a command of the image, and exit with its code."""
     if argv[:1] == ["executor"]:
         try:
             command = executor_command(os.environ, check_java(), os.getcwd())

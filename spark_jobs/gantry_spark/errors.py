@@ -1,32 +1,32 @@
-"""What goes wrong in a way that the user can put right."""
+"""Errors that a user can fix."""
 
 from __future__ import annotations
 
 
 class GantrySparkError(Exception):
-    """A message for the user, without a stack trace. `retry`: the same run may well succeed a little later."""
+    """An error with a message for the user and no stack trace. `retry`: a later run may succeed."""
 
     retry = True
 
 
 class SourceError(GantrySparkError):
-    """There is no such log, it cannot be read, or an option of the source is wrong."""
+    """The log does not exist, is not readable, or an option of the source is wrong."""
 
 
-class NoLog(SourceError):
-    """There are bytes, but they are no commit log."""
+class NotACommitLog(SourceError):
+    """The files hold no commit log."""
 
     retry = False
 
 
 class NoSuchTopic(SourceError):
-    """No topic of the log has a name that was asked for."""
+    """The log has no topic with a requested name."""
 
     retry = False
 
 
 class OutputError(GantrySparkError):
-    """The output cannot be written."""
+    """The output is not writable."""
 
     retry = False
 
@@ -38,4 +38,4 @@ class OutputBusy(OutputError):
 
 
 class Expired(SourceError):
-    """The bytes are no longer held by anyone."""
+    """No member holds these bytes any more."""

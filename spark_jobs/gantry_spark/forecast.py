@@ -1,4 +1,4 @@
-"""How fast the logs grow, and from that when the disks fill."""
+"""Forecast of the logs' growth and of the time until the disks are full."""
 
 from __future__ import annotations
 
@@ -8,61 +8,66 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 HOUR_MS: Final = 3_600_000
-LOOK_BACK_H: Final = 72
-"""Hours of growth that the forecast is made from, at most."""
-LISTED_H: Final = 24 * 31
-DEVICE: Final = "device "
-"""Before the number of a disk of this machine, as a `Disk.place`."""
+GROWTH_HOURS: Final = 72
+"""The forecast uses at most this many hours of growth."""
+LISTED_HOURS: Final = 24 * 31
+DEVICE_PREFIX: Final = "device "
+"""Prefix of a `Disk.location` that is a device number of this machine."""
 
 
 @dataclass(frozen=True)
 class Disk:
-    """The disk under one log: bytes in all, and bytes that are free.
+    """The disk under one log, with its total and free bytes.
 
-    `place`: the device, or the machine that it is on; empty: not known.
+    `location`: the device or the machine of the disk; empty: not known.
     """
 
     log: str
     total: int
     free: int
-    place: str = ""
+    location: str = ""
 
-    def same(self, other: Disk) -> bool:
-        """Whether two logs fill one disk. Brokers of one machine are asked in turn, so their answers may differ by what
-        was written in between."""
+    def is_same_disk(self, other: Disk) -> bool:
+        """Return whether two logs share one disk.
+
+        Brokers of one machine report their free bytes at different times, so small differences are accepted.
+        """
         if self.total != other.total:
             return False
-        if self.place.startswith(DEVICE) and other.place.startswith(DEVICE):
-            return self.place == other.place
+        if self.location.startswith(DEVICE_PREFIX) and other.location.startswith(DEVICE_PREFIX):
+            return self.location == other.location
         near = abs(self.free - other.free) <= self.total // 1000
-        return self.free == other.free or (near and self.place != "" and self.place == other.place)
+        return self.free == other.free or (near and self.location != "" and self.location == other.location)
 
 
 def newest_hour(hours: Iterable[int], now_ms: int) -> int:
-    """The last of these hours since 1970. After a record from the future, of a clock that was ahead or a damaged head,
-    all others would seem to be old, and the log to be idle."""
+    """Return the newest of these hours since 1970, without hours in the future.
+
+    A fast clock or a damaged header yields store times in the future.
+    """
     present = now_ms // HOUR_MS
     known = sorted(hours)
     return max((h for h in known if h <= present), default=known[-1] if known else present)
 
 
-def first_hour(hours: Iterable[int], otherwise: int) -> int:
-    """The first of these hours; that of 1970 is where times lie that a damaged head has and that cannot be."""
-    return min((h for h in hours if h > 0), default=otherwise)
+def first_hour(hours: Iterable[int], default: int) -> int:
+    """Return the first of these hours without hour 0, which holds the impossible times of damaged headers."""
+    return min((h for h in hours if h > 0), default=default)
 
 
 def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reserved_hours: int) -> dict[str, Any]:
-    """Growth by hour (`hours`: bytes by hour since 1970, of all that the logs hold) and what it leads to.
+    """Return the growth of the logs and its forecast, as in the report.
 
-    The rate is that of the last full hours, up to `LOOK_BACK_H`, idle ones counted. Retention keeps a log at the rate
-    times the reserved hours; only if the disk is smaller than that it fills, and then the broker deletes earlier.
+    `hours`: bytes by hour since 1970, of the whole logs. The rate is the mean of the last full hours, at most
+    `GROWTH_HOURS`, idle hours included. Retention bounds a log to the rate times the reserved hours. A smaller disk
+    fills before that, and the broker then deletes segments earlier.
     """
     newest = newest_hour(hours, now_ms)
     first = first_hour(hours, newest)
-    start = max(first, newest - LOOK_BACK_H)
+    start = max(first, newest - GROWTH_HOURS)
     span_h = newest - start
     if span_h >= 2:
-        # The first and the last hour are only partly there.
+        # The first and the last hour are incomplete.
         inside = [hours.get(h, 0) for h in range(start + 1, newest)]
         rate = sum(inside) / len(inside)
     else:
@@ -72,23 +77,23 @@ def forecast(hours: Mapping[int, int], now_ms: int, disks: Sequence[Disk], reser
     result: dict[str, Any] = {
         "bytesPerHour": round(rate),
         "hours": [
-            {"hour": _iso(h), "bytes": hours.get(h, 0)} for h in range(max(first, newest - LISTED_H), newest + 1)
+            {"hour": _iso(h), "bytes": hours.get(h, 0)} for h in range(max(first, newest - LISTED_HOURS), newest + 1)
         ],
         "reservedHours": reserved_hours,
-        "steadyBytes": round(rate * reserved_hours),
+        "steadyStateBytes": round(rate * reserved_hours),
         "disks": [{"log": d.log, "totalBytes": d.total, "freeBytes": d.free} for d in disks],
         "hoursToFull": None,
         "fullAt": None,
-        "fillsBeforeRetention": False,
+        "diskFullBeforeRetention": False,
     }
     if disks and rate > 0:
-        # Logs are taken to grow alike; a disk takes what comes to those that lie on it.
-        hours_to_full = min(d.free * len(disks) / sum(d.same(other) for other in disks) for d in disks) / rate
+        # Assumption: all logs grow alike. The logs of a disk share its free bytes.
+        hours_to_full = min(d.free * len(disks) / sum(d.is_same_disk(other) for other in disks) for d in disks) / rate
         result["hoursToFull"] = round(hours_to_full, 1)
         at = now_ms + int(hours_to_full * HOUR_MS)
         result["fullAt"] = _iso_ms(at) if hours_to_full < 24 * 3650 else None
-        growing_for = max(0.0, reserved_hours - used / rate)
-        result["fillsBeforeRetention"] = bool(hours_to_full < growing_for)
+        hours_to_steady_state = max(0.0, reserved_hours - used / rate)
+        result["diskFullBeforeRetention"] = bool(hours_to_full < hours_to_steady_state)
     return result
 
 

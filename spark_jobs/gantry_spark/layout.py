@@ -1,6 +1,6 @@
-"""The commit log as numpy sees it: the fixed head of a record, and gathering fields from many records at once.
+"""The binary layout of the commit log for numpy: the fixed header of a record, and vectorised access to fields.
 
-The layout is that of `gantry_broker.protocol.message`. Nothing here makes a Python object per record.
+The layout is that of `gantry_broker.protocol.message`. No function creates one Python object per record.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Bytes = npt.NDArray[np.uint8]
 Buffer = bytearray | memoryview
 
 MIN_RECORD: Final = FIXED_V4 + 4
-"""Bytes of the smallest record: no body, a topic of one byte, no properties."""
+"""Size of the smallest record, in bytes: no body, a topic of one byte, no properties."""
 MAX_RECORD: Final = 64 * 1024 * 1024
-"""Bytes beyond which a size field is taken for damage (brokers refuse bodies over 16 MB)."""
-BLANK_HEAD: Final = 8
-"""Bytes of a filler that mean something: its size and its magic."""
+"""A size field above this many bytes is damage. Brokers refuse bodies over 16 MB."""
+FILLER_HEADER_BYTES: Final = 8
+"""Bytes of a filler's header: its size and its magic."""
 
-HEAD: Final = np.dtype(
+RECORD_HEADER: Final = np.dtype(
     [
         ("size", ">i4"),
         ("magic", ">u4"),
@@ -43,15 +43,15 @@ HEAD: Final = np.dtype(
         ("body_len", ">i4"),
     ]
 )
-"""A record's head when both hosts are IPv4. With IPv6 hosts everything after `born_host` moves by 12 bytes a host."""
+"""A record's header with two IPv4 hosts. Each IPv6 host moves the fields after it by 12 bytes."""
 
-assert HEAD.itemsize == FIXED_V4
+assert RECORD_HEADER.itemsize == FIXED_V4
 
 __all__ = ["FIXED_V4", "MAGIC_BLANK", "MAGIC_V1", "MAGIC_V2"]
 
 
-def take_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """One item of `dtype` from each of the byte positions `at`; positions need no alignment."""
+def gather_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return one item of `dtype` from each byte position in `at`. Positions need no alignment."""
     wanted = np.dtype(dtype)
     width = wanted.itemsize
     if not len(at):
@@ -60,11 +60,10 @@ def take_fixed(buf: Bytes, at: Ints, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return windows[at].view(wanted)
 
 
-def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
-    """`buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray; the slices are in order and do not overlap.
+def gather_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
+    """Return `buf[at[i]:at[i] + length[i]]` for every i as a pyarrow BinaryArray. Slices are sorted and disjoint.
 
-    Arrow's filter copies them: values and the gaps between them are laid out as one array over `buf`, of which every
-    second element is kept.
+    Arrow's filter copies the slices: it keeps every second element of an array of slices and gaps over `buf`.
     """
     count = len(at)
     if not count:
@@ -72,41 +71,41 @@ def take_slices(buf: Bytes, at: Ints, length: Ints) -> Any:
     width = int(length[0])
     if width and bool((length == width).all()):
         offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
-        data = take_fixed(buf, at, f"V{width}").view(np.uint8)
+        data = gather_fixed(buf, at, f"V{width}").view(np.uint8)
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
     keep = np.zeros(2 * count - 1, dtype=np.bool_)
     keep[::2] = True
-    return laid_out(buf, at, length, None).filter(pa.array(keep))
+    return slices_and_gaps(buf, at, length, None).filter(pa.array(keep))
 
 
-def laid_out(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
-    """The slices and the gaps between them in turn, as one BinaryArray over `buf`; `valid`: its validity bits."""
+def slices_and_gaps(buf: Bytes, at: Ints, length: Ints, valid: Any) -> Any:
+    """Return slices and gaps in turn as one BinaryArray over `buf`. `valid`: the validity bits of the array."""
     edges = np.empty(2 * len(at), dtype=np.int32)
     edges[0::2] = at
     edges[1::2] = at + length
     return pa.Array.from_buffers(pa.binary(), len(edges) - 1, [valid, pa.py_buffer(edges), pa.py_buffer(buf)])
 
 
-def checked_text(values: Any) -> Any:
-    """A BinaryArray without an offset as strings. Raises pa.ArrowInvalid when one is not UTF-8."""
+def decode_utf8(values: Any) -> Any:
+    """Decode a BinaryArray without an offset. Raises pa.ArrowInvalid if a value is not UTF-8."""
     data = values.buffers()[2]
     if data is None or int(np.frombuffer(data, dtype=np.uint8).max(initial=0)) >= 0x80:
         return values.cast(pa.string())
-    # All of it is ASCII, so no value has to be looked at by itself.
+    # ASCII bytes need no check of single values.
     return values.view(pa.string())
 
 
-def as_text(values: Any) -> Any:
-    """A BinaryArray as strings; bytes that are not UTF-8 become U+FFFD (only then Python sees single values)."""
+def decode_utf8_lossy(values: Any) -> Any:
+    """Decode a BinaryArray. Invalid UTF-8 becomes U+FFFD; only then single values become Python objects."""
     try:
-        return checked_text(values)
+        return decode_utf8(values)
     except pa.ArrowInvalid:
         texts = [None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()]
         return pa.array(texts, type=pa.string())
 
 
-def buffers_of(values: Any) -> tuple[Ints, Bytes]:
-    """Offsets (length + 1, from 0) and bytes of a BinaryArray without nulls and without an offset."""
+def offsets_and_bytes(values: Any) -> tuple[Ints, Bytes]:
+    """Return the offsets (length + 1, from 0) and the bytes of a BinaryArray without nulls and without an offset."""
     _, offsets, data = values.buffers()
     edges = np.frombuffer(offsets, dtype=np.int32)[: len(values) + 1].astype(np.int64)
     raw = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)

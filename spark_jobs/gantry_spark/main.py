@@ -1,4 +1,4 @@
-"""The report's command line: arguments, the session, the exit code, and the summary that a pod leaves behind."""
+"""The report's command line: arguments, session, exit code, and the pod's termination message."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from typing import Any, Final
 import orjson
 
 from gantry_spark.errors import GantrySparkError
-from gantry_spark.report import Job, check, run
+from gantry_spark.report import Job, preflight, run
 from gantry_spark.session import session
 
-SUMMARY_LIMIT: Final = 4000
-"""Bytes of a termination message; Kubernetes cuts at 4096."""
-FAILED: Final = 1
-NOTES: Final = 3
-NOTE_LIMIT: Final = 300
-"""How many of the report's notes go into the summary, and how long each may be."""
-NO_USE: Final = 3
-"""Exit code of a run that failed, and would fail again in the same way."""
-LEAST_MEMORY_KB: Final = 512 * 1024
-"""Spark does not start with less than 450 MiB of heap, and of what it is given a part is no heap."""
+MAX_SUMMARY_BYTES: Final = 4000
+"""Limit of a termination message in bytes. Kubernetes truncates at 4096."""
+EXIT_FAILED: Final = 1
+MAX_NOTES: Final = 3
+MAX_NOTE_LENGTH: Final = 300
+"""Limits of the summary: the number of notes, and the characters of a note."""
+EXIT_PERMANENT: Final = 3
+"""Exit code of a run that failed and would fail again in the same way."""
+MIN_MEMORY_KB: Final = 512 * 1024
+"""Spark needs a heap of at least 450 MiB, and a part of the JVM's memory is no heap."""
 _SHUT_DOWN: Final = "cancelled because SparkContext was shut down"
 _JAVA_CAUSE: Final = re.compile(r"^(?:: |Caused by: )([\w.$]+): (.+)$", re.MULTILINE)
-"""In the text of an error of Java, the outermost first."""
+"""Matches the causes in the text of a Java exception, the outermost first."""
 _UNITS: Final = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
 
 
-def hours_of(text: str) -> float:
-    """`90m`, `12h`, `7d` in hours. Raises ValueError: says what to write."""
+def parse_hours(text: str) -> float:
+    """Parse a duration such as `90m`, `12h` or `7d`, and return it in hours. Raises ValueError with the valid form."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no length of time: write a number and s, m, h, d or w, for example 7d")
+        raise ValueError(f"{text!r} is not a duration: write a number and s, m, h, d or w, for example 7d")
     return float(found[1]) * _UNITS[found[2]]
 
 
-def memory_of(text: str) -> str:
-    """`512m`, `2g` for Spark's JVM. Raises ValueError: says what to write."""
+def parse_memory(text: str) -> str:
+    """Parse a memory size such as `512m` or `2g` for Spark's JVM. Raises ValueError with the valid form."""
     found = re.fullmatch(r"(\d{1,9})([kmgt])b?", text.strip().lower())
-    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < LEAST_MEMORY_KB:
+    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < MIN_MEMORY_KB:
         raise ValueError(f"{text!r}: write a whole number and m or g, at least 512m, for example 2g")
     return f"{found[1]}{found[2]}"
 
@@ -53,32 +53,37 @@ def memory_of(text: str) -> str:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gantry_spark.report", description="The compaction report.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--path", action="append", default=[], help="store directory (again for another log)")
+    source.add_argument("--path", action="append", default=[], help="store directory (repeat for more logs)")
     source.add_argument(
-        "--brokers", help="HTTP addresses of the brokers, separated by commas, with their group before: a=http://..."
+        "--brokers", help="HTTP addresses of brokers, separated by commas, each with its group: a=http://..."
     )
     source.add_argument("--cluster", help="NameServer addresses, separated by semicolons")
-    parser.add_argument("--name", default="", help="what to call the cluster in the report")
-    parser.add_argument("--out", help="directory for reports and state, or an URL of a Hadoop file system")
-    parser.add_argument("--topics", action="append", default=[], help="topic, with * and ? (again for more)")
-    parser.add_argument("--since", help="only records of the last 12h, 7d, ...")
-    parser.add_argument("--tombstones", default="24h", help="how long compaction keeps tombstones (24h)")
+    parser.add_argument("--name", default="", help="name of the cluster in the report")
+    parser.add_argument("--out", help="directory for reports and state, or a URL of a Hadoop file system")
+    parser.add_argument("--topics", action="append", default=[], help="topic, with * and ? (repeat for more)")
+    parser.add_argument("--since", help="only records of this period, for example 12h or 7d")
+    parser.add_argument("--tombstones", default="24h", help="time for which compaction keeps tombstones (24h)")
     parser.add_argument(
-        "--reserved-hours", type=_at_least(1), help="retention; left out: what the broker says, else 72"
+        "--reserved-hours", type=_integer_from(1), help="retention in hours (default: the broker's, else 72)"
     )
-    parser.add_argument("--top", type=_at_least(1), default=20, help="hot keys by topic (20)")
+    parser.add_argument("--top", type=_integer_from(1), default=20, help="number of hot keys per topic (20)")
     parser.add_argument(
-        "--rate", type=_at_least(0), default=0, help="bytes a second read from brokers, in all; 0: no limit"
+        "--rate",
+        type=_integer_from(0),
+        default=0,
+        help="limit of all reads from brokers, in bytes a second; 0: no limit",
     )
-    parser.add_argument("--token-file", help="holds the brokers' admin token")
-    parser.add_argument("--history", type=_at_least(1), default=10, help="reports that are kept (10)")
-    parser.add_argument("--master", help="Spark master; left out: SPARK_MASTER, else local[*]")
-    parser.add_argument("--conf", action="append", default=[], help="key=value of Spark's configuration (again)")
-    parser.add_argument("--termination-log", help="write a short summary there, for the pod's status")
+    parser.add_argument("--token-file", help="file with the brokers' admin token")
+    parser.add_argument("--history", type=_integer_from(1), default=10, help="number of reports to keep (10)")
+    parser.add_argument("--master", help="Spark master (default: SPARK_MASTER, else local[*])")
+    parser.add_argument(
+        "--conf", action="append", default=[], help="key=value of Spark's configuration (repeat for more)"
+    )
+    parser.add_argument("--termination-log", help="file for a short summary, for the pod's status")
     return parser
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _integer_from(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r}; write a whole number of at least {least}")
@@ -89,21 +94,21 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 def _hours(text: str, option: str) -> float:
     try:
-        return hours_of(text)
+        return parse_hours(text)
     except ValueError as error:
         raise ValueError(f"{option}: {error}") from None
 
 
-def conf_of(pairs: Sequence[str]) -> dict[str, str]:
-    """Spark's configuration from `key=value`. Raises ValueError: names the argument."""
+def parse_conf(pairs: Sequence[str]) -> dict[str, str]:
+    """Parse `key=value` pairs of Spark's configuration. Raises ValueError with the argument."""
     for pair in pairs:
         if not re.match(r"[^=\s]+=", pair):
             raise ValueError(f"--conf: {pair!r}; write key=value, for example spark.driver.memory=2g")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def job_of(args: argparse.Namespace) -> Job:
-    """Raises ValueError: names the argument."""
+def job_from_args(args: argparse.Namespace) -> Job:
+    """Return the job for parsed arguments. Raises ValueError with the argument."""
     return Job(
         paths=tuple(args.path),
         brokers=tuple(b.strip() for b in (args.brokers or "").split(",") if b.strip()),
@@ -121,8 +126,8 @@ def job_of(args: argparse.Namespace) -> Job:
     )
 
 
-def summary_of(report: dict[str, Any], out: str | None) -> dict[str, Any]:
-    """What goes into the cluster's status: small, whatever the report's size."""
+def run_summary(report: dict[str, Any], out: str | None) -> dict[str, Any]:
+    """Return the summary of a report for the cluster's status. Its size is bounded."""
     saving = [t for t in report["topics"] if t["savedBytes"] > 0][:3]
     return {
         "result": "Succeeded",
@@ -137,21 +142,21 @@ def summary_of(report: dict[str, Any], out: str | None) -> dict[str, Any]:
         "topSavings": [
             {"topic": t["topic"], "savedBytes": t["savedBytes"], "recommendation": t["recommendation"]} for t in saving
         ],
-        "notes": [note[:NOTE_LIMIT] for note in report["notes"][:NOTES]],
+        "notes": [note[:MAX_NOTE_LENGTH] for note in report["notes"][:MAX_NOTES]],
     }
 
 
-def plain(error: BaseException) -> str:
-    """The message for people in an error that may have come through Spark's workers."""
+def error_message(error: BaseException) -> str:
+    """Return the message for the user of an error, also of an error from Spark's workers."""
     if isinstance(error, GantrySparkError | ValueError):
         return str(error)
-    said = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
-    if said:
-        return str(said[-1]).strip()
+    details = re.findall(r"gantry_spark\.errors\.\w+: (.+)", str(error))
+    if details:
+        return str(details[-1]).strip()
     if _SHUT_DOWN in str(error):
         return (
-            "Spark gave up, as it does when its executors fail again and again: their pods' logs say why (too little "
-            "memory, an image that cannot be pulled, no way to the driver)"
+            "Spark has stopped because its executors failed too often. The logs of their pods name the reason (too "
+            "little memory, an image that cannot be pulled, no connection to the driver)"
         )
     causes = _JAVA_CAUSE.findall(str(error))
     if causes:
@@ -160,45 +165,49 @@ def plain(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-def leave(path: str | None, value: dict[str, Any]) -> None:
-    """Write the termination message, if asked for; a run does not fail for it."""
+def write_termination_message(path: str | None, value: dict[str, Any]) -> None:
+    """Write the pod's termination message if `path` is given. A failure to write it does not fail the run."""
     if path is None:
         return
     try:
-        Path(path).write_bytes(orjson.dumps(value)[:SUMMARY_LIMIT])
+        Path(path).write_bytes(orjson.dumps(value)[:MAX_SUMMARY_BYTES])
     except OSError as error:
-        print(f"gantry: the summary cannot be written to {path}: {error}", file=sys.stderr)
+        print(f"gantry: cannot write the summary to {path}: {error}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the report; exits with 0, 1 (it failed, the message says why), 3 (and trying again is of no use) or 2 (wrong
-    arguments)."""
+    """Run the report and exit.
+
+    Exit codes: 0 success, 1 failure, 2 wrong arguments, 3 failure that a retry cannot fix.
+    """
     parser = arguments()
     args = parser.parse_args(argv)
     try:
-        job = job_of(args)
-        conf = conf_of(args.conf)
+        job = job_from_args(args)
+        conf = parse_conf(args.conf)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("gantry_spark").setLevel(logging.INFO)
     started = time.monotonic()
     try:
-        size = check(job)
-        spark = session(f"gantry-report {job.source}", args.master, conf, once=size)
+        size = preflight(job)
+        spark = session(f"gantry-report {job.source}", args.master, conf, single_read_bytes=size)
         try:
             done = run(spark, job)
         finally:
             spark.stop()
     except Exception as error:
-        message = plain(error)
+        message = error_message(error)
         print(f"gantry: the report failed: {message}", file=sys.stderr)
         if os.environ.get("GANTRY_TRACEBACK"):
             raise
-        took = round(time.monotonic() - started, 1)
-        leave(args.termination_log, {"result": "Failed", "message": message[:1500], "durationSeconds": took})
+        duration = round(time.monotonic() - started, 1)
+        write_termination_message(
+            args.termination_log, {"result": "Failed", "message": message[:1500], "durationSeconds": duration}
+        )
         retry = not isinstance(error, GantrySparkError) or error.retry
-        raise SystemExit(FAILED if retry else NO_USE) from None
-    summary = summary_of(done.report, job.out)
-    leave(args.termination_log, summary)
+        raise SystemExit(EXIT_FAILED if retry else EXIT_PERMANENT) from None
+    summary = run_summary(done.report, job.out)
+    write_termination_message(args.termination_log, summary)
     print(orjson.dumps(summary).decode())

@@ -1,53 +1,58 @@
-"""The plots of the page, each as a piece of HTML; empty where there is nothing to show."""
+"""The plots of the page. Each function returns a piece of HTML, or an empty string if there is nothing to show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from html import escape
 from typing import Any, Final
 
 import plotly.graph_objects as go
 
-from gantry_spark.texts import size_text
+from gantry_spark.format import format_bytes, format_share
 
-SHOWN: Final = 15
+MAX_TOPICS: Final = 15
+MAX_KEYS: Final = 12
+HEIGHT: Final = 360
+"""Pixels of every plot that shares a row with another one."""
 KEEP: Final = "#9db7d5"
 SAVE: Final = "#1f6feb"
 ALARM: Final = "#c0352b"
-COLORS: Final = ("#1f6feb", "#14804a", "#d97706", "#8b5cf6", "#0891b2", "#be185d", "#65a30d", "#475569")
+COLORS: Final = ("#1f6feb", "#14804a", "#d97706", "#8b5cf6", "#0891b2", "#be185d", "#65a30d", "#64748b")
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 Topic = Mapping[str, Any]
 
 
 def _unit(most: float) -> tuple[str, float]:
-    """The unit in which an axis up to `most` bytes reads well, and its size."""
+    """Return the unit for an axis up to `most` bytes, and the size of that unit in bytes."""
     for name, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if most >= factor:
             return name, float(factor)
     return "B", 1.0
 
 
-def _html(figure: Any, height: int) -> str:
+def _html(figure: Any, height: int, legend: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the plot as HTML. `legend`: names and colours, drawn as text above the plot so that they wrap."""
     figure.update_layout(
         template="plotly_white",
         height=height,
         margin={"l": 10, "r": 16, "t": 8, "b": 10},
         font={"family": FONT, "size": 13, "color": "#1c2733"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        showlegend=False,
         hoverlabel={"font": {"family": FONT}},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
     )
     figure.update_xaxes(automargin=True, gridcolor="#e3e8ee", zeroline=False)
     figure.update_yaxes(automargin=True, gridcolor="#e3e8ee", zeroline=False)
-    return str(
-        figure.to_html(
-            full_html=False,
-            include_plotlyjs=False,
-            config={"displayModeBar": False, "responsive": True},
-        )
+    plot = figure.to_html(
+        full_html=False,
+        include_plotlyjs=False,
+        config={"displayModeBar": False, "responsive": True},
     )
+    items = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in legend)
+    return f'<div class="legend">{items}</div>{plot}' if items else str(plot)
 
 
 def _user(topics: Sequence[Topic]) -> list[Topic]:
@@ -59,37 +64,38 @@ def _short(text: str, most: int = 34) -> str:
 
 
 def savings(topics: Sequence[Topic]) -> str:
-    """Bytes by topic, split into what stays and what goes."""
-    shown = sorted(_user(topics), key=lambda t: (t["savedBytes"], t["bytes"]))[-SHOWN:]
+    """Plot the bytes of each topic, split into the part that stays and the part that compaction removes."""
+    shown = sorted(_user(topics), key=lambda t: (t["savedBytes"], t["bytes"]))[-MAX_TOPICS:]
     if not shown:
         return ""
     unit, factor = _unit(max(t["bytes"] for t in shown))
-    # Names that are cut off may be equal: bars are told apart by number.
-    places = list(range(len(shown)))
+    # Shortened names may be equal, so the bars are identified by number.
+    rows = list(range(len(shown)))
     figure = go.Figure()
-    for label, color, values in (
+    parts = (
         ("stays", KEEP, [t["bytes"] - t["savedBytes"] for t in shown]),
-        ("compaction would remove", SAVE, [t["savedBytes"] for t in shown]),
-    ):
+        ("removed by compaction", SAVE, [t["savedBytes"] for t in shown]),
+    )
+    for label, color, values in parts:
         figure.add_bar(
-            y=places, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
-            customdata=[(t["topic"], size_text(v)) for t, v in zip(shown, values, strict=True)],
+            y=rows, x=[v / factor for v in values], name=label, orientation="h", marker={"color": color},
+            customdata=[(t["topic"], format_bytes(v)) for t, v in zip(shown, values, strict=True)],
             hovertemplate="%{customdata[0]}: %{customdata[1]}<extra>" + label + "</extra>",
         )  # fmt: skip
-    for place, t in zip(places, shown, strict=True):
-        if t["savedBytes"]:
+    for row, t in zip(rows, shown, strict=True):
+        if 100 * t["savedBytes"] >= t["bytes"] > 0:
             figure.add_annotation(
-                x=t["bytes"] / factor, y=place, text=f"-{t['savedBytes'] / t['bytes']:.0%}", showarrow=False,
+                x=t["bytes"] / factor, y=row, text=f"-{format_share(t['savedBytes'], t['bytes'])}", showarrow=False,
                 xanchor="left", xshift=6, font={"color": SAVE},
             )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
-    figure.update_xaxes(title=unit)
-    figure.update_yaxes(tickmode="array", tickvals=places, ticktext=[_short(t["topic"]) for t in shown])
-    return _html(figure, 120 + 34 * len(shown))
+    figure.update_xaxes(title=unit, range=[0, 1.2 * max(t["bytes"] for t in shown) / factor])
+    figure.update_yaxes(tickmode="array", tickvals=rows, ticktext=[_short(t["topic"], 24) for t in shown])
+    return _html(figure, 90 + 34 * len(shown), [(label, color) for label, color, _ in parts])
 
 
 def growth(growth: Mapping[str, Any]) -> str:
-    """Bytes of the log over time, the forecast, and the size at which the disk is full."""
+    """Plot the log's bytes over time, the forecast, and the size at which the disk is full."""
     hours = growth["hours"]
     if not hours:
         return ""
@@ -98,27 +104,28 @@ def growth(growth: Mapping[str, Any]) -> str:
     for h in hours:
         total += h["bytes"]
         sums.append(total)
-    # What an hour brought is there at its end.
+    # The bytes of an hour are complete at its end.
     ends = [t + timedelta(hours=1) for t in times]
     rate = growth["bytesPerHour"]
     ahead = max(24, min(growth["reservedHours"], 2 * len(hours)))
     until = [ends[-1] + timedelta(hours=h) for h in range(ahead + 1)]
-    most = max(growth["steadyBytes"], total)
+    most = max(growth["steadyStateBytes"], total)
     future = [total + rate * h for h in range(ahead + 1)]
     capped = [min(v, most) for v in future]
     # The size of all logs together at which the first disk is full.
     full = total + rate * growth["hoursToFull"] if rate and growth["hoursToFull"] is not None else None
     unit, factor = _unit(max(*capped, 1))
     figure = go.Figure()
+    hover = "%{x|%b %d %H:%M}: %{customdata}<extra></extra>"
     figure.add_scatter(
         x=[times[0], *ends], y=[0, *(v / factor for v in sums)], name="log", mode="lines",
         line={"color": SAVE, "width": 2}, fill="tozeroy", fillcolor="rgba(31,111,235,0.12)",
-        customdata=[size_text(v) for v in (0, *sums)], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
+        customdata=[format_bytes(v) for v in (0, *sums)], hovertemplate=hover,
     )  # fmt: skip
     figure.add_scatter(
-        x=until, y=[v / factor for v in capped], name="forecast, with retention", mode="lines",
-        line={"color": SAVE, "width": 2, "dash": "dot"},
-        customdata=[size_text(v) for v in capped], hovertemplate="%{x|%b %d %H:%M}: %{customdata}<extra></extra>",
+        x=until, y=[v / factor for v in capped], name="forecast with retention", mode="lines",
+        line={"color": KEEP, "width": 2, "dash": "dot"},
+        customdata=[format_bytes(v) for v in capped], hovertemplate=hover,
     )  # fmt: skip
     if full is not None and full <= 1.5 * max(capped):
         figure.add_hline(
@@ -126,33 +133,36 @@ def growth(growth: Mapping[str, Any]) -> str:
             annotation={"text": "disk full", "font": {"color": ALARM}},
         )  # fmt: skip
     figure.update_yaxes(title=unit, rangemode="tozero")
-    return _html(figure, 330)
+    return _html(figure, HEIGHT, [("log", SAVE), ("forecast with retention", KEEP)])
 
 
 def windows(topics: Sequence[Topic]) -> str:
-    """Share that compaction saves by window, a line for each of the topics that save most."""
-    shown = [t for t in _user(topics) if t["savedBytes"] and t["savingByWindow"]][: len(COLORS)]
+    """Plot the share that compaction saves by window, one line for each of the topics with the largest savings.
+
+    A topic with a single window has no line.
+    """
+    shown = [t for t in _user(topics) if t["savedBytes"] and len(t["savingsByWindow"]) > 1][: len(COLORS)]
     if not shown:
         return ""
     figure = go.Figure()
     order: list[str] = []
-    for t in sorted(shown, key=lambda t: len(t["savingByWindow"])):
-        for w in t["savingByWindow"]:
+    for t in sorted(shown, key=lambda t: len(t["savingsByWindow"])):
+        for w in t["savingsByWindow"]:
             label = _window_text(w["hours"])
             if label not in order:
                 order.append(label)
     order.sort(key=_window_order)
     for color, t in zip(COLORS, shown, strict=False):
-        points = t["savingByWindow"]
+        points = t["savingsByWindow"]
         figure.add_scatter(
             x=[_window_text(w["hours"]) for w in points], y=[w["savedBytes"] / max(1, w["bytes"]) for w in points],
             name=_short(t["topic"], 24), mode="lines+markers", line={"color": color, "width": 2},
-            customdata=[size_text(w["savedBytes"]) for w in points],
+            customdata=[format_bytes(w["savedBytes"]) for w in points],
             hovertemplate="%{x}: %{y:.0%}, %{customdata}<extra>" + _short(t["topic"], 24) + "</extra>",
         )  # fmt: skip
     figure.update_xaxes(categoryorder="array", categoryarray=order, type="category")
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="saved of the window")
-    return _html(figure, 330)
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="share of the window")
+    return _html(figure, HEIGHT, [(_short(t["topic"], 24), color) for color, t in zip(COLORS, shown, strict=False)])
 
 
 def _window_text(hours: int | None) -> str:
@@ -168,34 +178,45 @@ def _window_order(label: str) -> float:
     return float(number) * (24 if unit == "d" else 1)
 
 
-def hot_keys(topics: Sequence[Topic]) -> str:
-    """The keys with the most versions of all topics."""
+def _hottest(topics: Sequence[Topic]) -> list[tuple[Mapping[str, Any], str]]:
+    """Return the keys with the most versions, each with its topic."""
     found = [(k, t["topic"]) for t in _user(topics) for k in t["hotKeys"] if k["records"] > 1]
-    found = sorted(found, key=lambda f: -f[0]["records"])[:SHOWN]
-    if not found:
+    return sorted(found, key=lambda f: -f[0]["records"])[:MAX_KEYS]
+
+
+def equal_versions(topics: Sequence[Topic]) -> int | None:
+    """Return the number of versions of the hottest keys if all of them have the same, else None."""
+    counts = {key["records"] for key, _ in _hottest(topics)}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def hot_keys(topics: Sequence[Topic]) -> str:
+    """Plot the keys with the most versions of all topics. Equal bars say nothing, so they are not drawn."""
+    found = _hottest(topics)
+    if not found or (len(found) > 1 and equal_versions(topics) is not None):
         return ""
     found.reverse()
     names = list(dict.fromkeys(topic for _, topic in reversed(found)))
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-    labels = [f"{_short(k['key'], 26)}" for k, _ in found]
+    labels = [_short(k["key"], 20) for k, _ in found]
     figure = go.Figure()
     for name in names:
         rows = [(i, k) for i, (k, topic) in enumerate(found) if topic == name]
         figure.add_bar(
             y=[i for i, _ in rows], x=[k["records"] for _, k in rows], name=_short(name, 24), orientation="h",
             marker={"color": colors[name]}, width=0.7,
-            customdata=[(k["key"], size_text(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
+            customdata=[(k["key"], format_bytes(k["bytes"]), f"{k['share']:.1%}") for _, k in rows],
             hovertemplate="%{customdata[0]}: %{x:,} versions, %{customdata[1]}, %{customdata[2]} of the topic"
             "<extra>" + _short(name, 24) + "</extra>",
         )  # fmt: skip
     figure.update_yaxes(tickmode="array", tickvals=list(range(len(found))), ticktext=labels)
     figure.update_xaxes(title="versions")
-    figure.update_layout(barmode="overlay", showlegend=True)
-    return _html(figure, 120 + 24 * len(found))
+    figure.update_layout(barmode="overlay")
+    return _html(figure, HEIGHT, [(_short(name, 24), colors[name]) for name in names])
 
 
 def versions(topics: Sequence[Topic]) -> str:
-    """How many keys have how many versions, all topics together."""
+    """Plot the number of keys by their number of versions, all topics together."""
     sums: dict[int, int] = {}
     for t in _user(topics):
         for v in t["versions"]:
@@ -213,32 +234,26 @@ def versions(topics: Sequence[Topic]) -> str:
     )
     figure.update_xaxes(title="versions of a key", type="category")
     figure.update_yaxes(title="keys")
-    figure.update_layout(showlegend=False)
-    return _html(figure, 330)
+    return _html(figure, HEIGHT)
 
 
 def ages(topics: Sequence[Topic]) -> str:
-    """Bytes by age, a colour for each of the largest topics."""
+    """Plot the bytes by age, one colour for each of the largest topics."""
     return _stacked(topics, "ages", "bytes", _age_text, _age_order, "age")
 
 
 def sizes(topics: Sequence[Topic]) -> str:
-    """Records by size, a colour for each of the largest topics."""
-    return _stacked(topics, "sizes", "records", _size_class, lambda r: float(r["from"]), "size of a record")
+    """Plot the records by size, one colour for each of the largest topics."""
+    return _stacked(topics, "sizes", "records", _size_class, lambda r: float(r["from"]), "record size, from")
 
 
 def _age_text(row: Mapping[str, Any]) -> str:
-    if row["toHours"] is None:
-        return f"over {_hours(row['fromHours'])}"
-    return (
-        f"{_hours(row['fromHours'])} - {_hours(row['toHours'])}"
-        if row["fromHours"]
-        else f"under {_hours(row['toHours'])}"
-    )
-
-
-def _hours(hours: int) -> str:
-    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
+    low, high = row["fromHours"], row["toHours"]
+    if high is None:
+        return f"over {_window_text(low)}"
+    if not low:
+        return f"under {_window_text(high)}"
+    return f"{low}-{high} h" if high < 48 else f"{low // 24}-{high // 24} d"
 
 
 def _age_order(row: Mapping[str, Any]) -> float:
@@ -246,7 +261,7 @@ def _age_order(row: Mapping[str, Any]) -> float:
 
 
 def _size_class(row: Mapping[str, Any]) -> str:
-    return f"from {size_text(row['from']).replace('.0 ', ' ')}"
+    return format_bytes(row["from"]).replace(".0 ", " ")
 
 
 def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: Any, title: str) -> str:
@@ -270,10 +285,10 @@ def _stacked(topics: Sequence[Topic], field: str, value: str, text: Any, order: 
                 sums[text(row)] = sums.get(text(row), 0) + row[value]
         figure.add_bar(
             x=list(sums), y=[v / factor for v in sums.values()], name=_short(name, 24), marker={"color": color},
-            customdata=[size_text(v) if value == "bytes" else f"{v:,}" for v in sums.values()],
+            customdata=[format_bytes(v) if value == "bytes" else f"{v:,}" for v in sums.values()],
             hovertemplate="%{x}: %{customdata}<extra>" + _short(name, 24) + "</extra>",
         )  # fmt: skip
-    figure.update_layout(barmode="stack", bargap=0.3, showlegend=True)
+    figure.update_layout(barmode="stack", bargap=0.3)
     figure.update_xaxes(title=title, type="category", categoryorder="array", categoryarray=categories)
     figure.update_yaxes(title=unit)
-    return _html(figure, 400)
+    return _html(figure, HEIGHT, [(_short(name, 24), color) for color, (name, _) in zip(COLORS, groups, strict=False)])

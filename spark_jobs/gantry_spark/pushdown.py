@@ -1,4 +1,4 @@
-"""Spark's filters as a `Where`: the source applies those on topic, store time, queue and physical offset."""
+"""Converts Spark's filters to a `RecordFilter` on topic, store time, queue and physical offset."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from gantry_spark.decode import Where
+from gantry_spark.decode import RecordFilter
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def push(filters: Iterable[Filter]) -> tuple[Where, list[Filter]]:
-    """What the source applies, exactly, and the filters that Spark must still apply itself."""
-    where = Where()
+def push(filters: Iterable[Filter]) -> tuple[RecordFilter, list[Filter]]:
+    """Return the filter that the source applies exactly, and the filters that Spark must still apply."""
+    where = RecordFilter()
     rest: list[Filter] = []
     for one in filters:
         narrowed = _narrow(where, one)
@@ -36,9 +36,9 @@ def push(filters: Iterable[Filter]) -> tuple[Where, list[Filter]]:
     return where, rest
 
 
-def _narrow(where: Where, one: Filter) -> Where | None:
+def _narrow(where: RecordFilter, one: Filter) -> RecordFilter | None:
     if isinstance(one, IsNotNull):
-        # `topic = 'x'` comes with this one; alone it asks for records without damaged places.
+        # Spark adds this filter to `topic = 'x'`. Alone it excludes only damaged ranges.
         return None
     column: tuple[str, ...] = getattr(one, "attribute", ())
     value: Any = getattr(one, "value", None)
@@ -65,7 +65,7 @@ def _narrow(where: Where, one: Filter) -> Where | None:
 
 
 def _milliseconds(one: Filter, value: datetime) -> tuple[int | None, int | None]:
-    """Inclusive bounds in whole milliseconds, which is what the log has; `value` may have microseconds."""
+    """Return inclusive bounds in whole milliseconds, the resolution of the log. `value` may have microseconds."""
     aware = value if value.tzinfo else value.replace(tzinfo=UTC)
     micros = (aware - _EPOCH) // timedelta(microseconds=1)
     down, up = micros // 1000, -(-micros // 1000)

@@ -1,4 +1,4 @@
-"""The records of a block, checked all at once: heads, lengths, bodies' CRC, topics."""
+"""Validates the records of a block at once: headers, lengths, CRCs of bodies, topics."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from gantry_broker.protocol.codes import SysFlag
 from zlib_ng.zlib_ng import crc32
 
 from gantry_spark.layout import (
-    HEAD,
     MAGIC_V1,
     MAGIC_V2,
+    RECORD_HEADER,
     Bools,
     Bytes,
     Ints,
-    checked_text,
-    laid_out,
-    take_fixed,
-    take_slices,
+    decode_utf8,
+    gather_fixed,
+    gather_slices,
+    slices_and_gaps,
 )
 
 _SMALL_BODY: Final = 1200
-"""Mean bytes of bodies up to which copying one is cheaper than making a view of it."""
+"""Mean body size in bytes up to which a copy is cheaper than a view."""
 _AT_ONCE: Final = 128 * 1024
-"""Bytes of bodies copied at a time, so that their memory is used again while it is in the processor's cache."""
+"""Bytes of bodies copied at a time, so that their memory is reused while it is in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of the log [start, end) that are no records, and why."""
+    """A range [start, end) of the log without records, and the reason."""
 
     start: int
     end: int
@@ -42,12 +42,12 @@ class Damage:
 
 @dataclass
 class Records:
-    """The good records of one block. All arrays have one element per record; positions are into `buf`."""
+    """The valid records of one block. Arrays have one element per record. Positions are offsets in `buf`."""
 
     buf: Bytes
     base: int
     at: Ints
-    head: Any
+    headers: Any
     store_ms: Ints
     body_at: Ints
     body_len: Ints
@@ -62,25 +62,25 @@ class Records:
 
     @property
     def end(self) -> int:
-        """The offset after the last one; there is at least one."""
-        return self.base + int(self.at[-1]) + int(self.head["size"][-1])
+        """The log offset after the last record. There is at least one record."""
+        return self.base + int(self.at[-1]) + int(self.headers["size"][-1])
 
     def field(self, name: str) -> Ints:
-        """A field of the head by its name in `layout.HEAD`, right also for IPv6 hosts."""
+        """Return a field of the header by its name in `layout.RECORD_HEADER`, also for IPv6 hosts."""
         if name in ("reconsume", "prepared") and bool((self.born_v6 | self.store_v6).any()):
             shift = 12 * (self.born_v6.astype(np.int64) + self.store_v6)
-            kind, place = HEAD.fields[name][:2] if HEAD.fields else (np.dtype(">i8"), 0)
-            return take_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
-        result: Ints = self.head[name].astype(np.int64)
+            kind, place = RECORD_HEADER.fields[name][:2] if RECORD_HEADER.fields else (np.dtype(">i8"), 0)
+            return gather_fixed(self.buf, self.at + place + shift, kind).astype(np.int64)
+        result: Ints = self.headers[name].astype(np.int64)
         return result
 
     def where(self, keep: Bools) -> Records:
-        """Only the records that `keep` marks."""
+        """Return the records that the mask `keep` selects."""
         return Records(
             self.buf,
             self.base,
             self.at[keep],
-            self.head[keep],
+            self.headers[keep],
             self.store_ms[keep],
             self.body_at[keep],
             self.body_len[keep],
@@ -93,13 +93,13 @@ class Records:
 
 
 @dataclass
-class Checked:
-    """All records of a block, good or not: `structure` and `content` say which are."""
+class CheckedBlock:
+    """All records of a block. `structure` and `content` mark the valid ones."""
 
     buf: Bytes
     base: int
     at: Ints
-    head: Any
+    headers: Any
     structure: Bools
     content: Bools
     store_ms: Ints
@@ -112,11 +112,11 @@ class Checked:
     born_v6: Bools
     store_v6: Bools
 
-    def records(self, broken: int | None) -> Records:
-        """The good ones before index `broken` (None: all)."""
+    def records(self, malformed: int | None) -> Records:
+        """Return the valid records before index `malformed` (None: all)."""
         keep = self.structure & self.content
-        if broken is not None:
-            keep[broken:] = False
+        if malformed is not None:
+            keep[malformed:] = False
         if bool(keep.all()):
             return self._all(self.topics)
         good = self._all(pa.nulls(len(keep), pa.string()))
@@ -126,57 +126,60 @@ class Checked:
 
     def _all(self, topics: Any) -> Records:
         return Records(
-            self.buf, self.base, self.at, self.head, self.store_ms, self.body_at, self.body_len, topics,
+            self.buf, self.base, self.at, self.headers, self.store_ms, self.body_at, self.body_len, topics,
             self.props_at, self.props_len, self.born_v6, self.store_v6,
         )  # fmt: skip
 
 
-def first_break(structure: Bools) -> int | None:
-    """Index of the first record that does not hold together; None: all do."""
+def first_malformed(structure: Bools) -> int | None:
+    """Return the index of the first record with an invalid structure, or None."""
     return None if bool(structure.all()) else int(np.argmin(structure))
 
 
-def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[Checked | None, list[Damage]]:
-    """Check all records of a block at once; damage lists those whose content (not structure) is wrong."""
+def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[CheckedBlock | None, list[Damage]]:
+    """Validate all records of a block at once, and return them with the damage of invalid contents.
+
+    A record with an invalid content has a valid structure. `verify`: check the CRC of bodies.
+    """
     if not len(at):
         return None, []
-    head = take_fixed(buf, at, HEAD)
-    magic = head["magic"]
-    size = head["size"].astype(np.int64)
-    sys_flag = head["sys_flag"]
-    two = magic == MAGIC_V2
-    ok: Bools = ((magic == MAGIC_V1) | two) & (head["phys"] == base + at)
+    headers = gather_fixed(buf, at, RECORD_HEADER)
+    magic = headers["magic"]
+    size = headers["size"].astype(np.int64)
+    sys_flag = headers["sys_flag"]
+    is_v2 = magic == MAGIC_V2
+    ok: Bools = ((magic == MAGIC_V1) | is_v2) & (headers["phys"] == base + at)
     born_v6: Bools = (sys_flag & int(SysFlag.BORN_HOST_V6)) != 0
     store_v6: Bools = (sys_flag & int(SysFlag.STORE_HOST_V6)) != 0
-    store_ms = head["store_ms"].astype(np.int64)
-    body_len = head["body_len"].astype(np.int64)
-    fixed = np.full(len(at), HEAD.itemsize, dtype=np.int64)
+    store_ms = headers["store_ms"].astype(np.int64)
+    body_len = headers["body_len"].astype(np.int64)
+    fixed = np.full(len(at), RECORD_HEADER.itemsize, dtype=np.int64)
     if bool((born_v6 | store_v6).any()):
         fixed += 12 * (born_v6.astype(np.int64) + store_v6)
         fits = at + fixed <= len(buf)
         ok &= fits
         safe = np.where(fits, at, 0)
-        late = np.where(fits, fixed, HEAD.itemsize)
-        store_ms = take_fixed(buf, safe + 56 + 12 * np.where(fits, born_v6, False), ">i8").astype(np.int64)
-        body_len = take_fixed(buf, safe + late - 4, ">i4").astype(np.int64)
+        late = np.where(fits, fixed, RECORD_HEADER.itemsize)
+        store_ms = gather_fixed(buf, safe + 56 + 12 * np.where(fits, born_v6, False), ">i8").astype(np.int64)
+        body_len = gather_fixed(buf, safe + late - 4, ">i4").astype(np.int64)
     ok &= (size >= fixed + 4) & (body_len >= 0) & (fixed + body_len + 3 <= size)
     body_at = at + fixed
     end = at + size
     topic_at = _or_start(ok, body_at + body_len, at)
     topic_len = buf[topic_at].astype(np.int64)
-    if bool(two.any()):
-        topic_len = np.where(two, topic_len << 8 | buf[topic_at + 1], topic_len)
-        topic_at = topic_at + two
+    if bool(is_v2.any()):
+        topic_len = np.where(is_v2, topic_len << 8 | buf[topic_at + 1], topic_len)
+        topic_at = topic_at + is_v2
     topic_at = topic_at + 1
     ok &= topic_at + topic_len + 2 <= end
     props_at = _or_start(ok, topic_at + topic_len, at)
     props_len = buf[props_at].astype(np.int64) << 8 | buf[props_at + 1]
     props_at = props_at + 2
     ok &= props_at + props_len == end
-    content, topics, damage = _check_content(buf, base, at, head, ok, body_at, body_len, topic_at, topic_len, verify)
+    content, topics, damage = _check_content(buf, base, at, headers, ok, body_at, body_len, topic_at, topic_len, verify)
     return (
-        Checked(
-            buf, base, at, head, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
+        CheckedBlock(
+            buf, base, at, headers, ok, content, store_ms, body_at, body_len, topics, ok.copy(), props_at, props_len,
             born_v6, store_v6,
         ),
         damage,
@@ -184,15 +187,15 @@ def check(buf: Bytes, base: int, at: Ints, verify: bool) -> tuple[Checked | None
 
 
 def _or_start(ok: Bools, place: Ints, at: Ints) -> Ints:
-    """`place` where a record is good so far, else a position that is surely within the block."""
+    """Return `place` for valid records, and a position inside the block for the others."""
     return place if bool(ok.all()) else np.where(ok, place, at)
 
 
 def body_crcs(buf: Bytes, at: Ints, length: Ints) -> npt.NDArray[np.uint32]:
-    """The CRC-32 of `buf[at[i]:at[i] + length[i]]` for every i; the slices are in order and do not overlap.
+    """Return the CRC-32 of `buf[at[i]:at[i] + length[i]]` for every i. Slices are sorted and disjoint.
 
-    Small bodies are copied into bytes objects by Arrow, some at a time, which costs less than a view of each; the gaps
-    between them are nulls of the same array.
+    Arrow copies small bodies into bytes objects, some at a time, which is cheaper than a view of each. The gaps between
+    them are nulls of the same array.
     """
     count = len(at)
     sums: list[int] = []
@@ -203,12 +206,12 @@ def body_crcs(buf: Bytes, at: Ints, length: Ints) -> npt.NDArray[np.uint32]:
         view = memoryview(buf.data)
         sums = [crc32(view[a:b]) for a, b in zip(at.tolist(), (at + length).tolist(), strict=True)]
     else:
-        laid = laid_out(buf, at, length, pa.py_buffer(b"\x55" * (count // 4 + 1)))
+        laid = slices_and_gaps(buf, at, length, pa.py_buffer(b"\x55" * (count // 4 + 1)))
         step = 2 * (_AT_ONCE // (mean + 1) + 1)
         for first in range(0, 2 * count, step):
             bodies = laid.slice(first, step).to_numpy(zero_copy_only=False)
             sums += map(crc32, bodies[::2].tolist())
-    # By way of array, which takes a list of numbers faster than numpy does.
+    # The array module converts a list of numbers faster than numpy.
     return np.frombuffer(array("I", sums), dtype=np.uint32)
 
 
@@ -216,7 +219,7 @@ def _check_content(
     buf: Bytes,
     base: int,
     at: Ints,
-    head: Any,
+    headers: Any,
     ok: Bools,
     body_at: Ints,
     body_len: Ints,
@@ -224,18 +227,18 @@ def _check_content(
     topic_len: Ints,
     verify: bool,
 ) -> tuple[Bools, Any, list[Damage]]:
-    """Bodies and topics: which records are good, the topics of the structurally good ones, and the damage."""
+    """Check bodies and topics; return the mask of valid records, the topics of the well-formed ones, and the damage."""
     content = np.ones(len(at), dtype=np.bool_)
     bad: list[tuple[int, str]] = []
     if verify:
         rows = np.flatnonzero(ok)
         sums = body_crcs(buf, body_at[ok], body_len[ok])
-        for index in rows[(sums & 0x7FFFFFFF) != head["crc"][ok]].tolist():
+        for index in rows[(sums & 0x7FFFFFFF) != headers["crc"][ok]].tolist():
             content[index] = False
             bad.append((index, "the body does not match its CRC"))
-    topics = take_slices(buf, topic_at[ok], topic_len[ok])
+    topics = gather_slices(buf, topic_at[ok], topic_len[ok])
     try:
-        topics = checked_text(topics)
+        topics = decode_utf8(topics)
     except pa.ArrowInvalid:
         texts: list[str | None] = []
         for index, raw in zip(np.flatnonzero(ok).tolist(), topics.to_pylist(), strict=True):
@@ -248,5 +251,5 @@ def _check_content(
                     bad.append((index, "the topic is not UTF-8"))
         topics = pa.array(texts, type=pa.string())
     bad.sort()
-    places = [(base + int(at[i]), base + int(at[i]) + int(head["size"][i]), why) for i, why in bad]
+    places = [(base + int(at[i]), base + int(at[i]) + int(headers["size"][i]), why) for i, why in bad]
     return content, topics, [Damage(*place) for place in places]

@@ -1,11 +1,11 @@
-"""The logs of a live cluster: over the brokers' HTTP interface, slaves first, only up to what is confirmed.
+"""The logs of a live cluster, read over the brokers' HTTP interface up to the confirmed offset.
 
-A group is one log. Its listing is that of the member that has confirmed most; its bytes come from slaves as long as
-they have them, then from the master. A member that does not answer is left for the next one, with growing pauses, and a
-position that no member holds any more has expired.
+A broker group has one log. Its listing is that of the member with the highest confirmed offset. Slaves serve the bytes
+as long as they hold them, then the master. A read skips a member that does not answer and retries with growing pauses.
+A position that no member holds any more has expired.
 
-Addresses may have their group before them: `a=http://10.0.0.5:10921`. Then it can be told whether one that does not
-answer takes a whole group with it.
+An address may start with its group: `a=http://10.0.0.5:10921`. Then a missing group is detected although none of its
+members answers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from gantry_spark.errors import Expired, SourceError
 READ_AHEAD: Final = 4 * 1024 * 1024
 SMALL_READ: Final = 64 * 1024
 ATTEMPTS: Final = 6
-"""Rounds over all members before a read is given up: about 16 s of pauses."""
+"""Rounds over all members before a read fails: about 16 s of pauses."""
 _FIRST_PAUSE_S: Final = 0.25
 _TIMEOUT: Final = httpx.Timeout(10.0, connect=2.0)
-_GONE: Final = 410
+_EXPIRED_STATUS: Final = 410
 _NAMED: Final = re.compile(r"([^=/]+)=(.+)")
 _TOKEN: Final = re.compile(rb"[ -~]+")
 
 
 @dataclass(frozen=True)
 class RemoteSegment:
-    """A segment as a broker lists it; see `directory.Segment`."""
+    """A segment in a broker's listing; see `directory.Segment`."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class RemoteSegment:
 
 
 def headers(token_file: str | None) -> dict[str, str]:
-    """The admin token's header. Raises SourceError when the file cannot be read, or holds none."""
+    """Return the HTTP header with the admin token. Raises SourceError if the file holds no token or is not readable."""
     if token_file is None:
         return {}
     try:
@@ -56,57 +56,59 @@ def headers(token_file: str | None) -> dict[str, str]:
     except OSError as error:
         raise SourceError(f"option tokenFile: {token_file} cannot be read: {error.strerror}") from None
     if _TOKEN.fullmatch(token) is None:
-        raise SourceError(f"option tokenFile: {token_file} holds no token: one line of ASCII")
+        raise SourceError(f"option tokenFile: {token_file} holds no token; expected one line of ASCII")
     return {"Authorization": f"Bearer {token.decode()}"}
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
-    """What TLS trusts: to read it takes longer than many an answer does."""
+def _tls_context() -> ssl.SSLContext:
+    """The TLS context. Loading the trusted certificates takes longer than many responses."""
     return httpx.create_ssl_context()
 
 
-def ask(url: str, token_file: str | None, path: str) -> bytes:
-    """One GET. Raises SourceError: the broker does not answer, or refuses."""
+def http_get(url: str, token_file: str | None, path: str) -> bytes:
+    """Send one GET and return the body. Raises SourceError if the broker does not answer or refuses."""
     try:
-        answer = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_trusted())
+        response = httpx.get(url + path, headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
     except httpx.HTTPError as error:
         raise SourceError(f"broker {url} does not answer: {error or type(error).__name__}") from None
-    if answer.status_code in (401, 403):
-        raise SourceError(f"broker {url} refuses to be read ({answer.status_code}): give the admin token by tokenFile")
-    if answer.status_code != 200:
-        raise SourceError(f"broker {url}{path} answers {answer.status_code}: {answer.text[:200]}")
-    return answer.content
+    if response.status_code in (401, 403):
+        raise SourceError(
+            f"broker {url} refuses access ({response.status_code}): set option tokenFile to a file with the admin token"
+        )
+    if response.status_code != 200:
+        raise SourceError(f"broker {url}{path} answers {response.status_code}: {response.text[:200]}")
+    return response.content
 
 
 def base_url(text: str) -> str:
-    """`host:port` or an URL as the base URL of a broker's HTTP interface."""
+    """Return the base URL of a broker's HTTP interface, given as `host:port` or as a URL."""
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
-def named(text: str) -> tuple[str | None, str]:
-    """The group that an address has before it (None: it has none), and the base URL."""
+def split_group(text: str) -> tuple[str | None, str]:
+    """Split an address into its group (None: not given) and its base URL."""
     found = _NAMED.fullmatch(text)
     return (None, base_url(text)) if found is None else (found[1], base_url(found[2]))
 
 
-def status(url: str, token_file: str | None = None) -> MemberStatus:
-    """What a broker says of itself. Raises SourceError."""
+def fetch_status(url: str, token_file: str | None = None) -> MemberStatus:
+    """Return the status of a broker. Raises SourceError."""
     try:
-        return MemberStatus.model_validate_json(ask(base_url(url), token_file, "/v1/status"))
+        return MemberStatus.model_validate_json(http_get(base_url(url), token_file, "/v1/status"))
     except ValueError as error:
-        raise SourceError(f"broker {url} gives no status of a Gantry broker: {str(error).splitlines()[0]}") from None
+        raise SourceError(f"broker {url} returns no status of a Gantry broker: {str(error).splitlines()[0]}") from None
 
 
 class RemoteLog:
-    """The log of one group."""
+    """The log of one broker group."""
 
     def __init__(
-        self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, doubts: Sequence[str] = ()
+        self, infos: Sequence[tuple[str, LogInfo]], token_file: str | None, rate: int, unreachable: Sequence[str] = ()
     ) -> None:
         """`infos`: base URL and listing of every member that answers; at least one.
 
-        `doubts`: why addresses do not answer that may be of this group, or of one that is not read.
+        `unreachable`: the errors of addresses without a group. They may belong to this group or to a missing one.
         """
         best = max((info for _, info in infos), key=lambda info: info.confirmed)
         self.name = best.group
@@ -117,7 +119,7 @@ class RemoteLog:
         self.master = next((url for url, info in ordered if info.role == "Master"), ordered[-1][0])
         self.token_file = token_file
         self.rate = rate
-        self.doubts = tuple(doubts)
+        self.unreachable = tuple(unreachable)
         size = best.segment_bytes
         self.segments = [
             RemoteSegment(s.start, s.start - s.start % size + size, min(s.end, best.confirmed), s.first_store_ms,
@@ -126,57 +128,59 @@ class RemoteLog:
         ]  # fmt: skip
 
     def open(self, index: int) -> HttpBytes:
-        """The bytes of a segment; nothing is asked for yet."""
+        """Return the bytes of a segment. This sends no request yet."""
         return HttpBytes(self.sources, self.segments[index].limit, self.token_file, self.rate)
 
 
-def logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
-    """The logs of all groups that these brokers belong to.
+def open_logs(urls: Sequence[str], token_file: str | None, rate: int) -> list[RemoteLog]:
+    """Return the logs of all groups of these brokers.
 
-    Raises SourceError: nobody of a group answers, or a broker is of another group than is said.
+    Raises SourceError if no member of a group answers, or if a broker belongs to another group than its address names.
     """
-    headers(token_file)  # Else each broker would be said not to answer, for a file that cannot be used.
+    headers(token_file)  # Fails early on an unusable token file, which is no fault of the brokers.
     groups: dict[str, list[tuple[str, LogInfo]]] = defaultdict(list)
     problems: dict[str | None, list[str]] = defaultdict(list)
-    for group, url in dict.fromkeys(named(u) for u in urls):
+    for group, url in dict.fromkeys(split_group(u) for u in urls):
         try:
-            info = LogInfo.model_validate_json(ask(url, token_file, "/v1/log"))
+            info = LogInfo.model_validate_json(http_get(url, token_file, "/v1/log"))
         except SourceError as error:
             problems[group].append(str(error))
         except ValueError as error:
-            problems[group].append(f"{url} gives no listing of a log: {str(error).splitlines()[0]}")
+            problems[group].append(f"{url} returns no listing of a log: {str(error).splitlines()[0]}")
         else:
             if group not in (None, info.group):
                 raise SourceError(f"broker {url} is of group {info.group}, not of {group}")
             groups[info.group].append((url, info))
     for group, why in problems.items():
         if group is not None and group not in groups:
-            raise SourceError(f"nobody of group {group} answers, and without it there is only a part: {'; '.join(why)}")
+            raise SourceError(
+                f"no member of group {group} answers, and its part of the cluster would be missing: {'; '.join(why)}"
+            )
     if not groups:
-        raise SourceError("; ".join(problems[None]) or "no broker is named")
+        raise SourceError("; ".join(problems[None]) or "no broker is given")
     return [RemoteLog(infos, token_file, rate, problems[None]) for _, infos in sorted(groups.items())]
 
 
 class HttpBytes:
-    """Bytes of a log from the members that have them. Keeps the last answer for small reads around it."""
+    """Bytes of a log from the members that hold them. Keeps the last response for small reads around it."""
 
     def __init__(self, sources: Sequence[tuple[str, int]], limit: int, token_file: str | None, rate: int) -> None:
-        """`sources`: base URL and confirmed offset of the members, in the order in which they are asked."""
+        """`sources`: base URL and confirmed offset of the members, in the order of requests."""
         self._sources = list(sources)
         self._limit = limit
-        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=_trusted())
+        self._client = httpx.Client(headers=headers(token_file), timeout=_TIMEOUT, verify=_tls_context())
         self._rate = rate
         self._started = time.monotonic()
         self._taken = 0
         self._kept_at = 0
         self._kept = b""
 
-    def mapped(self, offset: int, size: int) -> memoryview | None:
-        """See `scan.LogBytes`: what is elsewhere has to be read."""
+    def map_range(self, offset: int, size: int) -> memoryview | None:
+        """See `scan.LogBytes`. Remote bytes cannot be mapped."""
         return None
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """See `scan.LogBytes`. Raises Expired, or SourceError when no member answers in time."""
+        """See `scan.LogBytes`. Raises Expired, or SourceError if no member answers in time."""
         want = min(len(into), self._limit - offset)
         done = 0
         while done < want:
@@ -198,33 +202,33 @@ class HttpBytes:
         problems: dict[str, str] = {}
         pause = _FIRST_PAUSE_S
         for attempt in range(ATTEMPTS):
-            asked = gone = 0
+            requests = gone = 0
             for source in list(self._sources):
                 url, confirmed = source
                 if start >= confirmed:
                     continue
-                asked += 1
+                requests += 1
                 try:
-                    upto = min(stop, confirmed)
-                    answer = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": upto})
+                    end = min(stop, confirmed)
+                    response = self._client.get(f"{url}/v1/log/bytes", params={"from": start, "to": end})
                 except httpx.HTTPError as error:
                     problems[url] = str(error) or type(error).__name__
                     continue
-                if answer.status_code == 200 and answer.content:
-                    # Stay with it, instead of trying those that did not answer again at every read.
+                if response.status_code == 200 and response.content:
+                    # The member that answered comes first, so that later reads do not wait for the others.
                     self._sources.remove(source)
                     self._sources.insert(0, source)
-                    self._slow_down(len(answer.content))
-                    return answer.content
-                gone += answer.status_code == _GONE
-                problems[url] = f"{answer.status_code} {answer.text[:120]}"
-            if asked and gone == asked:
+                    self._slow_down(len(response.content))
+                    return response.content
+                gone += response.status_code == _EXPIRED_STATUS
+                problems[url] = f"{response.status_code} {response.text[:120]}"
+            if requests and gone == requests:
                 raise Expired(f"offset {start} is below the start of the log of every member")
             if attempt < ATTEMPTS - 1:
                 time.sleep(pause)
                 pause = min(pause * 2, 8.0)
-        said = "; ".join(f"{url}: {why}" for url, why in problems.items())
-        raise SourceError(f"bytes {start} to {stop} of the log cannot be had: {said}")
+        details = "; ".join(f"{url}: {why}" for url, why in problems.items())
+        raise SourceError(f"bytes {start} to {stop} of the log are not available: {details}")
 
     def _slow_down(self, count: int) -> None:
         self._taken += count

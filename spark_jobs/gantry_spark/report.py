@@ -1,10 +1,10 @@
 """The compaction report: `python -m gantry_spark.report --out DIR (--path DIR | --brokers URLS | --cluster NAMESRV)`.
 
-A run counts what is new in the logs (`figures`), adds what earlier runs have counted (`state`), asks Spark for the
-figures (`summary`), and writes under the output directory, in this order:
+A run aggregates the new parts of the logs (`aggregates`), adds the aggregates of earlier runs (`scan_state`), queries
+Spark for the numbers (`summary`), and writes these files to the output directory, in this order:
 
 - `reports/<run>/report.json`, `report.html`, `keys/`, `hours.parquet`, `queues.parquet`;
-- `report.json` and `report.html`: the last good report.
+- `report.json` and `report.html`: the last successful report.
 """
 
 from __future__ import annotations
@@ -26,41 +26,48 @@ import orjson
 import pyarrow as pa
 from pyarrow import parquet
 
-from gantry_spark import state as states
-from gantry_spark.directory import UNSETTLED
+from gantry_spark import scan_state
+from gantry_spark.aggregates import SCHEMA, SUMS
+from gantry_spark.directory import MUTABLE_TAIL_BYTES
+from gantry_spark.environment import read_environment
 from gantry_spark.errors import Expired, NoSuchTopic, SourceError
-from gantry_spark.figures import SCHEMA, SUMS
-from gantry_spark.layout import BLANK_HEAD, MAGIC_V1, MAGIC_V2
-from gantry_spark.model import Context, build
+from gantry_spark.layout import FILLER_HEADER_BYTES, MAGIC_V1, MAGIC_V2
+from gantry_spark.output_store import (
+    LocalOutputStore,
+    OutputStore,
+    escape_glob,
+    is_local,
+    lock_output,
+    open_output_store,
+)
 from gantry_spark.page import render
-from gantry_spark.places import LocalPlace, Place, alone_in, is_local, literal, place_of
-from gantry_spark.plan import Log, gaps, must_hold_records
+from gantry_spark.partitioning import Log, gaps, require_records
+from gantry_spark.report_model import Context, build
 from gantry_spark.scan import Range, is_good_record, store_time_at
 from gantry_spark.session import cores
-from gantry_spark.source import Options, doubts_of
+from gantry_spark.source import Options, unreachable_warnings
 from gantry_spark.summary import (
     counted_segments,
     newest_by_key,
-    of_all_queues,
     queue_spans,
     summarize,
     summarize_keys,
+    with_unread_queues,
 )
-from gantry_spark.surroundings import surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
-ROWS: Final = "state/rows"
-STATE: Final = "state/state.json"
-HOURLY: Final = ("n", "bytes", "keyed", "keyed_bytes")
+ROWS_DIR: Final = "state/rows"
+STATE_FILE: Final = "state/state.json"
+HOUR_COLUMNS: Final = ("n", "bytes", "keyed", "keyed_bytes")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to report on, and how. One of `paths`, `brokers` and `cluster`."""
+    """The parameters of a report. Exactly one of `paths`, `brokers` and `cluster` is set."""
 
     paths: tuple[str, ...] = ()
     brokers: tuple[str, ...] = ()
@@ -81,11 +88,11 @@ class Job:
 
     @property
     def source(self) -> str:
-        """What people call it."""
+        """The name of the source for users."""
         return self.name or self.cluster or ", ".join(self.paths or self.brokers)
 
     def options(self, cores: int) -> dict[str, str]:
-        """The options of the data source."""
+        """Return the options of the data source."""
         options = {"parallelism": str(max(1, cores)), **self.read_options}
         if self.paths:
             options["paths"] = orjson.dumps(list(self.paths)).decode()
@@ -101,110 +108,114 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
-    """A report, and where it lies (None: it was not kept)."""
+class ReportResult:
+    """A report, its page, and its output directory (None: not kept)."""
 
     report: dict[str, Any]
     page: str
     out: str | None
 
 
-def check(job: Job, whole: bool = False) -> int:
-    """What can be known before Spark is started, which takes a while; the bytes of the logs. Raises GantrySparkError as
-    `run` does; with `whole` also as `must_be_whole` does."""
+def preflight(job: Job, whole: bool = False) -> int:
+    """Check everything that needs no Spark session, and return the bytes of the logs.
+
+    Raises GantrySparkError as `run` does; with `whole` also as `require_complete_logs` does.
+    """
     logs = Options(job.options(1)).logs()
     if whole:
-        must_be_whole(logs)
+        require_complete_logs(logs)
     logger.info("%d logs of %s", len(logs), job.source)
-    must_hold_records(logs, job.source)
+    require_records(logs, job.source)
     if job.out is not None and is_local(job.out):
-        LocalPlace(job.out)
-    return bytes_of(logs)
+        LocalOutputStore(job.out)
+    return total_bytes(logs)
 
 
-def run(spark: SparkSession, job: Job) -> Done:
+def run(spark: SparkSession, job: Job) -> ReportResult:
     """Make the report. Raises GantrySparkError with a message for the user."""
     started = time.monotonic()
-    with _output(job) as out, alone_in(out):
-        place = place_of(spark, out)
-        now_ms = clock(job)
+    with _output(job) as out, lock_output(out):
+        store = open_output_store(spark, out)
+        now_ms = report_time_ms(job)
         since_ms = job.since_ms
         if since_ms is None and job.window_hours is not None:
             since_ms = now_ms - int(job.window_hours * 3_600_000)
-        name = _run_name(now_ms, place)
+        name = _run_name(now_ms, store)
         options = job.options(cores(spark))
         logs = Options(options).logs()
-        must_hold_records(logs, job.source)
-        counting = Counting(spark, place, options, logs, name)
-        rows = counting.rows(since_ms)
-        logger.info("%s bytes of log are counted", f"{counting.scanned:,}")
-        # Of the whole log there are the same figures already, unless a part was chosen.
+        require_records(logs, job.source)
+        incremental = IncrementalScan(spark, store, options, logs, name)
+        rows = incremental.rows(since_ms)
+        logger.info("counted %s bytes of log", f"{incremental.scanned:,}")
+        # Without a filter, the rows already hold the counts of the whole log.
         part = bool(job.topics) or since_ms is not None
-        counts = counting.counts() if part else rows.filter("kind = 'count'")
-        rows, topics = _chosen(rows, counts, job.topics)
+        counts = incremental.counts() if part else rows.filter("kind = 'count'")
+        rows, topics = _select_topics(rows, counts, job.topics)
         keys_at = f"reports/{name}/keys"
         found = summarize(rows)
         found.spans = queue_spans(counts) if part else found.queues
-        newest_by_key(rows, found.spread).write.mode("overwrite").parquet(place.url(keys_at))
-        keys = spark.read.parquet(literal(place.url(keys_at)))
-        around = surroundings(logs, job.token_file)
+        newest_by_key(rows, found.keys_span_blocks).write.mode("overwrite").parquet(store.url(keys_at))
+        keys = spark.read.parquet(escape_glob(store.url(keys_at)))
+        environment = read_environment(logs, job.token_file)
         missing = _missing(logs)
         context = Context(
             source=job.source,
             now_ms=now_ms,
             since_ms=since_ms,
             tombstone_ms=int(job.tombstone_hours * 3_600_000),
-            reserved_hours=job.reserved_hours or around.reserved_hours,
-            disks=around.disks,
-            offsets=of_all_queues([o for o in around.offsets if topics is None or o.topic in topics], found.spans),
-            log_bytes=counting.log_bytes,
-            new_bytes=counting.scanned,
+            reserved_hours=job.reserved_hours or environment.reserved_hours,
+            disks=environment.disks,
+            offsets=with_unread_queues(
+                [o for o in environment.offsets if topics is None or o.topic in topics], found.spans
+            ),
+            log_bytes=incremental.log_bytes,
+            new_bytes=incremental.scanned,
             segments=sum(len(log.segments) for log in logs),
-            notes=[*missing, *around.notes, *counting.notes],
-            whole=not missing,
+            notes=[*missing, *environment.notes, *incremental.notes],
+            complete=not missing,
             hours=_bytes_by_hour(counts) if part else None,
         )
-        logger.info("the newest record of each key is found")
+        logger.info("found the newest record of each key")
         summarize_keys(found, rows, keys, now_ms - context.tombstone_ms, job.top, context.offsets, counts)
         report = build(found, context)
-        if not report["totals"]["records"] and not report["damage"]["places"]:
-            report["notes"].append("No record of the log was looked at: it holds none, or none in the window.")
+        if not report["totals"]["records"] and not report["damage"]["ranges"]:
+            report["notes"].append("The report covers no record: the log has none, or none in the window.")
         report["run"] = name
         report["durationSeconds"] = round(time.monotonic() - started, 1)
         page = render(report)
         data = orjson.dumps(report, option=orjson.OPT_INDENT_2)
         for folder in (f"reports/{name}/", ""):
-            place.write(f"{folder}report.json", data)
-            place.write(f"{folder}report.html", page.encode())
-        place.write(f"reports/{name}/hours.parquet", _table(found.hours, ("topic", "hour", *HOURLY)))
-        place.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
-        _forget(place, job.history)
-        return Done(report, page, None if job.out is None else out)
+            store.write(f"{folder}report.json", data)
+            store.write(f"{folder}report.html", page.encode())
+        store.write(f"reports/{name}/hours.parquet", _table(found.hours, ("topic", "hour", *HOUR_COLUMNS)))
+        store.write(f"reports/{name}/queues.parquet", _table(found.queues, ("log", "topic", "queue_id", *SUMS)))
+        _delete_old_reports(store, job.history)
+        return ReportResult(report, page, None if job.out is None else out)
 
 
-def must_be_whole(logs: Sequence[Any]) -> None:
-    """Raises SourceError: these may not be all logs of the cluster, or a part of one is missing."""
+def require_complete_logs(logs: Sequence[Any]) -> None:
+    """Raise SourceError if a log of the cluster or a part of a log may be missing."""
     missing = _missing(logs)
     if missing:
-        raise SourceError(f"{'; '.join(missing)}. Newest versions may have been there, so nothing is compacted")
+        raise SourceError(f"{'; '.join(missing)}. The missing parts may hold newer versions, so nothing is compacted")
 
 
 def _missing(logs: Sequence[Any]) -> list[str]:
-    """What is missing of the logs, or may be."""
+    """Return a message for each part of the logs that is or may be missing."""
     between = [(log.name, start, end) for log in logs for start, end in gaps(log)]
     return [
-        *doubts_of(logs),
-        *(f"{name}: bytes {start:,} to {end:,} are missing: no segment holds them" for name, start, end in between),
+        *unreachable_warnings(logs),
+        *(f"{name}: no segment holds bytes {start:,} to {end:,}" for name, start, end in between),
     ]
 
 
-def bytes_of(logs: Sequence[Log]) -> int:
-    """From the start of the first segment of each to the end of its last."""
+def total_bytes(logs: Sequence[Log]) -> int:
+    """Return the bytes from the start of the first segment of each log to the end of its last one."""
     return sum(s.limit - s.start for log in logs for s in log.segments)
 
 
-def clock(job: Job) -> int:
-    """The time that ages are counted from, Unix milliseconds."""
+def report_time_ms(job: Job) -> int:
+    """Return the time of the report in Unix milliseconds. Ages count from it."""
     return int(time.time() * 1000) if job.now_ms is None else job.now_ms
 
 
@@ -220,9 +231,9 @@ def _output(job: Job) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_name(now_ms: int, place: Place) -> str:
+def _run_name(now_ms: int, store: OutputStore) -> str:
     base = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
-    taken = set(place.names("reports")) | {n.removeprefix("run=") for n in place.names(ROWS)}
+    taken = set(store.names("reports")) | {n.removeprefix("run=") for n in store.names(ROWS_DIR)}
     number = 1
     name = base
     while name in taken:
@@ -231,134 +242,139 @@ def _run_name(now_ms: int, place: Place) -> str:
     return name
 
 
-class Counting:
-    """Counts what is new, and gives the rows of everything that counts."""
+class IncrementalScan:
+    """Aggregates the new parts of the logs, and returns the rows of all runs."""
 
     def __init__(
-        self, spark: SparkSession, place: Place, options: dict[str, str], logs: Sequence[Any], run: str
+        self, spark: SparkSession, store: OutputStore, options: dict[str, str], logs: Sequence[Any], run: str
     ) -> None:
         self.spark = spark
-        self.place = place
+        self.store = store
         self.options = options
         self.logs = logs
         self.run = run
         self.scanned = 0
         self.log_bytes = 0
         self.notes: list[str] = []
-        self._segments: Sequence[states.Known] = ()
+        self._segments: Sequence[scan_state.CountedSegment] = ()
 
     def rows(self, since_ms: int | None) -> DataFrame:
-        """The rows of the records stored since then, counted now or by an earlier run."""
-        before = states.State.from_json(self.place.read(STATE))
-        self._must_have(before)
-        if not before.runs <= {name.removeprefix("run=") for name in self.place.names(ROWS)}:
-            before = states.State()  # Somebody has removed rows.
-        self._clean(before.runs)
-        now = [states.Now(log.name, log.segments, _first_times(log)) for log in self.logs]
+        """Return the rows of the records stored since `since_ms`, of this run and of earlier runs."""
+        previous = scan_state.State.from_json(self.store.read(STATE_FILE))
+        self._require_known_logs(previous)
+        if not previous.runs <= {name.removeprefix("run=") for name in self.store.names(ROWS_DIR)}:
+            previous = scan_state.State()  # The rows of an earlier run were deleted.
+        self._clean(previous.runs)
+        present_logs = [scan_state.LogSnapshot(log.name, log.segments, _first_times(log)) for log in self.logs]
         verify = Options(self.options).verify
-        seen = _marks(self.logs, before.segments) | _mended(self.logs, before.segments, verify)
-        ahead = states.unread(before, now, seen)
-        counted: dict[tuple[str, int], states.Counted] = {}
-        places: dict[tuple[str, int], list[int]] = {}
+        present_checksums = _current_checksums(self.logs, previous.segments) | _repaired_segments(
+            self.logs, previous.segments, verify
+        )
+        pending = scan_state.pending_scan(previous, present_logs, present_checksums)
+        counted: dict[tuple[str, int], scan_state.SegmentCount] = {}
+        damaged_at: dict[tuple[str, int], list[int]] = {}
         damaged: dict[tuple[str, int], int] = {}
-        marks: list[states.Known] = []
-        if ahead.ranges:
-            logger.info("reading %s bytes of %d logs", f"{ahead.bytes:,}", len(ahead.ranges))
-            self._count(ahead.ranges, None, f"{ROWS}/run={self.run}")
+        task_ends: list[scan_state.CountedSegment] = []
+        if pending.ranges:
+            logger.info("reading %s bytes of %d logs", f"{pending.bytes:,}", len(pending.ranges))
+            self._count(pending.ranges, None, f"{ROWS_DIR}/run={self.run}")
             for r in counted_segments(self._read([self.run])):
-                place = (r["log"], r["segment"])
-                places[place], damaged[place] = r["places"], r["damaged"] or 0
-                if r["marks"]:
-                    *earlier, (end, begin, checksum) = sorted(tuple(mark) for mark in r["marks"])
-                    counted[place] = states.Counted(end, r["min_ms"], r["max_ms"], begin, checksum)
-                    marks += [states.Known(*place, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
-        state = states.after(ahead, now, self.run, counted, places)
-        state = states.marked(state, _ended(self.logs, states.ended(state, self.run), verify))
-        state = states.marked(state, _undone(self.logs, ahead, marks))
+                key = (r["log"], r["segment"])
+                damaged_at[key], damaged[key] = r["damaged_at"], r["damaged"] or 0
+                if r["checksums"]:
+                    *earlier, (end, begin, checksum) = sorted(tuple(row) for row in r["checksums"])
+                    counted[key] = scan_state.SegmentCount(end, r["min_ms"], r["max_ms"], begin, checksum)
+                    task_ends += [scan_state.CountedSegment(*key, e, -1, -1, -1, (), e, b, m) for e, b, m in earlier]
+        state = scan_state.advance(pending, present_logs, self.run, counted, damaged_at)
+        state = scan_state.with_checksums(
+            state, _end_checksums(self.logs, scan_state.fully_read(state, self.run), verify)
+        )
+        state = scan_state.with_checksums(state, _truncated_segments(self.logs, pending, task_ends))
         ends = {(k.log, k.segment): max(k.end, damaged.get((k.log, k.segment), 0)) for k in state.segments}
         unwritten = sum(
             log.segments[-1].limit - ends[log.name, log.segments[-1].start] for log in self.logs if log.segments
         )
-        self.scanned = ahead.bytes - unwritten
-        self.log_bytes = bytes_of(self.logs) - unwritten
-        if len(state.runs) > states.MERGE_AT:
+        self.scanned = pending.bytes - unwritten
+        self.log_bytes = total_bytes(self.logs) - unwritten
+        if len(state.runs) > scan_state.MERGE_AT:
             state = self._merge(state)
-        self.place.write(STATE, state.to_json())
+        self.store.write(STATE_FILE, state.to_json())
         self._clean(state.runs)
         self._segments = state.segments
-        chosen = states.window(state, since_ms)
-        rows = self._live(chosen.live)
-        if chosen.partly and since_ms is not None:
+        chosen = scan_state.window(state, since_ms)
+        rows = self._rows_of(chosen.complete)
+        if chosen.partial and since_ms is not None:
             ranges: dict[str, list[tuple[int, int]]] = {}
-            for known in chosen.partly:
+            for known in chosen.partial:
                 ranges.setdefault(known.log, []).append((known.segment, known.end))
             self.scanned += sum(b - a for spans in ranges.values() for a, b in spans)
-            at = f"reports/{self.run}/partly/run={self.run}"
+            at = f"reports/{self.run}/partial/run={self.run}"
             self._count(ranges, since_ms, at)
-            rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partly").select(rows.columns))
+            rows = rows.unionByName(self._parquet([at], f"reports/{self.run}/partial").select(rows.columns))
         return rows
 
-    def _must_have(self, before: states.State) -> None:
-        """What was counted of a log is dropped when the log is gone, but not when its brokers may just not answer."""
-        doubts = doubts_of(self.logs)
-        gone = {known.log for known in before.segments} - {log.name for log in self.logs}
-        if doubts and gone:
+    def _require_known_logs(self, previous: scan_state.State) -> None:
+        """Drop the counts of a missing log, but fail if its brokers may only be unreachable."""
+        unreachable = unreachable_warnings(self.logs)
+        gone = {known.log for known in previous.segments} - {log.name for log in self.logs}
+        if unreachable and gone:
             raise SourceError(
-                f"log {min(gone)} was there in the last run, and nobody answers for it: {'; '.join(doubts)}"
+                f"the last run read log {min(gone)}, and none of its members answers: {'; '.join(unreachable)}"
             )
-        self.notes += [f"{log}: it was there in the last run, and is not any more: left out" for log in sorted(gone)]
+        self.notes += [f"{log}: the last run read this log, and it no longer exists: left out" for log in sorted(gone)]
 
     def ranges(self, log: str) -> list[tuple[int, int]]:
-        """What is counted of a log, once `rows` was called: records that start there."""
+        """Return the counted ranges of a log, after `rows`. Records start in them."""
         return [(k.segment, k.end) for k in self._segments if k.log == log]
 
     def counts(self) -> DataFrame:
-        """The counts of the whole log, once `rows` was called, whatever its window: what there is to read, and how fast
-        it grows, has nothing to do with that."""
-        return self._live(self._segments).filter("kind = 'count'")
+        """Return the counts of the whole log, after `rows`. Lag and growth do not depend on the window."""
+        return self._rows_of(self._segments).filter("kind = 'count'")
 
     def _count(self, ranges: dict[str, list[tuple[int, int]]], since_ms: int | None, at: str) -> None:
         options = self.options | {"ranges": orjson.dumps(ranges).decode()}
         if since_ms is not None:
             options["sinceMs"] = str(since_ms)
-        frame = self.spark.read.format("commitlog-figures").options(**options).load()
-        frame.write.mode("overwrite").partitionBy("kind").parquet(self.place.url(at))
+        frame = self.spark.read.format("commitlog-aggregates").options(**options).load()
+        frame.write.mode("overwrite").partitionBy("kind").parquet(self.store.url(at))
 
     def _parquet(self, names: Sequence[str], base: str) -> DataFrame:
         from pyspark.sql.types import StringType, StructField, StructType
 
         schema = StructType([*SCHEMA.fields, StructField("run", StringType())])
-        reader = self.spark.read.schema(schema).option("basePath", self.place.url(base))
-        return reader.parquet(*(literal(self.place.url(name)) for name in names))
+        reader = self.spark.read.schema(schema).option("basePath", self.store.url(base))
+        return reader.parquet(*(escape_glob(self.store.url(name)) for name in names))
 
     def _read(self, runs: Sequence[str]) -> DataFrame:
-        return self._parquet([f"{ROWS}/run={run}" for run in runs], ROWS)
+        return self._parquet([f"{ROWS_DIR}/run={run}" for run in runs], ROWS_DIR)
 
-    def _live(self, segments: Sequence[states.Known]) -> DataFrame:
-        """The rows that count of these segments.
+    def _rows_of(self, segments: Sequence[scan_state.CountedSegment]) -> DataFrame:
+        """Return the valid rows of these segments.
 
-        A torn tail is read again by the next run, so damage beyond the end that a run came to counts only as long as
-        no later run has read there.
+        The next run reads a torn tail again. So damage beyond the end of a run is valid only until a later run has read
+        that range.
         """
         from pyspark.sql import functions as f
 
         table = [
             (run, k.log, k.segment, end, run == k.runs[-1][0]) for k in segments for run, end in k.runs
         ]  # fmt: skip
-        live = self.spark.createDataFrame(table, "run string, log string, segment long, upto long, latest boolean")
+        valid = self.spark.createDataFrame(
+            table, "run string, log string, segment long, counted_end long, latest boolean"
+        )
         runs = sorted({row[0] for row in table})
         if not runs:
             return self.spark.createDataFrame([], SCHEMA)
-        rows = self._read(runs).join(f.broadcast(live), ["run", "log", "segment"])
-        rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("upto")) | f.col("latest"))
+        rows = self._read(runs).join(f.broadcast(valid), ["run", "log", "segment"])
+        rows = rows.filter((f.col("kind") != "damage") | (f.col("phys") < f.col("counted_end")) | f.col("latest"))
         return rows.select(*SCHEMA.fieldNames())
 
-    def _merge(self, state: states.State) -> states.State:
-        """Write the rows of all runs as those of one: the sums of each segment."""
+    def _merge(self, state: scan_state.State) -> scan_state.State:
+        """Merge the rows of all runs into one run: the sums of each segment."""
         from pyspark.sql import functions as f
 
         name = f"{self.run}-merged"
-        rows = self._live(state.segments)
+        rows = self._rows_of(state.segments)
         columns = SCHEMA.fieldNames()
 
         def padded(frame: DataFrame) -> DataFrame:
@@ -370,31 +386,31 @@ class Counting:
         sums = [f.sum(s).alias(s) for s in SUMS]
         spans = [f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo"), f.min("min_ms").alias("min_ms"),
                  f.max("max_ms").alias("max_ms"), f.max("end").alias("end")]  # fmt: skip
-        place = ["kind", "log", "segment", "topic"]
-        counts = rows.filter("kind = 'count'").groupBy(*place, "queue_id", "hour").agg(*sums, *spans)
+        by = ["kind", "log", "segment", "topic"]
+        counts = rows.filter("kind = 'count'").groupBy(*by, "queue_id", "hour").agg(*sums, *spans)
         newest = f.max(f.struct("phys", "size", "ms", "qo", "tombstone")).alias("v")
         keys = (
             rows.filter("kind = 'key'")
-            .groupBy(*place, "queue_id", "key")
+            .groupBy(*by, "queue_id", "key")
             .agg(f.sum("n").alias("n"), f.sum("bytes").alias("bytes"), newest)
-            .select(*place, "queue_id", "key", "n", "bytes", "v.*")
+            .select(*by, "queue_id", "key", "n", "bytes", "v.*")
         )
-        sizes = rows.filter("kind = 'size'").groupBy(*place, "bucket")
+        sizes = rows.filter("kind = 'size'").groupBy(*by, "bucket")
         summed = sizes.agg(f.sum("n").alias("n"), f.sum("bytes").alias("bytes"))
-        rest = rows.filter("kind in ('mark', 'damage')")
+        rest = rows.filter("kind in ('bitmap', 'damage')")
         whole = padded(counts).unionByName(padded(keys)).unionByName(padded(summed)).unionByName(rest)
-        whole.write.mode("overwrite").partitionBy("kind").parquet(self.place.url(f"{ROWS}/run={name}"))
-        return states.merged(state, name)
+        whole.write.mode("overwrite").partitionBy("kind").parquet(self.store.url(f"{ROWS_DIR}/run={name}"))
+        return scan_state.merged(state, name)
 
     def _clean(self, wanted: set[str]) -> None:
-        """Remove rows that do not count: of runs that failed, were merged, or whose segments have all expired."""
-        for name in self.place.names(ROWS):
+        """Delete rows that are not valid: of failed or merged runs, and of expired segments."""
+        for name in self.store.names(ROWS_DIR):
             if name.startswith("run=") and name.removeprefix("run=") not in wanted:
-                self.place.delete(f"{ROWS}/{name}")
+                self.store.delete(f"{ROWS_DIR}/{name}")
 
 
 def _first_times(log: Any) -> list[int]:
-    """By segment the store time of its first record, as listed or else read; -1: none begins there."""
+    """Return the store time of each segment's first record, listed or read; -1: no record begins there."""
     times = []
     for index, segment in enumerate(log.segments):
         found = segment.first_ms if segment.first_ms > 0 else None
@@ -406,88 +422,100 @@ def _first_times(log: Any) -> list[int]:
     return times
 
 
-def _marks(logs: Sequence[Any], segments: Sequence[states.Known]) -> dict[tuple[str, int], int | None]:
-    """By log and segment what `Known.mark` is compared with; None: the bytes cannot be had."""
-    return {(k.log, k.segment): None if data is None else crc32(data) for k, data in _around(logs, segments)}
+def _current_checksums(
+    logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment]
+) -> dict[tuple[str, int], int | None]:
+    """Return the present value of `CountedSegment.checksum` by log and segment; None: the bytes are not available."""
+    return {(k.log, k.segment): None if data is None else crc32(data) for k, data in _segment_ends(logs, segments)}
 
 
-def _undone(logs: Sequence[Any], ahead: states.Unread, marks: Sequence[states.Known]) -> dict[tuple[str, int], None]:
-    """The segments of which the bytes before a place at which a task began are not those any more that were counted: by
-    an earlier run, or by another task. `marks`: where tasks ended."""
-    least = {log.name: log.segments[-1].limit - UNSETTLED for log in logs if log.segments}
-    begins = {(log, a) for log, spans in ahead.ranges.items() for a, _ in spans}
-    old = [k for k in ahead.kept if (k.log, k.end) in begins]
-    mine = [*old, *(k for k in marks if k.border > least[k.log])]
-    return {(k.log, k.segment): None for k, data in _around(logs, mine) if data is None or crc32(data) != k.mark}
+def _truncated_segments(
+    logs: Sequence[Any], pending: scan_state.PendingScan, task_ends: Sequence[scan_state.CountedSegment]
+) -> dict[tuple[str, int], None]:
+    """Return the segments that were truncated before the start of a task: their checksums no longer match.
 
-
-def _mended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], None]:
-    """The segments with a record where there was none: a broker has got it from another member."""
-    places = _places(logs)
-    looked_at = (k for k in segments if k.damaged and (k.log, k.segment) in places)
-    return {(k.log, k.segment): None for k in looked_at if _has_record(*places[k.log, k.segment], k.damaged, verify)}
-
-
-def _ended(logs: Sequence[Any], segments: Sequence[states.Known], verify: bool) -> dict[tuple[str, int], int | None]:
-    """The marks of segments that were read to their end: what follows the last record there is a filler, which may be
-    undone with the records after it.
-
-    None: it was undone meanwhile, so that a record stands there that was not counted, or others before it.
+    An earlier run or another task has counted the bytes before that start. `task_ends`: the ends of the tasks.
     """
-    places = _places(logs)
+    least = {log.name: log.segments[-1].limit - MUTABLE_TAIL_BYTES for log in logs if log.segments}
+    begins = {(log, a) for log, spans in pending.ranges.items() for a, _ in spans}
+    old = [k for k in pending.kept if (k.log, k.end) in begins]
+    mine = [*old, *(k for k in task_ends if k.records_end > least[k.log])]
+    return {
+        (k.log, k.segment): None for k, data in _segment_ends(logs, mine) if data is None or crc32(data) != k.checksum
+    }
+
+
+def _repaired_segments(
+    logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment], verify: bool
+) -> dict[tuple[str, int], None]:
+    """Return the segments with a record in a damaged place: a broker has repaired it from another member."""
+    by_key = _segments_by_key(logs)
+    candidates = (k for k in segments if k.damaged and (k.log, k.segment) in by_key)
+    return {(k.log, k.segment): None for k in candidates if _has_record(*by_key[k.log, k.segment], k.damaged, verify)}
+
+
+def _end_checksums(
+    logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment], verify: bool
+) -> dict[tuple[str, int], int | None]:
+    """Return the checksums of segments that were read to their end, extended over the header of the filler.
+
+    A broker may truncate the filler with the records before it. None: that happened, and uncounted records are there.
+    """
+    by_key = _segments_by_key(logs)
     found: dict[tuple[str, int], int | None] = {}
-    for known, data in _around(logs, segments):
-        before = known.border - known.begin
-        if data is not None and crc32(data[:before]) != known.mark:
+    for known, data in _segment_ends(logs, segments):
+        before = known.records_end - known.checksum_start
+        if data is not None and crc32(data[:before]) != known.checksum:
             data = None
-        # A damaged record stays where it is.
+        # A damaged record stays damaged, so only a valid one means a truncation.
         if data is not None and _is_message(data[before:]):
-            log, index = places[known.log, known.segment]
-            data = None if _has_record(log, index, [known.border], verify) else data
+            log, index = by_key[known.log, known.segment]
+            data = None if _has_record(log, index, [known.records_end], verify) else data
         found[known.log, known.segment] = None if data is None else crc32(data)
     return found
 
 
-def _is_message(head: bytearray) -> bool:
-    return len(head) == BLANK_HEAD and int.from_bytes(head[4:], "big") in (MAGIC_V1, MAGIC_V2)
+def _is_message(header: bytearray) -> bool:
+    return len(header) == FILLER_HEADER_BYTES and int.from_bytes(header[4:], "big") in (MAGIC_V1, MAGIC_V2)
 
 
-def _has_record(log: Any, index: int, places: Sequence[int], verify: bool) -> bool:
-    """Whether a good record begins at one of these places, or nobody can tell."""
+def _has_record(log: Any, index: int, offsets: Sequence[int], verify: bool) -> bool:
+    """Return whether a valid record begins at one of these offsets. True if the segment has expired."""
     segment = log.segments[index]
     whole = Range(segment.start, segment.limit, segment.limit, segment.end, index == len(log.segments) - 1)
     with contextlib.suppress(Expired), log.open(index) as source:
-        return any(is_good_record(source, at, whole, verify) for at in places)
+        return any(is_good_record(source, at, whole, verify) for at in offsets)
     return True
 
 
-def _places(logs: Sequence[Any]) -> dict[tuple[str, int], tuple[Any, int]]:
+def _segments_by_key(logs: Sequence[Any]) -> dict[tuple[str, int], tuple[Any, int]]:
     return {(log.name, s.start): (log, index) for log in logs for index, s in enumerate(log.segments)}
 
 
-def _around(logs: Sequence[Any], segments: Sequence[states.Known]) -> Iterator[tuple[states.Known, bytearray | None]]:
-    """One after the other the segments that are there, with the bytes around the last counted record's end; None: they
-    cannot be had."""
-    places = _places(logs)
+def _segment_ends(
+    logs: Sequence[Any], segments: Sequence[scan_state.CountedSegment]
+) -> Iterator[tuple[scan_state.CountedSegment, bytearray | None]]:
+    """Yield the existing segments with the bytes around the end of their last counted record; None: not available."""
+    by_key = _segments_by_key(logs)
     for known in segments:
-        if (known.log, known.segment) in places:
-            yield known, _bytes_around(*places[known.log, known.segment], known)
+        if (known.log, known.segment) in by_key:
+            yield known, _end_bytes(*by_key[known.log, known.segment], known)
 
 
-def _bytes_around(log: Any, index: int, known: states.Known) -> bytearray | None:
-    data = bytearray(min(known.end, known.border + BLANK_HEAD) - known.begin)
-    if known.begin + len(data) > log.segments[index].limit:
+def _end_bytes(log: Any, index: int, known: scan_state.CountedSegment) -> bytearray | None:
+    data = bytearray(min(known.end, known.records_end + FILLER_HEADER_BYTES) - known.checksum_start)
+    if known.checksum_start + len(data) > log.segments[index].limit:
         return None
     with contextlib.suppress(Expired), log.open(index) as source:
-        if source.read_into(known.begin, memoryview(data)) == len(data):
+        if source.read_into(known.checksum_start, memoryview(data)) == len(data):
             return data
     return None
 
 
-def _chosen(rows: DataFrame, counts: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
-    """The rows of the topics that match, and these topics (None: all). Damage belongs to none and stays.
+def _select_topics(rows: DataFrame, counts: DataFrame, patterns: Sequence[str]) -> tuple[DataFrame, set[str] | None]:
+    """Return the rows of the matching topics, and these topics (None: all). Damage has no topic and stays.
 
-    `counts`: those of the whole log, since in a window a topic may have no record.
+    `counts`: the counts of the whole log, since a topic may have no record in a window.
     """
     if not patterns:
         return rows, None
@@ -509,22 +537,22 @@ def _bytes_by_hour(counts: DataFrame) -> dict[int, int]:
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> bytes:
-    """Rows as a Parquet file."""
+    """Return rows as a Parquet file."""
     table = pa.table({c: [row[c] for row in rows] for c in columns})
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink)
     return bytes(sink.getvalue())
 
 
-def _forget(place: Place, history: int) -> None:
-    """Keep the last `history` reports; those that were not finished go at once."""
-    names = place.names("reports")
-    whole = [n for n in names if place.read(f"reports/{n}/report.json") is not None]
+def _delete_old_reports(store: OutputStore, history: int) -> None:
+    """Delete all but the last `history` reports, and all incomplete ones."""
+    names = store.names("reports")
+    whole = [n for n in names if store.read(f"reports/{n}/report.json") is not None]
     for name in names:
         if name not in whole[-history:]:
-            place.delete(f"reports/{name}")
+            store.delete(f"reports/{name}")
         else:
-            place.delete(f"reports/{name}/partly")
+            store.delete(f"reports/{name}/partial")
 
 
 if __name__ == "__main__":

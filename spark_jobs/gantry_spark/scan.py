@@ -1,9 +1,9 @@
-"""Finding the records in a range of the log: chain of sizes, check of all heads at once, and the way past damage.
+"""Finds the valid records in a range of the log.
 
-How it works: sizes lead from one record to the next (`chain`); then numpy checks all the heads of a block together:
-magic, the physical offset that every record carries, lengths that add up, the body's CRC. What does not fit is skipped
-to the next position where magic and physical offset agree, and reported with its place. Records whose body does not
-match its CRC, or whose topic is not UTF-8, are left out alone: their lengths still lead to the next one.
+Size fields lead from one record to the next (`record_boundaries`). Then numpy validates all headers of a block
+together: the magic, the physical offset in every record, the sum of the lengths, the CRC of the body. At an invalid
+structure the scan skips to the next position with a matching magic and physical offset, and reports the skipped range.
+Records with a wrong body CRC or an invalid topic are skipped alone, since their lengths still lead to the next record.
 """
 
 from __future__ import annotations
@@ -16,41 +16,50 @@ from typing import Final, Protocol
 import numpy as np
 from gantry_broker.protocol.codes import SysFlag
 
-from gantry_spark.chain import chain
-from gantry_spark.layout import BLANK_HEAD, HEAD, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, MAX_RECORD, MIN_RECORD, Buffer
+from gantry_spark.layout import (
+    FILLER_HEADER_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_RECORD,
+    MIN_RECORD,
+    RECORD_HEADER,
+    Buffer,
+)
+from gantry_spark.record_boundaries import find_record_boundaries
 from gantry_spark.records import Damage as Damage
 from gantry_spark.records import Records as Records
-from gantry_spark.records import check, first_break
+from gantry_spark.records import check, first_malformed
 
 BLOCK: Final = 16 * 1024 * 1024
-"""Bytes looked at together: the memory of a reader is about three times this."""
+"""Bytes of a block. A reader needs about three times this much memory."""
 _WINDOW: Final = 1024 * 1024
 _size_at = Struct(">i").unpack_from
 _size_magic_at = Struct(">iI").unpack_from
 _phys_at = Struct(">q").unpack_from
-_PHYS_AT = HEAD.fields["phys"][1] if HEAD.fields else 28
+_PHYS_AT = RECORD_HEADER.fields["phys"][1] if RECORD_HEADER.fields else 28
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]
 _BLANK_BYTES: Final = MAGIC_BLANK.to_bytes(4, "big")
 
 
 class LogBytes(Protocol):
-    """Where bytes of the log come from."""
+    """A source of log bytes."""
 
     def read_into(self, offset: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from log offset `offset` on; the count, less than asked for only at the end."""
+        """Fill `into` with the bytes from log offset `offset`; return their number, smaller only at the log's end."""
         ...
 
-    def mapped(self, offset: int, size: int) -> memoryview | None:
-        """Up to `size` bytes from log offset `offset` on where they lie, or None: they have to be read."""
+    def map_range(self, offset: int, size: int) -> memoryview | None:
+        """Map up to `size` bytes from log offset `offset`. None: these bytes must be read."""
         ...
 
 
 @dataclass(frozen=True)
 class Range:
-    """What to read: records that start in [start, stop), of bytes that are there up to `limit` (a segment's end).
+    """A range to read: records that start in [start, stop). `limit`: the end of the available bytes.
 
-    `segment_end` is where the segment ends by its size, and so where its filler must end. `last`: nothing follows this
-    segment, so zeros to its end are space that is not written yet.
+    `segment_end`: the end of the segment by its size, and so of its filler. `last`: no segment follows, so trailing
+    zeros are unwritten space.
     """
 
     start: int
@@ -60,8 +69,8 @@ class Range:
     last: bool
 
 
-class _Blocks:
-    """The bytes from a place of the log on, block after block: where they lie if they can be mapped, else read."""
+class _BlockReader:
+    """Reads the bytes of the log block by block, mapped if possible."""
 
     def __init__(self, source: LogBytes, size: int) -> None:
         self.size = size
@@ -71,14 +80,14 @@ class _Blocks:
         self._filled = 0
 
     def at(self, base: int, reach: int) -> tuple[Buffer, int]:
-        """Bytes from `base` on, up to `reach` or `size`, and how many these are; fewer only where the log ends.
+        """Return the bytes from `base` up to `reach` or `size`, and their number: fewer only at the end of the log.
 
-        They are there until the next call. What the last call has read of them is not read again.
+        The bytes are valid until the next call. A call reuses bytes that the last call has read.
         """
         want = min(self.size, reach - base)
-        there = self._source.mapped(base, want)
-        if there is not None:
-            return there, len(there)
+        mapped = self._source.map_range(base, want)
+        if mapped is not None:
+            return mapped, len(mapped)
         rest = max(0, self._base + self._filled - base) if base >= self._base else 0
         old = memoryview(self._buf)[self._filled - rest : self._filled]
         if len(self._buf) < self.size:
@@ -91,12 +100,12 @@ class _Blocks:
 
 
 def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOCK) -> Iterator[Records | Damage]:
-    """Blocks of records and damaged places of a range, in the order of the log.
+    """Yield blocks of records and damaged ranges in log order.
 
-    The bytes behind a block are gone with the next one. `verify`: check the CRC of bodies. Raises OSError when the
-    bytes cannot be read.
+    A block is valid only until the next one. `verify`: check the CRC of bodies. Raises OSError if the bytes cannot be
+    read.
     """
-    blocks = _Blocks(source, block)
+    blocks = _BlockReader(source, block)
     base = wanted.start
     reach = wanted.stop
     while base < wanted.stop:
@@ -104,18 +113,18 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
         short = base + filled < reach and filled < blocks.size
         ended = short or base + filled >= wanted.limit
         whole = np.frombuffer(buf, dtype=np.uint8)[:filled]
-        starts, after = chain(buf, filled, wanted.stop - base)
+        starts, after = find_record_boundaries(buf, filled, wanted.stop - base)
         good, damage = check(whole, base, starts, verify)
         used = after
         if good is not None:
-            broken = first_break(good.structure)
-            if broken is not None:
-                used = int(good.at[broken])
-            records = good.records(broken)
+            malformed = first_malformed(good.structure)
+            if malformed is not None:
+                used = int(good.at[malformed])
+            records = good.records(malformed)
             yield from _in_order(records, [d for d in damage if d.start < base + used], base)
         verdict = "more"
         if base + used < wanted.stop:
-            verdict = _what_is(buf, base, used, filled, wanted, ended)
+            verdict = _classify(buf, base, used, filled, wanted, ended)
             if verdict == "more" and used < after:
                 verdict = "damage"
         if verdict == "filler":
@@ -123,7 +132,7 @@ def scan(source: LogBytes, wanted: Range, verify: bool = True, block: int = BLOC
         if verdict == "damage":
             place = base + used
             found = next_record(source, place + 1, wanted)
-            yield from _lost(source, place, found, wanted)
+            yield from _damage_from(source, place, found, wanted)
             base = wanted.limit if found is None else found
             if found is None or found >= wanted.segment_end or _is_filler(source, found, wanted):
                 return
@@ -143,10 +152,10 @@ def _in_order(records: Records, damage: list[Damage], base: int) -> Iterator[Rec
         yield records
 
 
-def _what_is(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
-    """What stopped the chain at `at`: "more" (bytes are missing), "filler" (the segment's end) or "damage"."""
+def _classify(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended: bool) -> str:
+    """Return the reason for a stop at `at`: "more" (bytes are missing), "filler" (end of the segment) or "damage"."""
     left = filled - at
-    if left < BLANK_HEAD:
+    if left < FILLER_HEADER_BYTES:
         if not ended:
             return "more"
         return "more" if left == 0 else "damage"
@@ -164,10 +173,10 @@ def _what_is(buf: Buffer, base: int, at: int, filled: int, wanted: Range, ended:
     return "more" if plausible and not ended else "damage"
 
 
-def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
-    """The damage between `place` and the next good record; nothing when it is space that is not written yet."""
+def _damage_from(source: LogBytes, place: int, found: int | None, wanted: Range) -> Iterator[Damage]:
+    """Yield the damage from `place` to the next valid record, unless that range is unwritten space."""
     end = wanted.limit if found is None else found
-    written = last_written(source, place, end)
+    written = last_nonzero_end(source, place, end)
     if found is not None:
         yield Damage(place, end, "no records" if written is not None else "zeros between records")
     elif written is not None:
@@ -176,8 +185,8 @@ def _lost(source: LogBytes, place: int, found: int | None, wanted: Range) -> Ite
         yield Damage(place, end, "zeros before the end of the segment")
 
 
-def last_written(source: LogBytes, start: int, end: int) -> int | None:
-    """The offset after the last byte in [start, end) that is not zero; None: all are."""
+def last_nonzero_end(source: LogBytes, start: int, end: int) -> int | None:
+    """Return the offset after the last nonzero byte in [start, end), or None."""
     buf = bytearray(_WINDOW)
     result = None
     at = start
@@ -193,13 +202,13 @@ def last_written(source: LogBytes, start: int, end: int) -> int | None:
 
 
 def next_record(source: LogBytes, start: int, wanted: Range, until: int | None = None) -> int | None:
-    """The first offset from `start` on (below `until`) at which a record or the segment's filler begins, or None."""
+    """Return the first offset in [start, until) at which a record or the segment's filler begins, or None."""
     end = wanted.limit if until is None else min(until, wanted.limit)
     at = start
     buf = bytearray(_WINDOW)
     while at < end:
         got = source.read_into(at, memoryview(buf)[: min(_WINDOW, wanted.limit - at)])
-        if got < BLANK_HEAD:
+        if got < FILLER_HEADER_BYTES:
             return None
         for candidate in _candidates(bytes(buf[:got])):
             offset = at + candidate - 4
@@ -209,12 +218,12 @@ def next_record(source: LogBytes, start: int, wanted: Range, until: int | None =
                 return offset
         if got < _WINDOW:
             return None
-        at += got - BLANK_HEAD
+        at += got - FILLER_HEADER_BYTES
     return None
 
 
 def _candidates(data: bytes) -> Iterator[int]:
-    """Positions of a magic, in order, that leave room for the size before it."""
+    """Yield the positions of a magic with room for the size before it, in order."""
     message = data.find(_MAGIC_START, 4)
     blank = data.find(_BLANK_BYTES, 4)
     while message >= 0 or blank >= 0:
@@ -227,26 +236,25 @@ def _candidates(data: bytes) -> Iterator[int]:
 
 
 def _is_filler(source: LogBytes, offset: int, wanted: Range) -> bool:
-    raw = bytearray(BLANK_HEAD)
-    if source.read_into(offset, memoryview(raw)) < BLANK_HEAD:
+    raw = bytearray(FILLER_HEADER_BYTES)
+    if source.read_into(offset, memoryview(raw)) < FILLER_HEADER_BYTES:
         return False
     size, magic = _size_magic_at(raw, 0)
     return bool(magic == MAGIC_BLANK and offset + size == wanted.segment_end)
 
 
 def is_record(source: LogBytes, offset: int, wanted: Range) -> bool:
-    """Whether a record with consistent head and lengths, or the segment's filler, begins at `offset`."""
+    """Return whether a record with a valid structure, or the segment's filler, begins at `offset`."""
     return _is_filler(source, offset, wanted) or is_good_record(source, offset, wanted, None)
 
 
 def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | None) -> bool:
-    """Whether a record begins at `offset` that `scan` gives with this `verify`; None: if its head and lengths fit,
-    whatever its body and topic."""
-    head = bytearray(MIN_RECORD)
-    if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+    """Return whether `scan` with this `verify` accepts a record at `offset`. None: ignore body and topic."""
+    header = bytearray(MIN_RECORD)
+    if source.read_into(offset, memoryview(header)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return False
-    size, magic = _size_magic_at(head, 0)
-    if magic not in (MAGIC_V1, MAGIC_V2) or _phys_at(head, _PHYS_AT)[0] != offset:
+    size, magic = _size_magic_at(header, 0)
+    if magic not in (MAGIC_V1, MAGIC_V2) or _phys_at(header, _PHYS_AT)[0] != offset:
         return False
     if not MIN_RECORD <= size <= MAX_RECORD or offset + size > wanted.limit:
         return False
@@ -258,27 +266,27 @@ def is_good_record(source: LogBytes, offset: int, wanted: Range, verify: bool | 
 
 
 def store_time_at(source: LogBytes, offset: int, wanted: Range) -> int | None:
-    """Store time of the record at `offset` in Unix milliseconds; None when no record begins there (a filler, say)."""
-    head = bytearray(MIN_RECORD)
-    if source.read_into(offset, memoryview(head)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
+    """Return the store time of the record at `offset` in Unix milliseconds, or None if no record begins there."""
+    header = bytearray(MIN_RECORD)
+    if source.read_into(offset, memoryview(header)[: max(0, wanted.limit - offset)]) < MIN_RECORD:
         return None
-    fields = np.frombuffer(head, dtype=np.uint8)[: HEAD.itemsize].view(HEAD)[0]
+    fields = np.frombuffer(header, dtype=np.uint8)[: RECORD_HEADER.itemsize].view(RECORD_HEADER)[0]
     if int(fields["magic"]) not in (MAGIC_V1, MAGIC_V2) or int(fields["phys"]) != offset:
         return None
     moved = 12 if int(fields["sys_flag"]) & int(SysFlag.BORN_HOST_V6) else 0
-    return int(_phys_at(head, 56 + moved)[0])
+    return int(_phys_at(header, 56 + moved)[0])
 
 
 def store_time_after(source: LogBytes, offset: int, wanted: Range) -> int | None:
-    """As `store_time_at`, of the record that follows the one at `offset`."""
+    """Return the store time of the record that follows the one at `offset`, as `store_time_at`."""
     raw = bytearray(4)
     if source.read_into(offset, memoryview(raw)) < len(raw) or _size_at(raw, 0)[0] < MIN_RECORD:
         return None
     return store_time_at(source, offset + _size_at(raw, 0)[0], wanted)
 
 
-def last_border(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
-    """The offset after the last good record of a range: where a log that is being written ends for now."""
+def last_boundary(source: LogBytes, wanted: Range, block: int = BLOCK) -> int:
+    """Return the offset after the last valid record of a range: the present end of a log in use."""
     end = wanted.start
     for found in scan(source, wanted, verify=False, block=block):
         if isinstance(found, Records) and len(found):

@@ -1,4 +1,4 @@
-"""A Spark session for the jobs, and the Java that it needs."""
+"""The Spark session of the jobs, and the check of its Java."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ JAVA_VERSIONS: Final = (17, 21)
 INSTALL: Final = (
     "Spark 4 needs Java 17 or 21. Install it, for example `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
     "`dnf install java-21-openjdk-headless` (Fedora, RHEL) or `brew install openjdk@21` (macOS), and set JAVA_HOME if "
-    "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 insists on.)"
+    "it is not on the PATH. (The JRE wheels on PyPI lack the module jdk.incubator.vector, which Spark 4 requires.)"
 )
-ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Arrow checks bounds and validity at every value that Spark takes from a batch; Spark has checked validity before, and
-its row numbers are those of the batch."""
-ONCE: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""For a JVM that makes one report of a small log and ends: the second compiler would cost more than it gives back. With
-the first alone a JVM reserves only 48 MiB for code, which the classes that Spark makes can fill; then tasks fail."""
-SMALL_LOG: Final = 2 << 30
-"""Bytes of log below which that is so: measured to be equal at twice this (docs/analytics.md)."""
+ARROW_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+"""Disables Arrow's bounds and null checks, since Spark has already made them for each batch."""
+SHORT_RUN_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Options of a JVM that makes one report of a small log: without the second compiler, whose cost exceeds its gain.
+With the first compiler alone a JVM reserves only 48 MiB for code. Generated classes can exceed that, and tasks fail.
+"""
+SHORT_RUN_LIMIT: Final = 2 << 30
+"""Bytes of log below which these options pay off. They are even at twice this size (docs/analytics.md)."""
 _VERSION = re.compile(r'version "(\d+)')
 
 
 class NoJava(GantrySparkError):
-    """There is no Java that Spark can run on."""
+    """There is no Java that Spark supports."""
 
 
 def check_java(environ: Mapping[str, str] | None = None) -> str:
-    """The path of the Java that Spark will use. Raises NoJava: what was found and what to install."""
+    """Return the path of the Java for Spark. Raises NoJava with the Java found and the Java to install."""
     env = os.environ if environ is None else environ
     home = env.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java", path=env.get("PATH"))
@@ -47,10 +47,10 @@ def check_java(environ: Mapping[str, str] | None = None) -> str:
         where = f"JAVA_HOME is {home}, but {java} does not exist" if home else "no java on the PATH"
         raise NoJava(f"{where}. {INSTALL}")
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoJava(f"{java} does not start: {error}. {INSTALL}") from None
-    found = _VERSION.search(said.stderr + said.stdout)
+    found = _VERSION.search(output.stderr + output.stdout)
     if found is None or int(found[1]) not in JAVA_VERSIONS:
         raise NoJava(f"{java} is version {found[1] if found else 'unknown'}. {INSTALL}")
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False).stdout
@@ -60,7 +60,7 @@ def check_java(environ: Mapping[str, str] | None = None) -> str:
 
 
 def local_conf(memory: str = "1g") -> dict[str, str]:
-    """Settings for a session on this machine: small, quiet, and bound to 127.0.0.1."""
+    """Return the settings of a local session: small, quiet, and bound to 127.0.0.1."""
     return {
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",
@@ -72,22 +72,25 @@ def local_conf(memory: str = "1g") -> dict[str, str]:
     }
 
 
-def java_options(given: str, once: int | None) -> str:
-    """The options of a session's JVMs; those that are `given` come last, so that they win. `once`: as in `session`."""
-    small = once is not None and once < SMALL_LOG
-    return " ".join(option for option in (ARROW, ONCE if small else "", given) if option)
+def java_options(given: str, single_read_bytes: int | None) -> str:
+    """Return the options of a session's JVMs. Options in `given` come last and win.
+
+    `single_read_bytes`: as in `session`.
+    """
+    small = single_read_bytes is not None and single_read_bytes < SHORT_RUN_LIMIT
+    return " ".join(option for option in (ARROW_OPTIONS, SHORT_RUN_OPTIONS if small else "", given) if option)
 
 
 def session(
-    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, once: int | None = None
+    name: str, master: str | None = None, conf: Mapping[str, str] | None = None, single_read_bytes: int | None = None
 ) -> SparkSession:
-    """A session with the `commitlog` source. Without `master`: SPARK_MASTER, else local[*].
+    """Return a session with the `commitlog` source. Default of `master`: SPARK_MASTER, then local[*].
 
-    `once`: bytes of the log, for a session that reads it a single time (`ONCE`) rather than query after query. Raises
+    `single_read_bytes`: bytes of the log, for a session that reads it only once (see `SHORT_RUN_OPTIONS`). Raises
     NoJava.
     """
     check_java()
-    # Workers must be this Python with these packages, not whatever python3 is on the PATH.
+    # Workers must use this Python with these packages, not the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -100,7 +103,7 @@ def session(
         chosen = "local[*]"
     if chosen is not None and chosen.startswith("local"):
         settings |= local_conf()
-        # Spark's scripts ask for it before they read any configuration, and warn of what the host's name leads to.
+        # Spark's scripts need this before they read any configuration. It also prevents a warning about the host name.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings |= {
         "spark.sql.session.timeZone": "UTC",
@@ -108,12 +111,12 @@ def session(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.adaptive.enabled": "true",
-        # Rows of five kinds go to five files side by side instead of being sorted first.
+        # Writes the files of five kinds of rows side by side, without a sort.
         "spark.sql.maxConcurrentOutputFileWriters": "16",
     }
     settings |= given
     for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
-        settings[key] = java_options(settings.get(key, ""), once)
+        settings[key] = java_options(settings.get(key, ""), single_read_bytes)
     builder = SparkSession.builder.appName(name)
     if chosen is not None:
         builder = builder.master(chosen)
@@ -126,7 +129,7 @@ def session(
 
 
 def cores(spark: SparkSession) -> int:
-    """Tasks that run side by side once all executors are there; Spark itself counts those that are there so far."""
+    """Return the number of parallel tasks with all executors. Spark itself counts only the executors so far."""
     context = spark.sparkContext
     conf = context.getConf()
     executors = int(conf.get("spark.executor.instances", "0") or "0")

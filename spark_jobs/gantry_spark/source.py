@@ -1,24 +1,24 @@
-"""`spark.read.format("commitlog")`: the data source, for reading once and as a stream.
+"""The data source `spark.read.format("commitlog")`, for batch and streaming reads.
 
-The driver lists the logs and cuts them into ranges at record borders (`plan`); each task reads its range in blocks,
-finds its records (`scan`) and hands Arrow batches of the wanted columns to Spark (`decode`). Use `register(spark)` of
-this package: Spark wants `spark.sql.python.filterPushdown.enabled` on before a Python source may take filters.
+The driver lists the logs and splits them into ranges at record boundaries (`partitioning`). Each task reads its range
+in blocks, finds the valid records (`scan`) and returns Arrow batches of the requested columns (`decode`). A session
+must register the source with `gantry_spark.register`: Spark pushes filters to Python sources only with
+`spark.sql.python.filterPushdown.enabled`.
 
-Spark's Python data source API does not tell a source which columns a query uses (4.3). So pruning is by what is
-named: `.option("columns", "topic,size")`, or `.schema("topic string, size int")`; without either a read gives all
-columns but the body and the damage.
+Spark's Python data source API does not pass the columns of a query to the source (4.3). So a read names its columns:
+`.option("columns", "topic,size")` or `.schema("topic string, size int")`. The default is all columns but the body and
+the damage.
 
-Options, besides those above:
+Options:
 - `path` (or load's argument; several are allowed): store directories. `brokers`: HTTP addresses, separated by commas,
-  with their group before them (`a=http://10.0.0.5:10921`) if a group that does not answer shall not go unnoticed.
-  `cluster`: NameServer addresses, separated by semicolons. One of the three.
-- `body`: true adds the body. `verify`: false does not check the CRC of bodies.
-- `damaged`: `skip` leaves damaged places out; with `rows` each is a row with `damage` set and no topic.
-- `parallelism`: cores to cut for. `partitionBytes`: size of a partition instead of that. A task reads one range, or
-  several in turn when they are small.
-- `rateLimit`: bytes a second that one task takes from a broker, at most. `tokenFile`: holds the brokers' admin token.
-- `ranges`: JSON {log: [[from, to], ...]} of record borders: only records that start there.
-- `maxBytesPerTrigger`: of a stream. `clockSlackMs`: by how much store times may step back within a log.
+  each with its group (`a=http://10.0.0.5:10921`) to detect a group without a member that answers.
+  `cluster`: NameServer addresses, separated by semicolons. Exactly one of these three is required.
+- `columns`: names of columns, separated by commas. `body`: true adds the body. `verify`: false skips the CRC of bodies.
+- `damaged`: `skip` leaves damaged ranges out. `rows` returns each as a row with `damage` and without a topic.
+- `parallelism`: number of cores. `partitionBytes`: size of a partition, instead of a size by the number of cores.
+- `rateLimit`: limit of one task's reads from brokers, in bytes a second. `tokenFile`: file with the admin token.
+- `ranges`: JSON {log: [[from, to], ...]} of record boundaries. Only records that start in these ranges are read.
+- `maxBytesPerTrigger`: limit of a stream's batch. `clockSlackMs`: tolerance for store times that step back in a log.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from gantry_spark import plan as planning
-from gantry_spark.decode import Where, batch_of, damage_batch
+from gantry_spark import partitioning
+from gantry_spark.decode import RecordFilter, batch_of, damage_batch
 from gantry_spark.directory import DirectoryLog, find
 from gantry_spark.errors import Expired, SourceError
 from gantry_spark.pushdown import push
 from gantry_spark.scan import Damage, scan
-from gantry_spark.schema import DEFAULT, arrow_schema, check_schema, spark_schema
+from gantry_spark.schema import DEFAULT_COLUMNS, arrow_schema, check_schema, spark_schema
 
 logger = logging.getLogger(__name__)
 
-_KNOWN: Final = frozenset(
+_OPTION_NAMES: Final = frozenset(
     name.lower()
     for name in (
         "path", "paths", "brokers", "cluster", "columns", "body", "damaged", "verify", "parallelism", "partitionBytes",
@@ -55,20 +55,20 @@ _KNOWN: Final = frozenset(
 
 
 class Options:
-    """The options of a read, checked. Raises SourceError: names the option, its value and what to write instead."""
+    """The validated options of a read. Raises SourceError with the option, its value and the valid form."""
 
     def __init__(self, given: dict[str, str]) -> None:
         options = {name.lower(): value for name, value in given.items()}
         for name in options:
-            if name not in _KNOWN:
-                raise SourceError(f"option {name}: unknown; there are {', '.join(sorted(_KNOWN))}")
+            if name not in _OPTION_NAMES:
+                raise SourceError(f"option {name}: unknown; there are {', '.join(sorted(_OPTION_NAMES))}")
         self.paths: list[str] = orjson.loads(options["paths"]) if "paths" in options else []
         if "path" in options:
             self.paths.append(options["path"])
         self.brokers = [b.strip() for b in options.get("brokers", "").split(",") if b.strip()]
         for broker in self.brokers:
             if not _is_http(broker):
-                raise SourceError(f"option brokers: {broker!r} is no address; write http://HOST:PORT")
+                raise SourceError(f"option brokers: {broker!r} is not an address; write http://HOST:PORT")
         self.cluster = options.get("cluster", "").strip()
         kinds = sum((bool(self.paths), bool(self.brokers), bool(self.cluster)))
         if kinds != 1:
@@ -84,8 +84,8 @@ class Options:
         self.partition_bytes = _number(options, "partitionbytes", 0, 0)
         self.rate = _number(options, "ratelimit", 0, 0)
         self.token_file = options.get("tokenfile")
-        self.slack_ms = _number(options, "clockslackms", planning.CLOCK_SLACK_MS, 0)
-        self.per_trigger = _number(options, "maxbytespertrigger", 0, 0)
+        self.slack_ms = _number(options, "clockslackms", partitioning.CLOCK_SLACK_MS, 0)
+        self.bytes_per_trigger = _number(options, "maxbytespertrigger", 0, 0)
         try:
             self.ranges: dict[str, list[tuple[int, int]]] | None = (
                 {log: [(int(a), int(b)) for a, b in spans] for log, spans in orjson.loads(options["ranges"]).items()}
@@ -96,37 +96,37 @@ class Options:
             raise SourceError('option ranges: write JSON as {"log": [[0, 1048576]]}') from None
 
     def logs(self) -> list[Any]:
-        """The logs to read. Raises SourceError."""
+        """Open the logs. Raises SourceError."""
         logs: list[Any]
         if self.paths:
             logs = [DirectoryLog(find(path)) for path in self.paths]
         else:
-            # What the network needs takes a second to import, and each of Spark's workers would pay for it.
-            from gantry_spark import remote, wire
+            # The network modules take a second to import, and every Spark worker would pay for it.
+            from gantry_spark import remote, remoting
 
-            brokers = self.brokers or wire.members(self.cluster)
-            logs = list(remote.logs(brokers, self.token_file, self.rate))
+            brokers = self.brokers or remoting.broker_urls(self.cluster)
+            logs = list(remote.open_logs(brokers, self.token_file, self.rate))
         names = [log.name for log in logs]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
+        duplicates = {name for name in names if names.count(name) > 1}
+        if duplicates:
             raise SourceError(
-                f"two logs are called {min(twice)}: copies of one log would count everything twice; give one of each"
+                f"two logs have the name {min(duplicates)}: copies of one log would count twice; give each log once"
             )
         return logs
 
 
-def doubts_of(logs: Sequence[Any]) -> list[str]:
-    """For each address that does not answer and may be of a group that is none of these: why, and what to write."""
+def unreachable_warnings(logs: Sequence[Any]) -> list[str]:
+    """Return a warning for each address that does not answer and may belong to a missing group."""
     groups = ", ".join(log.name for log in logs)
     return [
-        f"{why}; if it is of another group than {groups}, the records of that are missing: write the group before "
-        f"each address (GROUP=http://HOST:PORT), then this can be told"
-        for why in dict.fromkeys(doubt for log in logs for doubt in log.doubts)
+        f"{why}; if it belongs to another group than {groups}, that group's records are missing: write each address "
+        f"with its group (GROUP=http://HOST:PORT) to detect this"
+        for why in dict.fromkeys(warning for log in logs for warning in log.unreachable)
     ]
 
 
 def _is_http(address: str) -> bool:
-    """Whether it names a broker's HTTP interface; its group may stand before it."""
+    """Return whether an address, with or without its group, names an HTTP interface."""
     text = re.sub(r"^[^=/]+=", "", address)
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
@@ -151,37 +151,39 @@ def _number(options: dict[str, str], name: str, default: int, least: int) -> int
     return int(value)
 
 
-class LogPart(InputPartition):
-    """One partition: ranges of a log, in order, and how to open it."""
+class LogPartition(InputPartition):
+    """One Spark partition: ranges of a log in order."""
 
-    def __init__(self, log: Any, parts: tuple[planning.Part, ...]) -> None:
+    def __init__(self, log: Any, parts: tuple[partitioning.LogRange, ...]) -> None:
         super().__init__(parts)
         self.log = log
         self.parts = parts
 
 
-class LostPart(InputPartition):
-    """Bytes [start, end) of a log that expired before they could be read."""
+class ExpiredPartition(InputPartition):
+    """Bytes [start, end) of a log that expired before they were read."""
 
     def __init__(self, log: str, start: int, end: int) -> None:
         super().__init__((start, end))
         self.log = log
-        self.damage = Damage(start, end, "expired before it was read")
+        self.damage = Damage(start, end, "expired before the read")
 
 
-def read_parts(partition: InputPartition, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
-    """The batches of one partition."""
-    if isinstance(partition, LostPart) and options.damage_rows:
+def read_parts(partition: InputPartition, wanted: StructType, where: RecordFilter, options: Options) -> Iterator[Any]:
+    """Yield the batches of one partition."""
+    if isinstance(partition, ExpiredPartition) and options.damage_rows:
         lost = partition.damage
         batch = damage_batch(partition.log, lost.start, lost, wanted.fieldNames(), arrow_schema(wanted), where)
         if batch is not None:
             yield batch
-    if isinstance(partition, LogPart):
+    if isinstance(partition, LogPartition):
         for part in partition.parts:
             yield from _read(partition.log, part, wanted, where, options)
 
 
-def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, options: Options) -> Iterator[Any]:
+def _read(
+    log: Any, part: partitioning.LogRange, wanted: StructType, where: RecordFilter, options: Options
+) -> Iterator[Any]:
     columns, schema = wanted.fieldNames(), arrow_schema(wanted)
     segment = log.segments[part.segment].start
     at = part.range.start
@@ -198,28 +200,28 @@ def _read(log: Any, part: planning.Part, wanted: StructType, where: Where, optio
                 if batch is not None:
                     yield batch
     except Expired as gone:
-        logger.warning("%s: bytes %d to %d expired while they were read", log.name, at, part.range.stop)
-        lost = Damage(at, part.range.stop, f"expired while it was read: {gone}")
+        logger.warning("%s: bytes %d to %d expired during the read", log.name, at, part.range.stop)
+        lost = Damage(at, part.range.stop, f"expired during the read: {gone}")
         batch = damage_batch(log.name, segment, lost, columns, schema, where) if options.damage_rows else None
         if batch is not None:
             yield batch
 
 
-def partitions_of(options: Options, where: Where) -> list[InputPartition]:
-    """The partitions of a read. Raises SourceError."""
+def partitions_of(options: Options, where: RecordFilter) -> list[InputPartition]:
+    """Return the partitions of a read. Raises SourceError."""
     logs = options.logs()
-    for doubt in doubts_of(logs):
-        logger.warning("%s", doubt)
+    for warning in unreachable_warnings(logs):
+        logger.warning("%s", warning)
     gone = {name for name, spans in (options.ranges or {}).items() if spans} - {log.name for log in logs}
     if gone:
-        raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
+        raise SourceError(f"log {min(gone)} is no longer available")
     found: list[InputPartition] = []
     total = sum(s.limit - s.start for log in logs for s in log.segments)
-    target = options.partition_bytes or planning.part_bytes(total, options.parallelism)
+    target = options.partition_bytes or partitioning.partition_bytes_for(total, options.parallelism)
     for log in logs:
         within = None if options.ranges is None else options.ranges.get(log.name, [])
-        parts = planning.plan(log, target, where, within, options.slack_ms)
-        found += [LogPart(log, pack) for pack in planning.pack(parts, target)]
+        parts = partitioning.plan_ranges(log, target, where, within, options.slack_ms)
+        found += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
     return found
 
 
@@ -230,7 +232,7 @@ class CommitLogReader(DataSourceReader):
         check_schema(schema, options.damage_rows)
         self.schema = schema
         self.options = options
-        self.where = Where()
+        self.where = RecordFilter()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self.where, rest = push(filters)
@@ -244,24 +246,24 @@ class CommitLogReader(DataSourceReader):
 
 
 class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads logs as they grow; the offset of a stream is {log: position}, always record borders."""
+    """Reads logs as they grow. The offset of a stream is {log: position}; positions are record boundaries."""
 
     def __init__(self, schema: StructType, options: Options) -> None:
         check_schema(schema, options.damage_rows)
         self.schema = schema
         self.options = options
         self.target: dict[str, int] | None = None
-        """How far a query with the trigger availableNow reads; None: there is no end."""
+        """The end of a query with the trigger availableNow; None: no end."""
 
     def initialOffset(self) -> dict[str, int]:
         return {log.name: log.segments[0].start for log in self.options.logs() if log.segments}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxBytes(self.options.per_trigger) if self.options.per_trigger else ReadAllAvailable()
+        return ReadMaxBytes(self.options.bytes_per_trigger) if self.options.bytes_per_trigger else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         logs = [log for log in self.options.logs() if log.segments]
-        self.target = {log.name: planning.end_from(log, log.segments[0].start, 0) for log in logs}
+        self.target = {log.name: partitioning.stream_end_offset(log, log.segments[0].start, 0) for log in logs}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         result = dict(start)
@@ -271,9 +273,9 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         left = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         for index, log in enumerate(logs):
             at = start.get(log.name, log.segments[0].start)
-            # What a log leaves of its share goes to those after it; each gets on, if only by a record.
+            # A log passes the rest of its share on to the next logs. Each log advances by at least one record.
             share = 0 if left is None else max(1, left // (len(logs) - index))
-            end = planning.end_from(log, at, share)
+            end = partitioning.stream_end_offset(log, at, share)
             if self.target is not None:
                 end = max(at, min(end, self.target[log.name]))
             result[log.name] = end
@@ -286,7 +288,7 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = self.options.logs()
         gone = {name for name in end if end[name] != start.get(name)} - {log.name for log in logs}
         if gone:
-            raise SourceError(f"log {min(gone)} was there, and cannot be reached any more")
+            raise SourceError(f"log {min(gone)} is no longer available")
         for log in logs:
             if log.name not in end or not log.segments:
                 continue
@@ -294,24 +296,24 @@ class CommitLogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = max(start.get(log.name, first), first)
             lost = (start.get(log.name, first), min(first, end[log.name]))
             if lost[0] < lost[1]:
-                logger.warning("%s: bytes %d to %d expired before the stream had read them", log.name, *lost)
-                found.append(LostPart(log.name, *lost))
+                logger.warning("%s: bytes %d to %d expired before the stream read them", log.name, *lost)
+                found.append(ExpiredPartition(log.name, *lost))
             spans = [(begin, end[log.name])]
             size = end[log.name] - begin
-            target = self.options.partition_bytes or planning.part_bytes(size, self.options.parallelism)
-            parts = planning.plan(log, target, Where(), spans, self.options.slack_ms)
-            found += [LogPart(log, pack) for pack in planning.pack(parts, target)]
+            target = self.options.partition_bytes or partitioning.partition_bytes_for(size, self.options.parallelism)
+            parts = partitioning.plan_ranges(log, target, RecordFilter(), spans, self.options.slack_ms)
+            found += [LogPartition(log, task) for task in partitioning.pack_tasks(parts, target)]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_parts(partition, self.schema, Where(), self.options)
+        return read_parts(partition, self.schema, RecordFilter(), self.options)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is held for a stream: brokers expire segments by their own rules."""
+        """Do nothing: brokers expire segments by their own rules."""
 
 
 class CommitLogSource(DataSource):
-    """The data source; `gantry_spark.register` makes it known to a session."""
+    """The data source `commitlog`. `gantry_spark.register` registers it with a session."""
 
     @classmethod
     def name(cls) -> str:
@@ -322,7 +324,7 @@ class CommitLogSource(DataSource):
         if options.columns:
             named = tuple(dict.fromkeys(options.columns))
         else:
-            named = DEFAULT + (("damage",) if options.damage_rows else ())
+            named = DEFAULT_COLUMNS + (("damage",) if options.damage_rows else ())
         return named + (("body",) if options.body and "body" not in named else ())
 
     def schema(self) -> StructType:

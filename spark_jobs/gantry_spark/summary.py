@@ -1,10 +1,10 @@
-"""From the partial figures to those of the report: the Spark queries, and their small results as plain rows.
+"""The Spark queries of the report, from partial aggregates to small results as plain rows.
 
-What is collected is small whatever the log's size: rows by topic and queue, by topic and hour, by topic and bucket, and
-the top keys. Everything that has a row a key stays in Spark.
+The results are small for every size of the log: rows by topic and queue, by topic and hour, by topic and bucket, and
+the top keys. Tables with one row per key stay in Spark.
 
-The newest version of a key: within one log the one furthest on; among the logs of a cluster the one stored last. All
-other versions of that key in the topic are superseded.
+The newest version of a key is, within one log, the one with the highest offset; across the logs of a cluster, the one
+with the latest store time. All other versions of the key in the topic are superseded.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window as SqlWindow
 from pyspark.sql import functions as f
 
-from gantry_spark.figures import MARK_BITS, SUMS
+from gantry_spark.aggregates import BITMAP_BITS, SUMS
 from gantry_spark.forecast import HOUR_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Row = dict[str, Any]
-LOOKED_AT: Final = 100
-"""Damaged places of a segment that are looked at again: a broker that mends one mends them all."""
+RECHECKED_DAMAGE: Final = 100
+"""Number of damaged ranges of a segment that the next run checks again. A broker that repairs one repairs all."""
 QUEUES: Final = 64
-"""Queues whose numbers are the bits of one `places` entry."""
+"""Number of queues in the bitmap of one `locations` entry."""
 
 
 @dataclass(frozen=True)
 class GroupOffset:
-    """How far a consumer group has read a queue of one log."""
+    """The offset of a consumer group in a queue of one log."""
 
     group: str
     log: str
@@ -42,7 +42,7 @@ class GroupOffset:
 
 @dataclass
 class Summary:
-    """All collected rows. Column names are those of the queries below."""
+    """All collected rows. The column names are those of the queries below."""
 
     queues: list[Row] = field(default_factory=list)
     hours: list[Row] = field(default_factory=list)
@@ -52,14 +52,14 @@ class Summary:
     kept_queues: list[Row] = field(default_factory=list)
     kept_hours: list[Row] = field(default_factory=list)
     versions: list[Row] = field(default_factory=list)
-    hot: list[Row] = field(default_factory=list)
+    hot_keys: list[Row] = field(default_factory=list)
     groups: list[Row] = field(default_factory=list)
     spans: list[Row] = field(default_factory=list)
-    """By log, topic and queue the first and last queue offset of the whole log, whatever the window of the rest."""
+    """First and last queue offset by log, topic and queue, of the whole log for every window."""
     damage: list[Row] = field(default_factory=list)
 
     @property
-    def spread(self) -> bool:
+    def keys_span_blocks(self) -> bool:
         """Whether a key can be in more than one log, or in queues of more than one block."""
         return len({q["log"] for q in self.queues}) > 1 or any(not 0 <= q["queue_id"] < QUEUES for q in self.queues)
 
@@ -69,32 +69,34 @@ def _rows(frame: DataFrame) -> list[Row]:
 
 
 def counted_segments(rows: DataFrame) -> list[Row]:
-    """Per log and segment of these rows: end of the last record (null: it has none), least and greatest store time,
-    where tasks ended with start and checksum of the bytes before that, and the damaged places: the first ones, and the
-    end of the last one."""
+    """Return the results of these rows by log and segment.
+
+    Columns: end of the last record (null: none), least and greatest store time, checksums at the ends of tasks, the
+    first damaged offsets, and the end of the last damaged range.
+    """
     segments = rows.filter(f.col("kind").isin("count", "end", "damage")).groupBy("log", "segment")
     return _rows(
         segments.agg(
             f.max("end").alias("end"),
             f.min("min_ms").alias("min_ms"),
             f.max("max_ms").alias("max_ms"),
-            f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("marks"),
-            f.coalesce(f.min_by("phys", f.when(f.col("kind") == "damage", f.col("phys")), LOOKED_AT), f.array()).alias(
-                "places"
-            ),
+            f.collect_list(f.when(f.col("kind") == "end", f.struct("end", "phys", "bits"))).alias("checksums"),
+            f.coalesce(
+                f.min_by("phys", f.when(f.col("kind") == "damage", f.col("phys")), RECHECKED_DAMAGE), f.array()
+            ).alias("damaged_at"),
             f.max(f.when(f.col("kind") == "damage", f.col("phys") + f.col("bytes"))).alias("damaged"),
         )
     )
 
 
 def queue_spans(counts: DataFrame) -> list[Row]:
-    """By log, topic and queue: the first and the last queue offset of these counts."""
+    """Return the first and the last queue offset of these counts by log, topic and queue."""
     spans = counts.groupBy("log", "topic", "queue_id")
     return _rows(spans.agg(f.min("min_qo").alias("min_qo"), f.max("max_qo").alias("max_qo")))
 
 
-def of_all_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
-    """The offsets, and for each queue of a group's topics that it has not begun to read, that of its first record."""
+def with_unread_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[GroupOffset]:
+    """Return the offsets, completed by the first offset of each queue that a group has not begun to read."""
     known = {(o.group, o.log, o.topic, o.queue_id) for o in offsets}
     queues: dict[str, list[Row]] = {}
     for span in spans:
@@ -110,13 +112,12 @@ def of_all_queues(offsets: Sequence[GroupOffset], spans: Sequence[Row]) -> list[
     ]
 
 
-def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
-    """One row a key and topic: versions, bytes, where and how large the newest version is, and the queues it is in.
+def newest_by_key(rows: DataFrame, keys_span_blocks: bool) -> DataFrame:
+    """Return one row for each key and topic: versions, bytes, the newest version, and the queues.
 
-    `spread`: what `Summary.spread` says of these rows.
-
-    `places` has for each log and each 64 queues (`block`) the queues as bits. All aggregates but those that bring
-    several logs together are over plain numbers, which Spark keeps in hash tables; of anything else it would sort.
+    `keys_span_blocks`: as `Summary.keys_span_blocks` of these rows. `locations` has the queues as bits, for each log
+    and each 64 queues (`block`). Aggregates over plain numbers use hash tables; Spark sorts for all other types. Only
+    the merge of several logs needs that.
     """
     newest = [f.max_by(name, "phys").alias(name) for name in ("size", "ms", "qo", "tombstone", "queue_id")]
     bit = f.call_function("shiftleft", f.lit(1).cast("long"), (f.col("queue_id") % QUEUES).cast("int"))
@@ -129,32 +130,32 @@ def newest_by_key(rows: DataFrame, spread: bool) -> DataFrame:
             f.bit_or("bit").alias("queues"),
         )
     )  # fmt: skip
-    place = f.struct("log", "block", "queues")
-    if not spread:
+    location = f.struct("log", "block", "queues")
+    if not keys_span_blocks:
         return by_log.select(
             "topic", "key", "n", "bytes", "ms", "log", "phys", "size", "qo", "tombstone", "queue_id",
-            f.array(place).alias("places"),
+            f.array(location).alias("locations"),
         )  # fmt: skip
-    # Within a log the newest is the one furthest on, whatever its time: first one row a log, then one a topic.
+    # Within a log the newest version has the highest offset. So first one row a log, then one a topic.
     version = f.struct("phys", "ms", "size", "qo", "tombstone", "queue_id")
     by_log = by_log.groupBy("log", "topic", "key").agg(
         f.sum("n").alias("n"),
         f.sum("bytes").alias("bytes"),
         f.max(version).alias("v"),
-        f.collect_list(place).alias("places"),
+        f.collect_list(location).alias("locations"),
     )
     ordered = f.struct("v.ms", "log", "v.phys", "v.size", "v.qo", "v.tombstone", "v.queue_id")
     by_topic = by_log.groupBy("topic", "key").agg(
         f.sum("n").alias("n"),
         f.sum("bytes").alias("bytes"),
         f.max(ordered).alias("v"),
-        f.flatten(f.collect_list("places")).alias("places"),
+        f.flatten(f.collect_list("locations")).alias("locations"),
     )
-    return by_topic.select("topic", "key", "n", "bytes", "v.*", "places")
+    return by_topic.select("topic", "key", "n", "bytes", "v.*", "locations")
 
 
 def summarize(rows: DataFrame) -> Summary:
-    """Everything that has no key, in one pass: by queue, by hour, by size, and the damaged places."""
+    """Return everything without a key in one pass: by queue, by hour, by size, and the damaged ranges."""
     result = Summary()
     sums = ", ".join(f"sum({name}) as {name}" for name in SUMS)
     small = rows.filter(f.col("kind").isin("count", "size", "damage"))
@@ -168,13 +169,13 @@ def summarize(rows: DataFrame) -> Summary:
             group by grouping sets ((kind, log, topic, queue_id), (kind, topic, hour), (kind, topic, bucket),
                                     (kind, log, segment, phys, reason))"""
     )
-    by_queue, by_hour, by_size, by_place = 0b000011111, 0b010101111, 0b010110111, 0b001111000
+    by_queue, by_hour, by_size, by_damage = 0b000011111, 0b010101111, 0b010110111, 0b001111000
     wanted = (
         ((f.col("kind") == "count") & f.col("grouped").isin(by_queue, by_hour))
         | ((f.col("kind") == "size") & (f.col("grouped") == by_size))
-        | ((f.col("kind") == "damage") & (f.col("grouped") == by_place))
+        | ((f.col("kind") == "damage") & (f.col("grouped") == by_damage))
     )
-    lists = {by_queue: result.queues, by_hour: result.hours, by_size: result.sizes, by_place: result.damage}
+    lists = {by_queue: result.queues, by_hour: result.hours, by_size: result.sizes, by_damage: result.damage}
     for row in _rows(found.filter(wanted)):
         lists[row["grouped"]].append(row)
     result.damage.sort(key=lambda d: (d["log"], d["phys"]))
@@ -185,43 +186,43 @@ def summarize_keys(
     result: Summary,
     rows: DataFrame,
     keys: DataFrame,
-    gone_before_ms: int,
+    tombstone_cutoff_ms: int,
     top: int,
     offsets: Sequence[GroupOffset],
     counts: DataFrame,
 ) -> None:
-    """Everything that has a key, and the groups. `keys` is `newest_by_key(rows)`, as stored; `counts` are the counts of
-    the whole log, though `rows` be of a window.
+    """Add everything with a key, and the groups. `keys` is the stored result of `newest_by_key(rows)`.
 
-    `gone_before_ms`: a key whose newest version is a tombstone stored before this is dropped as a whole.
+    `counts`: the counts of the whole log for every window. `tombstone_cutoff_ms`: compaction drops a key if its newest
+    version is a tombstone stored before this time (Unix milliseconds).
     """
-    _summarize_keys(result, keys, gone_before_ms, top)
+    _summarize_keys(result, keys, tombstone_cutoff_ms, top)
     if offsets:
-        _summarize_groups(result, rows, keys, gone_before_ms, offsets, counts)
+        _summarize_groups(result, rows, keys, tombstone_cutoff_ms, offsets, counts)
 
 
-def _kept(gone_before_ms: int) -> Any:
-    """Whether compaction keeps the newest version of a key."""
-    return ~(f.col("tombstone") & (f.col("ms") < gone_before_ms))
+def _kept(tombstone_cutoff_ms: int) -> Any:
+    """Return whether compaction keeps the newest version of a key."""
+    return ~(f.col("tombstone") & (f.col("ms") < tombstone_cutoff_ms))
 
 
-def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: int) -> None:
-    laid = keys.select(
+def _summarize_keys(result: Summary, keys: DataFrame, tombstone_cutoff_ms: int, top: int) -> None:
+    classified = keys.select(
         "topic", "log", "queue_id",
         f.floor(f.col("ms") / HOUR_MS).cast("long").alias("hour"),
         (f.length(f.bin("n")) - 1).alias("bucket"),
-        f.when(_kept(gone_before_ms), 1).otherwise(0).alias("stays"),
-        f.when(f.col("tombstone"), 1).otherwise(0).alias("dead"),
-        # Bytes that are no UTF-8 have become this character.
-        f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("unclear"),
+        f.when(_kept(tombstone_cutoff_ms), 1).otherwise(0).alias("kept"),
+        f.when(f.col("tombstone"), 1).otherwise(0).alias("is_tombstone"),
+        # Invalid UTF-8 has become U+FFFD.
+        f.when(f.col("key").contains("\ufffd"), 1).otherwise(0).alias("ambiguous"),
         f.col("n").alias("versions"), "size",
     )  # fmt: skip
-    laid.createOrReplaceTempView("gantry_keys")
+    classified.createOrReplaceTempView("gantry_keys")
     found = keys.sparkSession.sql(
         """select topic, log, queue_id, hour, bucket,
-             count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(dead) as tombstones,
-             sum(unclear) as unclear,
-             sum(stays) as kept, sum(stays * size) as kept_bytes,
+             count(*) as keys, sum(versions) as n, sum(size) as newest_bytes, sum(is_tombstone) as tombstones,
+             sum(ambiguous) as ambiguous,
+             sum(kept) as kept, sum(kept * size) as kept_bytes,
              grouping_id(topic, log, queue_id, hour, bucket) as grouped
            from gantry_keys
            group by grouping sets ((topic), (topic, log, queue_id), (topic, hour), (topic, bucket))"""
@@ -235,25 +236,31 @@ def _summarize_keys(result: Summary, keys: DataFrame, gone_before_ms: int, top: 
     for row in _rows(found):
         lists[row["grouped"]].append(row)
     _count_keys_of_queues(result, keys)
-    # Spark keeps just the first `top` of each task before the shuffle, so one topic with all the keys is no problem.
-    place = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
-    ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(place).alias("place"))
-    result.hot = _rows(ranked.filter(f.col("place") <= top))
-    result.hot.sort(key=lambda h: (h["topic"], h["place"]))
+    # Spark keeps only the first `top` rows of each task before the shuffle, so one topic may have all the keys.
+    rank = SqlWindow.partitionBy("topic").orderBy(f.desc("n"), f.desc("bytes"), f.asc("key"))
+    ranked = keys.select("topic", "key", "n", "bytes", f.row_number().over(rank).alias("rank"))
+    result.hot_keys = _rows(ranked.filter(f.col("rank") <= top))
+    result.hot_keys.sort(key=lambda h: (h["topic"], h["rank"]))
 
 
 def _count_keys_of_queues(result: Summary, keys: DataFrame) -> None:
-    """Distinct keys by queue: how often each queue's bit is set."""
-    places = keys.select("topic", f.explode("places").alias("place"))
+    """Count the distinct keys by queue: the set bits of each queue."""
+    locations = keys.select("topic", f.explode("locations").alias("location"))
     bits = [
-        f.sum(f.call_function("shiftrightunsigned", f.col("place.queues"), f.lit(i)).bitwiseAND(1)).alias(f"q{i}")
+        f.sum(f.call_function("shiftrightunsigned", f.col("location.queues"), f.lit(i)).bitwiseAND(1)).alias(f"q{i}")
         for i in range(QUEUES)
     ]
-    by_block = places.groupBy("topic", f.col("place.log").alias("log"), f.col("place.block").alias("block")).agg(*bits)
+    by_block = locations.groupBy(
+        "topic", f.col("location.log").alias("log"), f.col("location.block").alias("block")
+    ).agg(*bits)
     for row in _rows(by_block):
         for i in range(QUEUES):
             if row[f"q{i}"]:
-                queue = {"place_log": row["log"], "place_queue": row["block"] * QUEUES + i, "places": row[f"q{i}"]}
+                queue = {
+                    "location_log": row["log"],
+                    "location_queue": row["block"] * QUEUES + i,
+                    "locations": row[f"q{i}"],
+                }
                 result.queue_keys.append({"topic": row["topic"], **queue})
 
 
@@ -261,11 +268,11 @@ def _summarize_groups(
     result: Summary,
     rows: DataFrame,
     keys: DataFrame,
-    gone_before_ms: int,
+    tombstone_cutoff_ms: int,
     offsets: Sequence[GroupOffset],
     counts: DataFrame,
 ) -> None:
-    """What each group has not read yet and compaction would remove: its keyed records ahead, less those that stay."""
+    """Count the unread records that compaction would remove for each group: unread keyed records minus kept ones."""
     table = f.broadcast(
         rows.sparkSession.createDataFrame(
             [(o.group, o.log, o.topic, o.queue_id, o.offset) for o in offsets],
@@ -273,23 +280,25 @@ def _summarize_groups(
         )
     )
     on = ["log", "topic", "queue_id"]
-    # By buckets: offsets of a damaged head are anywhere, and sums with them may be more than a number holds.
-    at = f.call_function("shiftright", f.col("offset"), f.lit(MARK_BITS.bit_length() - 1))
-    skip = f.when(f.col("bucket") > at, 0).otherwise(f.col("offset").bitwiseAND(MARK_BITS - 1)).cast("int")
+    # Damaged headers have arbitrary offsets. Sums by bucket do not overflow with them.
+    at = f.call_function("shiftright", f.col("offset"), f.lit(BITMAP_BITS.bit_length() - 1))
+    skip = f.when(f.col("bucket") > at, 0).otherwise(f.col("offset").bitwiseAND(BITMAP_BITS - 1)).cast("int")
     ahead_bits = f.call_function("shiftrightunsigned", f.col("bits"), skip)
     none = f.lit(None).cast("long")
-    marks = rows.filter(f.col("kind") == "mark").select(*on, "bucket", "bits").join(table, on)
-    ahead = marks.filter(f.col("bucket") >= at).select(
+    bitmaps = rows.filter(f.col("kind") == "bitmap").select(*on, "bucket", "bits").join(table, on)
+    ahead = bitmaps.filter(f.col("bucket") >= at).select(
         "group", *on, f.bit_count(ahead_bits).cast("long").alias("keyed"), none.alias("kept"), none.alias("oldest")
     )
-    newest = keys.filter(_kept(gone_before_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
-    stays = newest.select("group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest"))
+    newest = keys.filter(_kept(tombstone_cutoff_ms)).join(table, on).filter(f.col("qo") >= f.col("offset"))
+    kept_rows = newest.select(
+        "group", *on, none.alias("keyed"), f.lit(1).cast("long").alias("kept"), none.alias("oldest")
+    )
     spans = counts.select(*on, "max_qo", "min_ms").join(table, on)
-    # A time in the first hour of 1970 is that of a damaged head.
+    # A time in the first hour of 1970 is that of a damaged header.
     unread = spans.filter((f.col("max_qo") >= f.col("offset")) & (f.col("min_ms") >= HOUR_MS)).select(
         "group", *on, none.alias("keyed"), none.alias("kept"), f.col("min_ms").alias("oldest")
     )
-    whole = ahead.unionByName(stays).unionByName(unread).groupBy("group", *on)
+    whole = ahead.unionByName(kept_rows).unionByName(unread).groupBy("group", *on)
     result.groups = _rows(
         whole.agg(
             f.coalesce(f.sum("keyed"), f.lit(0)).alias("keyed"),

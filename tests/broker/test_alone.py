@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from free_ports import free_port, free_ports
 from gantry_broker.broker import fitness, registrar
 from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+from tests.support.free_ports import free_port, free_ports
 
 ALONE = "no NameServer answers it"
 PATIENCE_S = 10.0

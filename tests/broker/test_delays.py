@@ -15,7 +15,8 @@ from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.types import Got
-from running import until
+
+from tests.support.running import until
 
 HOUR_MS = 3_600_000
 MakeBench = Callable[..., Any]

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from free_ports import free_ports
 from gantry_broker.broker import fitness, main
 from gantry_broker.config import BrokerConfig
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.types import Put
 
+from tests.support.free_ports import free_ports
+
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 
 class BadDisk:

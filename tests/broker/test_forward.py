@@ -12,7 +12,7 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 
 async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(

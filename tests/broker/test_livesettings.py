@@ -16,7 +16,7 @@ from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.settings import BrokerSettings
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 UPDATE, SHOW = 25, 26
 

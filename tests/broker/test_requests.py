@@ -24,10 +24,11 @@ from gantry_broker.protocol.message import BatchItem, decode_records, encode_bat
 from gantry_broker.store import reading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from running import until
+
+from tests.support.running import until
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 EVERY_CODE = sorted({*TABLE, 10, 310, 320})
 FIELDS = [

@@ -14,10 +14,11 @@ from gantry_broker.broker.core import Broker
 from gantry_broker.broker.metadata import Tables
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
-from running import until
+
+from tests.support.running import until
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 MINUTE = 1_800_000_000_000 // 60_000 * 60_000
 

@@ -13,10 +13,11 @@ from gantry_broker.broker.handlers import transaction
 from gantry_broker.protocol.codes import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.types import Put
-from running import until
+
+from tests.support.running import until
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.broker.conftest import Bench
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01PG\x02UNIQ_KEY\x01U1"
 

@@ -1,9 +1,9 @@
 """Breaks clusters of real processes, and checks that nothing was lost, moved, doubled, undone or left unseen.
 
-    python tests/chaos/run.py --seed 4711               # one run by its seed, with the trace
-    python tests/chaos/run.py --minutes 10              # seeds 1, 2, 3, ..., every second one with Async as well
-    python tests/chaos/run.py --minutes 480 --fresh --keep ~/failed    # for the night: seeds that were never played
-    python tests/chaos/run.py --seed 1 --fault freeze --fault kill --mode Raft --repeat 5
+    python -m tests.chaos.run --seed 4711               # one run by its seed, with the trace
+    python -m tests.chaos.run --minutes 10              # seeds 1, 2, 3, ..., every second one with Async as well
+    python -m tests.chaos.run --minutes 480 --fresh --keep ~/failed    # for the night: seeds that were never played
+    python -m tests.chaos.run --seed 1 --fault freeze --fault kill --mode Raft --repeat 5
 
 The exit code is 1 when something was wrong or a run did not end; the seed, the trace and the command for the same run
 are printed.
@@ -12,6 +12,7 @@ are printed.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import sys
@@ -19,12 +20,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.chaos.run", *sys.argv[1:])
 
-from gantry_chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
-from gantry_chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK
-from gantry_chaos.packets import can_enter, enter, is_own
+from tests.chaos.episode import STEPS, Outcome, Plan, can_fill_disks, make_plan, play
+from tests.chaos.faults import EVERY_FAULT, MORE_FROM, NEEDS_OWN_NETWORK
+from tests.chaos.packets import can_enter, enter, is_own
 
 SEEDS = 1_000_000
 """--fresh begins at one of so many, from `MORE_FROM` on."""
@@ -32,7 +33,7 @@ SEEDS = 1_000_000
 
 def command(plan: Plan, options: argparse.Namespace) -> str:
     """What plays the same plan again."""
-    words = [f"python tests/chaos/run.py --seed {plan.seed}"]
+    words = [f"python -m tests.chaos.run --seed {plan.seed}"]
     words += [f"--fault {kind}" for kind in options.fault or ()]
     words += [f"--steps {options.steps}"] if options.steps != STEPS else []
     words += [f"--mode {options.mode}"] if options.mode and not plan.is_async else []

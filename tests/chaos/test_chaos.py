@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.chaos.episode import make_plan, not_here, play
+from tests.chaos.faults import EVERY_FAULT
+from tests.chaos.packets import can_enter
 
-from gantry_chaos.episode import make_plan, not_here, play
-from gantry_chaos.faults import EVERY_FAULT
-from gantry_chaos.packets import can_enter
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.timeout(500)
 """More than a run of six faults may take, which says itself where it stands."""
@@ -45,7 +45,7 @@ a leader that nobody follows when it dies: what it acknowledged alone is lost, w
 @pytest.mark.parametrize(("mode", "flush", "seed"), PLANS)
 def test_nothing_is_lost_moved_doubled_undone_or_left_unseen(mode: str, flush: str, seed: int) -> None:
     kinds = [k for k in PLANS[mode, flush, seed] if k not in not_here()]
-    again = f"python tests/chaos/run.py --seed {seed} --mode {mode} --flush {flush} --fault {' --fault '.join(kinds)}"
+    again = f"python -m tests.chaos.run --seed {seed} --mode {mode} --flush {flush} --fault {' --fault '.join(kinds)}"
     outcome = play(make_plan(seed, kinds=kinds, mode=mode, flush=flush), again=again)
     assert not outcome.problems, "\n".join([*outcome.trace, outcome.story, again])
     assert len(outcome.history.promised()) >= 90
@@ -63,7 +63,7 @@ corrupted here; in `PLANS` it is the master's."""
 @pytest.mark.parametrize(("flush", "seed"), ASYNC)
 def test_async_replication_loses_the_newest_tail_by_a_failover_and_nothing_else(flush: str, seed: int) -> None:
     kinds = ASYNC[flush, seed]
-    again = f"python tests/chaos/run.py --seed {seed} --flush {flush} --replication Async"
+    again = f"python -m tests.chaos.run --seed {seed} --flush {flush} --replication Async"
     again += f" --fault {' --fault '.join(kinds)}"
     plan = make_plan(seed, kinds=kinds, flush=flush, replication="Async")
     outcome = play(plan, again=again)
@@ -80,10 +80,10 @@ LOSSY = {"MasterSlave": ("packets-lost", "kill", "packets-lost"), "Raft": ("pack
 @pytest.mark.parametrize("mode", LOSSY)
 def test_packets_are_lost(mode: str) -> None:
     """By the kernel, in a network of the run's own."""
-    words = [sys.executable, str(Path(__file__).with_name("run.py")), "--seed", "7", "--mode", mode]
+    words = [sys.executable, "-m", "tests.chaos.run", "--seed", "7", "--mode", mode]
     for kind in LOSSY[mode]:
         words += ["--fault", kind]
-    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert sum(map(int, re.findall(r"no packets are lost any more; (\d+) were", run.stdout))) > 0, run.stdout
     assert " 0 lost" in run.stdout.splitlines()[-1]

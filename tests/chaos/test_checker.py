@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gantry_chaos.checker import check
-from gantry_chaos.deletions import Deletions
-from gantry_chaos.history import History, Log, Place, Sent
+from tests.chaos.checker import check
+from tests.chaos.deletions import Deletions
+from tests.chaos.history import History, Log, Place, Sent
 
 Story = tuple[History, dict[str, Log]]
 

@@ -9,14 +9,11 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from free_ports import free_ports
-from gantry_chaos.links import Links, Weather
+from tests.chaos.links import Links, Weather
+from tests.support.free_ports import free_ports
 
 ECHO = """
 import asyncio, sys

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gantry_chaos.episode import can_fill_disks, make_plan, not_here
-from gantry_chaos.faults import ALONE, FAULTS, MORE, MORE_FROM
+from tests.chaos.episode import can_fill_disks, make_plan, not_here
+from tests.chaos.faults import ALONE, FAULTS, MORE, MORE_FROM
 
 
 def test_a_seed_is_a_plan() -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record, encode_record
 from gantry_broker.store.history import EPOCH_PROPERTY
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from gantry_chaos.checker import check
-from gantry_chaos.history import History, Led, Log, Place, Round, Sent
-from gantry_chaos.lineage import FAILOVER, HAND_OVER, RESTART, Lineage, changes_in, epochs_in
-from gantry_chaos.tail import judge
-from run import turn
+from tests.chaos.checker import check
+from tests.chaos.history import History, Led, Log, Place, Round, Sent
+from tests.chaos.lineage import FAILOVER, HAND_OVER, RESTART, Lineage, changes_in, epochs_in
+from tests.chaos.run import turn
+from tests.chaos.tail import judge
 
 SIZE = 100
 """Bytes of a record."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # for onebroker
-
 from gantry_broker.client import Admin
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
-from onebroker import Cluster, Inbox
+
+from tests.client.cluster import Cluster, Inbox
 
 
 @pytest.fixture

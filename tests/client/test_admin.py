@@ -8,7 +8,8 @@ import pytest
 from gantry_broker.client import Admin, BrokerError, Consumer, FromWhere, Message, MessageQueue, NoRoute, Producer
 from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.protocol.codes import Perm
-from onebroker import Cluster, Inbox, until
+
+from tests.client.cluster import Cluster, Inbox, until
 
 
 async def test_topics(cluster: Cluster) -> None:

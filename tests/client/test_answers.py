@@ -16,7 +16,8 @@ from gantry_broker.protocol.headers import PullAnswer, PullHeader
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer, RequestOnly
-from onebroker import Cluster, Inbox, until
+
+from tests.client.cluster import Cluster, Inbox, until
 
 
 async def ask(cluster: Cluster, code: int, **ext: object) -> Frame:

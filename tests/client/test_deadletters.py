@@ -17,7 +17,8 @@ from gantry_broker.client import (
 )
 from gantry_broker.client.deadletters import origin_topic
 from gantry_broker.protocol.codes import Prop
-from onebroker import Cluster, Inbox, until
+
+from tests.client.cluster import Cluster, Inbox, until
 
 BIG = b"large " * 2_000
 

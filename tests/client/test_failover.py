@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from free_ports import free_port
 from gantry_broker.client import (
     Admin,
     BrokerError,
@@ -29,7 +28,9 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import SendAnswer
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer, RequestOnly
-from onebroker import Cluster, Inbox, until
+
+from tests.client.cluster import Cluster, Inbox, until
+from tests.support.free_ports import free_port
 
 
 async def restart(cluster: Cluster, group: str, away_s: float) -> None:

@@ -36,7 +36,8 @@ from gantry_broker.client.flow import FlowLimits
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.remoting.errors import RemotingError
-from onebroker import Cluster, Inbox, until
+
+from tests.client.cluster import Cluster, Inbox, until
 
 
 def first(cluster: Cluster, group: str = "g", **options: object) -> Consumer:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
-from onebroker import Cluster
-from tour import STOPS, Tour
+
+from tests.client.cluster import Cluster
+from tests.client.tour import STOPS, Tour
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.__name__)

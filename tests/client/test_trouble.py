@@ -33,7 +33,8 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.remoting.server import RemotingServer, RequestOnly
-from onebroker import Cluster, Inbox, until
+
+from tests.client.cluster import Cluster, Inbox, until
 
 pytestmark = pytest.mark.timeout(60)
 

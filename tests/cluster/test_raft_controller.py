@@ -20,7 +20,8 @@ from gantry_operator.cluster.raft_controller import RaftController
 from gantry_operator.failover.model import FailoverSettings, FollowerView, Report
 from gantry_operator.plan import MemberState, Step, next_step
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
-from running import running
+
+from tests.support.running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 WAIT_S = 0.06

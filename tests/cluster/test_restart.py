@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
 from gantry_broker.broker.main import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_operator.cluster.group_controller import GroupController
@@ -19,6 +18,8 @@ from gantry_operator.failover import FailoverSettings
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.platforms.local.events import EventLog, last_events
 from gantry_operator.registry import FileRegistry
+
+from tests.support.free_ports import free_port
 
 PATIENCE_S = 20.0
 

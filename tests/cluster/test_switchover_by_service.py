@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
 from gantry_broker.client import ClientError, FromWhere, MessageQueue, NoRoute, Producer, PullConsumer, SendStatus
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
@@ -26,10 +25,9 @@ from gantry_operator.failover import FailoverSettings
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.registry import FileRegistry
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from service import Service
-from test_restart import until
+from tests.cluster.service import Service
+from tests.cluster.test_restart import until
+from tests.support.free_ports import free_port
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -19,7 +19,8 @@ from gantry_operator.failover.decide import decide
 from gantry_operator.failover.model import FailoverSettings, Promote, Report
 from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
 from gantry_operator.registry import Entry, RegistryUnavailable
-from running import running
+
+from tests.support.running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]

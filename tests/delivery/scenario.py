@@ -1,7 +1,7 @@
 """Four producers, three groups of different kinds that come and go every few seconds, a failover in the middle.
 
-    python tests/delivery/scenario.py                          # 1,000,000 messages
-    python tests/delivery/scenario.py --messages 100000
+    python -m tests.delivery.scenario                          # 1,000,000 messages
+    python -m tests.delivery.scenario --messages 100000
 
 A cluster of real processes under `gantry up` loses its master by `kill -9` when half is sent; members leave every 3 to
 6 s, and every 7 s one of them is killed. Afterwards all that the members wrote down is judged (`judge`).
@@ -22,14 +22,16 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "benchmarks")]
+from gantry_broker.client import Admin, ClientError, DeadLetters
+from gantry_broker.remoting.errors import RemotingError
 
-from fates import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse  # noqa: E402
-from gantry_broker.client import Admin, ClientError, DeadLetters  # noqa: E402
-from gantry_broker.remoting.errors import RemotingError  # noqa: E402
-from rig.gantry import Cluster  # noqa: E402
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.delivery.scenario", *sys.argv[1:])
 
+from benchmarks.rig.gantry import Cluster
+from tests.delivery.fates import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse
+
+ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = 2
 KILL_EVERY_S = 7.0
 
@@ -138,12 +140,12 @@ class Scenario:
 
     def _start(self, servers: str, work: str, *words: object) -> subprocess.Popen[str]:
         plan = (self._plan.messages, self._plan.poison_every, self._plan.stumble_every)
-        command = [sys.executable, str(HERE / "worker.py"), work, "--namesrv", servers, "--plan", *map(str, plan)]
+        command = [sys.executable, "-m", "tests.delivery.worker", work, "--namesrv", servers, "--plan", *map(str, plan)]
         errors = (self._folder / "workers.log").open("ab")
         with errors:
             return subprocess.Popen(
                 [*command, *map(str, words)], stdout=subprocess.PIPE if work == "produce" else errors, stderr=errors,
-                text=True, start_new_session=True,
+                text=True, start_new_session=True, cwd=ROOT,
             )  # fmt: skip
 
     def _join(self, servers: str, group: str, number: int) -> None:

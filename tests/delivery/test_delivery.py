@@ -1,16 +1,13 @@
-"""The delivery scenario, small: `python tests/delivery/scenario.py` is the same with a million messages."""
+"""The delivery scenario, small: `python -m tests.delivery.scenario` is the same with a million messages."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fates import ALL, ORDERED, RETRIES, Plan
-from scenario import Scenario, Seen, judge, judge_dead
+from tests.delivery.fates import ALL, ORDERED, RETRIES, Plan
+from tests.delivery.scenario import Scenario, Seen, judge, judge_dead
 
 SMALL = Plan(8_000, 400, 50)
 

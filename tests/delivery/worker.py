@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import uvloop
-from fates import ALL, FILTERED, ORDERED, QUEUES, SEEN, TOPIC, Plan, body, parse
 from gantry_broker.client import (
     ClientError,
     Consumer,
@@ -28,6 +27,8 @@ from gantry_broker.client import (
     SendStatus,
 )
 from gantry_broker.remoting.errors import RemotingError
+
+from tests.delivery.fates import ALL, FILTERED, ORDERED, QUEUES, SEEN, TOPIC, Plan, body, parse
 
 BATCH = 32
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import fuzz_corpus as corpus
 import pytest
 from gantry_broker.protocol import headers
 from gantry_broker.protocol.fastjson import loads
@@ -22,6 +21,8 @@ from gantry_broker.protocol.message import (
     parse_message_id,
     parse_properties,
 )
+
+from tests.fuzz import corpus
 
 FRAMES = 70_000
 RECORDS = 25_000

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
-from rig import gantry
-from rig.target import Target
-from rig.wire import Refused, Wire, read_topic
+
+from benchmarks.rig import gantry
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Refused, Wire, read_topic
 
 DISK = 24 * 2**20
 BALLAST = 8 * 2**20

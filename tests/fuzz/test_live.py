@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import fuzz_corpus as corpus
 import pytest
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError
-from rig import gantry
-from rig.processes import usage
-from rig.target import Target
-from rig.wire import Refused, Wire, read_topic
+
+from benchmarks.rig import gantry
+from benchmarks.rig.processes import usage
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Refused, Wire, read_topic
+from tests.fuzz import corpus
 
 INPUTS = int(os.environ.get("GANTRY_FUZZ_INPUTS", "5000"))
 AT_ONCE = 50

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from free_ports import free_port
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.models import (
     AssignmentAnswer,
@@ -25,6 +24,8 @@ from gantry_broker.http.models import (
 )
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+from tests.support.free_ports import free_port
 
 PATIENCE_S = 60.0
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from conftest import until
 from gantry_broker.remoting.client import RemotingClient
-from test_replication import send_frame, stored
+
+from tests.integration.conftest import until
+from tests.integration.test_replication import send_frame, stored
 
 if TYPE_CHECKING:
-    from conftest import Group, Member
+    from tests.integration.conftest import Group, Member
 
 BODIES = [b"%03d-" % n + b"x" * 100 for n in range(60)]
 

@@ -27,7 +27,7 @@ from gantry_broker.protocol.bodies import SubscriptionGroup
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
-    from conftest import Group
+    from tests.integration.conftest import Group
 
 SETTINGS = {
     "messageDelayLevel": "1s 1s 1s 1s 1s",

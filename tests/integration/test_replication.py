@@ -16,7 +16,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
-    from conftest import Group
+    from tests.integration.conftest import Group
 
 
 QUEUE_0 = {"topic": "T", "queueId": "0"}

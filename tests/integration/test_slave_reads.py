@@ -17,7 +17,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.mending import FIRST_S
 
 if TYPE_CHECKING:
-    from conftest import Group, Member
+    from tests.integration.conftest import Group, Member
 
 
 def send_ext(topic: str, queue_id: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ from gantry_broker.client import Consumer, FromWhere, Producer, ReceivedMessage,
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 
 if TYPE_CHECKING:
-    from conftest import Group
+    from tests.integration.conftest import Group
 
 HEARTBEAT_S = 30.0
 """How often brokers register when nothing happens: a NameServer that comes back must be complete within it."""

@@ -1,6 +1,6 @@
 """Writes and checks the table of docs/compatibility.md: every request code of RocketMQ 4.9.7 and 5.5.0.
 
-    python tests/interop/compatibility.py     # rewrites the table
+    python -m tests.interop.compatibility     # rewrites the table
 
 What is served comes from the handler tables themselves; which test proves it is told in PROOF below.
 """

@@ -7,19 +7,16 @@ to install.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2] / "benchmarks")]
-
-from rig import gantry, java, rocketmq  # noqa: E402
-from rig.driver import Driver  # noqa: E402
-from rig.processes import NoNamespace  # noqa: E402
-from rig.target import Target  # noqa: E402
+from benchmarks.rig import gantry, java, rocketmq
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import NoNamespace
+from benchmarks.rig.target import Target
 
 # Short enough for a test to wait for: what takes minutes by default.
 SETTINGS = {

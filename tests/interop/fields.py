@@ -1,12 +1,13 @@
 """Every request code with every one of its fields absent, empty, of the wrong type and enormous.
 
 The cases come from the typed headers themselves. `tests/data/fields/4.9.7.json` holds the code with which Apache
-RocketMQ answers each; `python tests/interop/fields.py` asks it and writes them anew.
+RocketMQ answers each; `python -m tests.interop.fields` asks it and writes them anew.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,15 +15,16 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "benchmarks")]
-
 from gantry_broker.protocol import headers as h
 from gantry_broker.protocol.codes import RequestCode as Code
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, encode_batch
-from rig.target import Target
-from rig.wire import Wire
+
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.interop.fields", *sys.argv[1:])
+
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Wire
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "fields" / "4.9.7.json"
 TOPIC, GROUP = "Fields", "FieldsGroup"
@@ -186,7 +188,7 @@ def ask(address: str, case: Case, prefix: list[str], timeout_s: float) -> Frame 
 
 
 def main() -> None:
-    from rig import rocketmq
+    from benchmarks.rig import rocketmq
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name, rocketmq.rocketmq(Path(name)) as target:

@@ -1,12 +1,13 @@
 """What `mqadmin` 4.9.7 shows: each sub-command in a story of its own system: the shape of each output.
 
 A shape is the set of the lines, with numbers, times, ids and addresses as words. `tests/data/mqadmin/4.9.7.json`
-holds those of Apache RocketMQ; `python tests/interop/mqadmin_shapes.py` plays the story there and writes them anew.
+holds those of Apache RocketMQ; `python -m tests.interop.mqadmin_shapes` plays the story there and writes them anew.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -14,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "benchmarks")]
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.interop.mqadmin_shapes", *sys.argv[1:])
 
-from rig.driver import Driver
-from rig.processes import until
-from rig.target import Target
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import until
+from benchmarks.rig.target import Target
 
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "mqadmin" / "4.9.7.json"
 EPOCH = "2000-01-01#00:00:00:000"
@@ -221,8 +222,8 @@ def shape(output: str, names: dict[str, str], folder: str) -> list[str]:
 
 
 def main() -> None:
-    from conftest import SETTINGS
-    from rig import rocketmq
+    from benchmarks.rig import rocketmq
+    from tests.interop.conftest import SETTINGS
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

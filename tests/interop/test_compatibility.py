@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import compatibility
 import pytest
 from gantry_broker.protocol.codes import ResponseCode
-from rig.target import Target
-from rig.wire import Wire
+
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Wire
+from tests.interop import compatibility
 
 ALL = sorted({n for row in compatibility.codes() for n in (row["in_4_9_7"], row["in_5_5_0"]) if n is not None})
 HOSTILE = ["", " ", "x", "-1", "9" * 30, "\x00\x01\x02", "y" * 30_000]
@@ -29,7 +30,7 @@ def plain(_targets: Callable[[str], Target]) -> Target:
 
 def test_the_table_is_up_to_date() -> None:
     assert compatibility.rendered() == compatibility.DOCUMENT.read_text(), (
-        "docs/compatibility.md is stale: run `python tests/interop/compatibility.py`"
+        "docs/compatibility.md is stale: run `python -m tests.interop.compatibility`"
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from rig.driver import Driver
-from rig.processes import until
-from rig.target import Target
-from rig.wire import Wire
-from test_send import make
+
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.processes import until
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Wire
+from tests.interop.test_send import make
 
 QUEUES = 4
 """Of a topic that `make` makes."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import compatibility
-import fields
 import pytest
-from fields import Case
 from gantry_broker.protocol.codes import RequestCode as Code
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
-from rig.target import Target
-from rig.wire import Wire
+
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Wire
+from tests.interop import compatibility, fields
+from tests.interop.fields import Case
 
 CASES = {case.name: case for table in (fields.NAME_SERVER, fields.BROKER) for case in fields.cases(table)}
 THEIRS: dict[str, int | None] = json.loads(fields.RECORDED.read_text())
@@ -97,7 +97,7 @@ def problem(case: Case, answer: Frame, fine: Frame) -> str:
 def test_every_code_is_in_a_table() -> None:
     assert fields.BROKER.keys() | fields.BODIES.keys() | fields.WITHOUT >= compatibility.BROKER
     assert fields.NAME_SERVER.keys() | fields.WITHOUT >= compatibility.NAME_SERVER
-    assert {*CASES} == {*THEIRS}, "the recording is stale: run `python tests/interop/fields.py`"
+    assert {*CASES} == {*THEIRS}, "the recording is stale: run `python -m tests.interop.fields`"
 
 
 @pytest.mark.parametrize("code", sorted({case.code for case in CASES.values()}))

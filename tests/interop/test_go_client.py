@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.headers import CreateTopicHeader
-from rig import golang
-from rig.golang import GoCommand, Line
-from rig.processes import until
-from rig.target import Target
-from rig.wire import Wire
+
+from benchmarks.rig import golang
+from benchmarks.rig.golang import GoCommand, Line
+from benchmarks.rig.processes import until
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Wire
 
 COUNT = 60
 QUEUES = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from rig.driver import Driver
-from rig.target import Target
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
 
 
 def _topic(driver: Driver, target: Target, name: str, queues: int = 4) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mqadmin_shapes import DIFFERENT, LEFT_OUT, RECORDED, play, story
-from rig import java
-from rig.driver import Driver
-from rig.target import Target
+
+from benchmarks.rig import java
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
+from tests.interop.mqadmin_shapes import DIFFERENT, LEFT_OUT, RECORDED, play, story
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rig.target import Target
+
+from benchmarks.rig.target import Target
 
 TOUR = Path(__file__).resolve().parents[1] / "client" / "tour.py"
 STOPS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rig.driver import Driver
-from rig.target import Target
-from test_send import make
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
+from tests.interop.test_send import make
 
 
 def test_by_key_and_id(driver: Driver, target: Target, fresh: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rig.driver import Driver
-from rig.target import Target
+
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
 
 
 def make(driver: Driver, target: Target, topic: str, read: int = 4, write: int = 4, perm: int = 6) -> None:

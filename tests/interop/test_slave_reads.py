@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.client import Producer, SendStatus
-from rig.driver import Driver
-from rig.gantry import QUICKSTART, Cluster
-from rig.processes import until
-from rig.target import Target
-from rig.wire import Refused, Wire
+
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.gantry import QUICKSTART, Cluster
+from benchmarks.rig.processes import until
+from benchmarks.rig.target import Target
+from benchmarks.rig.wire import Refused, Wire
 
 COUNT = 300
 DROPPED_S = 45.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rig.driver import Driver
-from rig.target import Target
-from test_send import make
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
+from tests.interop.test_send import make
 
 PLAN = ["commit", "rollback", "unknown-commit", "unknown-rollback", "unknown"]
 

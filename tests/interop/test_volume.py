@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 
 import pytest
-from rig.driver import Driver
-from rig.target import Target
+
+from benchmarks.rig.driver import Driver
+from benchmarks.rig.target import Target
 
 COUNT = int(os.environ.get("GANTRY_INTEROP_MESSAGES", "100000"))
 QUEUES = 16

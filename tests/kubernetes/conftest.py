@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from gantry_operator.platforms.kubernetes.client import KubeApi
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fakeapi import FakeApi
+from tests.kubernetes.fake_api import FakeApi
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_client import MemberClient
@@ -25,7 +24,9 @@ from gantry_operator.platforms.kubernetes.member_state import REVISION_LABEL
 from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
 from gantry_operator.registry import Entry, RegistryUnavailable
-from running import running, until
+
+from tests.kubernetes.fake_api import FakeApi
+from tests.support.running import running, until
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(2)]

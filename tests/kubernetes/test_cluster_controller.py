@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
@@ -33,6 +32,8 @@ from gantry_operator.platforms.kubernetes.lease_registry import CELL
 from gantry_operator.platforms.kubernetes.operator import CACHED
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
+
+from tests.kubernetes.fake_api import FakeApi
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from fakeapi import FakeApi
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
@@ -33,6 +32,8 @@ from gantry_operator.platforms.kubernetes.leader_election import Election
 from gantry_operator.platforms.kubernetes.lease_registry import CELL, LeaseRegistry
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.registry import RegistryUnavailable
+
+from tests.kubernetes.fake_api import FakeApi
 
 A = MemberId(0, "a")
 B = MemberId(1, "b")

@@ -6,13 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.platforms.kubernetes import operator
 from gantry_operator.platforms.kubernetes.client import KubeApi
 from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.operator import Operator
-from running import running
+
+from tests.kubernetes.fake_api import FakeApi
+from tests.support.running import running
 
 
 @pytest.mark.parametrize(("kind", "begins"), [("NetworkPolicy", True), ("Pod", False)])

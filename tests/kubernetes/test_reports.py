@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import names
@@ -20,6 +19,8 @@ from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.operator import CACHED
 from gantry_operator.platforms.kubernetes.status_writer import merge_patch
+
+from tests.kubernetes.fake_api import FakeApi
 
 SETTINGS = OperatorSettings("broker:1", "spark:1")
 NAME = "demo-analytics"

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.cluster import rolling_change as rolling
 from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.plan import Step
@@ -17,6 +16,8 @@ from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUM
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+
+from tests.kubernetes.fake_api import FakeApi
 
 OLD, NEW = "demo-a-0", "demo-a-1"
 

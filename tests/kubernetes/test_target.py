@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from fakeapi import FakeApi
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cli import analytics_on_demand as ondemand
 from gantry_operator.cli.errors import CliError
@@ -17,6 +16,8 @@ from gantry_operator.platforms.kubernetes import target as kube_target
 from gantry_operator.platforms.kubernetes.client import ApiError, KubeApi
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.platforms.kubernetes.target import KubeTarget, TargetError
+
+from tests.kubernetes.fake_api import FakeApi
 
 CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
 RUNS = {

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from local_cluster import Cluster, take_down
+from tests.local.cluster import Cluster, take_down
 
 
 @pytest.fixture(scope="module")

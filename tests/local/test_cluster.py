@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.platforms.local.process import start_mark
-from local_cluster import Cluster, Load, check_account, kill
+
+from tests.local.cluster import Cluster, Load, check_account, kill
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.client import Consumer, DeadLetters, FromWhere, Message, Producer, ReceivedMessage
-from local_cluster import Cluster, take_down
+
+from tests.local.cluster import Cluster, take_down
 
 COUNT = 40
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from local_cluster import Cluster, take_down
+
+from tests.local.cluster import Cluster, take_down
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
@@ -22,7 +18,8 @@ from gantry_operator.platforms.local.process_plan import process_plans
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import Supervisor, save_manifest
 from gantry_operator.registry import FileRegistry
-from local_cluster import Cluster, kill, take_down
+
+from tests.local.cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.platforms.local.process import start_mark
-from local_cluster import Cluster, kill, take_down
+
+from tests.local.cluster import Cluster, kill, take_down
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
-from free_ports import free_port
 from gantry_operator.api import load_manifest
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local import port_claims as claims
 from gantry_operator.platforms.local import ports as module
 from gantry_operator.platforms.local.ports import HOST, OTHER_PORTS, Ports
 from gantry_operator.platforms.local.ports import _free as is_free
+
+from tests.support.free_ports import free_port
 
 MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "quickstart.yaml"
 CLUSTER = plan(load_manifest(MANIFEST))

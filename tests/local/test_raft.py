@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from gantry_broker.client import Producer, SendStatus
-from local_cluster import Cluster, Load, check_account, kill, read_all, take_down
+
+from tests.local.cluster import Cluster, Load, check_account, kill, read_all, take_down
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -21,7 +21,8 @@ from gantry_operator.platforms.local.children import (
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.process import load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan
-from running import until
+
+from tests.support.running import until
 
 
 def test_the_pauses_grow_to_a_limit() -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from local_cluster import Cluster, Load, check_account, kill, read_all, take_down
+from tests.local.cluster import Cluster, Load, check_account, kill, read_all, take_down
 
 
 @pytest.fixture

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.frame import FrameDecoder, encode_frame
 from gantry_broker.replication import epochs, wire
@@ -22,7 +16,10 @@ from gantry_broker.replication.replica import Replica, Role
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import Assignment, Cell, EpochStart, MemberId
 from gantry_broker.replication.waiters import Waiters
-from model_log import ModelDisk, ModelLog, Power
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.model_log import ModelDisk, ModelLog, Power
 
 A, B, C = MemberId(0, "a"), MemberId(1, "b"), MemberId(2, "c")
 

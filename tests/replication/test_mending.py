@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import mending
 from gantry_broker.store.errors import BadRecords
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from group import Group, Node, until
+from tests.replication.group import Group, Node, until
 
 BODIES = [b"%03d" % n * 30 for n in range(50)]
 BAD = 20

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication import wire
 from gantry_broker.replication.members import ids
@@ -19,7 +16,8 @@ from gantry_broker.replication.raft import RaftReplica
 from gantry_broker.replication.raft_messages import Poll, PollKind
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import MemberId
-from group import Node, until
+
+from tests.replication.group import Node, until
 
 
 @asynccontextmanager

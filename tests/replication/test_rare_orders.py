@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +21,7 @@ from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import commitlog, cutting, retention
 from gantry_broker.store.types import Put
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from group import HOST, Group, Node, until
+from tests.replication.group import HOST, Group, Node, until
 
 SMALL = BrokerSettings(
     mappedFileSizeCommitLog=1 << 20, maxHashSlotNum=1000, maxIndexNum=4000, flushIntervalCommitLog=50

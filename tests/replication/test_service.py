@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tarfile
 import time
 from pathlib import Path
 
 import orjson
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication import service
 from gantry_broker.replication.leader import Options
@@ -19,7 +16,8 @@ from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.retention import remove_before
-from group import Group, Node, until
+
+from tests.replication.group import Group, Node, until
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
 

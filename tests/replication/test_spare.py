@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
 from gantry_broker.replication.leader import Options, Park
 from gantry_broker.replication.members import Voter, is_majority
 from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.types import Cell, MemberId
-from model_log import ModelLog, Power
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.model_log import ModelLog, Power
 
 ALL = tuple(MemberId(n, "x") for n in range(7))
 

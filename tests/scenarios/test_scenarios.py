@@ -1,21 +1,18 @@
 """Stories with the expected trace beneath each step; those named `rule_NN_...` end badly without that rule.
 
 The language is that of tests/simulation/scenario.py, and of raft_scenario.py for groups in mode Raft. After a change
-that is meant to change a trace: `python tests/simulation/scenario.py tests/scenarios/*.txt`, then read the diff.
+that is meant to change a trace: `python -m tests.simulation.scenario tests/scenarios/*.txt`, then read the diff.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "simulation"))
-
-from gantry_broker.replication.rules import Rule, without
-from scenario import run
+from tests.simulation.mutants import RULES, planted
+from tests.simulation.scenario import run
 
 HERE = Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))
@@ -43,8 +40,9 @@ def test_story(story: Path) -> None:
 def test_without_its_rule_the_story_ends_badly(story: Path) -> None:
     number = re.match(r"rule_(\d+)_", story.stem)
     assert number is not None
-    _, violation = run(story, without(Rule(int(number[1]))))
-    assert violation is not None, f"nothing was found without {Rule(int(number[1])).name}"
+    with planted(int(number[1])):
+        _, violation = run(story)
+    assert violation is not None, f"nothing was found with {RULES[int(number[1])]}"
 
 
 def test_every_rule_has_a_story_that_ends_badly_without_it() -> None:

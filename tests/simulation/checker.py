@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gantry_broker.replication.types import Cell
-from model_log import FILLER, MESSAGE, ModelLog, Record
+
+from tests.simulation.model_log import FILLER, MESSAGE, ModelLog, Record
 
 if TYPE_CHECKING:
-    from world import Member
+    from tests.simulation.world import Member
 
 
 class Violation(AssertionError):

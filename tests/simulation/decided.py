@@ -10,8 +10,7 @@ import random
 from typing import Any
 
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.rules import Rules
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover import (
     Demote,
     FailoverSettings,
@@ -28,9 +27,10 @@ from gantry_operator.failover import (
     decide,
 )
 from gantry_operator.failover.model import LinkState, Reach
-from operators import Plan
-from world import Message, World, describe_cell
-from world import Report as ObservedReport
+
+from tests.simulation.operators import Plan
+from tests.simulation.world import Message, World, describe_cell
+from tests.simulation.world import Report as ObservedReport
 
 DETECTION_MS = 2_000
 
@@ -38,7 +38,7 @@ DETECTION_MS = 2_000
 class DecidingOperator:
     """An operator that decides with `decide`; see `operators.Operator` for the steps."""
 
-    def __init__(self, world: World, name: str, rules: Rules) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.cell: Cell | None = None
         self.plan: Plan | None = None
@@ -147,7 +147,7 @@ class DecidingOperator:
         if alive and age >= DETECTION_MS:
             reach = "silent"
         told_at = self._told_at.get(number)
-        pending = told_at is not None and world.now - age <= told_at and world.now - told_at < DETECTION_MS
+        recent = told_at is not None and world.now - age <= told_at and world.now - told_at < DETECTION_MS
         if not well and rng.random() < 0.3:
             reach = rng.choice(("ok", "refused", "silent"))
         refused = self._refused.get(number)
@@ -159,9 +159,18 @@ class DecidingOperator:
             age if reach == "ok" else 5_000,
             reach,
             5_000,
-            pending=pending,
+            pending=recent or self._is_assigning(number),
             gone=not well and rng.random() < 0.1,
             refused=refused[1] if refused is not None and refused[0] == self.cell else "",
+        )
+
+    def _is_assigning(self, number: int) -> bool:
+        """An assignment to the member, or its answer, is under way: its last report may be older, whenever it came."""
+        ends = {self.name, f"m{number}"}
+        return any(
+            {m.source, m.target} == ends and (isinstance(m.body, Assignment) or m.body[:1] == ("assigned",))
+            for m in self._world.messages
+            if isinstance(m.body, Assignment | tuple)
         )
 
     def _report(self, number: int, rng: random.Random, well: bool) -> tuple[Report | None, int]:

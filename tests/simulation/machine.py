@@ -11,15 +11,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from checker import Violation
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Assignment
-from model_log import SEGMENT
-from operators import ModelOperator, Operator
-from world import Member, World, describe
+
+from tests.simulation.checker import Violation
+from tests.simulation.model_log import SEGMENT
+from tests.simulation.operators import ModelOperator, Operator
+from tests.simulation.world import Member, World, describe
 
 SETTLE_ROUNDS = 60
 
@@ -67,7 +67,7 @@ DEFAULT: dict[str, float] = {
     "lose_cell": 0,
 }
 
-MakeOperator = Callable[[World, str, Rules], Operator]
+MakeOperator = Callable[[World, str], Operator]
 
 
 class Schedule:
@@ -78,7 +78,6 @@ class Schedule:
         seed: int,
         *,
         profile: Profile = Profile(),
-        rules: Rules = ALL,
         trace: Callable[[str], None] | None = None,
         make_operator: MakeOperator = ModelOperator,
     ) -> None:
@@ -93,9 +92,9 @@ class Schedule:
         self.tracing = trace is not None
         self.trace = trace or _ignore
         segment = SEGMENT if seed % 2 else 0
-        self.world = World(count, options, rules=rules, seed=seed, segment=segment, trace=self.trace)
+        self.world = World(count, options, seed=seed, segment=segment, trace=self.trace)
         operators = profile.operators or rng.choice((1, 2))
-        self.operators = [make_operator(self.world, f"op{n}", rules) for n in range(operators)]
+        self.operators = [make_operator(self.world, f"op{n}") for n in range(operators)]
         weights = {**DEFAULT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = list(_accumulate(weights.values()))
@@ -222,7 +221,7 @@ class Schedule:
     def _may_lose_power(self, member: Member) -> bool:
         """With ASYNC_FLUSH somebody of the recorded set keeps its proof: nothing is promised otherwise (rule 16)."""
         cell = self.world.registry.cell
-        if self.world.options.sync_flush or cell is None or Rule.INCARNATIONS not in self.world.rules:
+        if self.world.options.sync_flush or cell is None:
             return True
         return any(
             m is not member and m.disk.saved is not None and m.disk.saved.me in cell.in_sync and self._proves(m)
@@ -422,12 +421,11 @@ def run_seed(
     seed: int,
     *,
     profile: Profile = Profile(),
-    rules: Rules = ALL,
     make_operator: MakeOperator = ModelOperator,
 ) -> Violation | None:
     """Run one schedule; gives the violation that it found."""
     try:
-        Schedule(seed, profile=profile, rules=rules, make_operator=make_operator).run()
+        Schedule(seed, profile=profile, make_operator=make_operator).run()
     except Violation as violation:
         return violation
     return None
@@ -437,12 +435,11 @@ def draw(
     seed: int,
     *,
     profile: Profile = Profile(),
-    rules: Rules = ALL,
     make_operator: MakeOperator = ModelOperator,
 ) -> list[str]:
     """The trace of one schedule, with its end."""
     lines: list[str] = []
-    schedule = Schedule(seed, profile=profile, rules=rules, trace=lines.append, make_operator=make_operator)
+    schedule = Schedule(seed, profile=profile, trace=lines.append, make_operator=make_operator)
     lines.append(f"seed {seed}: {len(schedule.world.members)} members, {schedule.world.options}")
     try:
         schedule.run()

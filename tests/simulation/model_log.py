@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from gantry_broker.replication import epochs
 from gantry_broker.replication.members import MemberChange, Members
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import EpochStart, History
 
@@ -103,7 +102,7 @@ class ModelDisk:
 class ModelLog:
     """`ports.Log` in memory, with a queue-offset counter as the one thing that derives from the log."""
 
-    def __init__(self, power: Power, rules: Rules = ALL, segment: int = 0) -> None:
+    def __init__(self, power: Power, segment: int = 0) -> None:
         """`segment`: bytes of each, of which the last hold no record but a filler; 0: one without an end."""
         self.on_confirmed: Callable[[], None] = lambda: None
         self.start = 0
@@ -120,9 +119,7 @@ class ModelLog:
         self.next_queue_offset = 0
         self.end = 0
         self._power = power
-        self._rules = rules
         self._segment = segment
-        self._durable_cut = Rule.DURABLE_CUT in rules
 
     # ---- the port
 
@@ -141,7 +138,7 @@ class ModelLog:
     def append_raw(self, at: int, data: bytes) -> None:
         if at != self.end:
             raise ValueError(f"append at {at}, the log ends at {self.end}")
-        if Rule.RECORD_BORDERS in self._rules and decode(data, 0, at) is None:
+        if decode(data, 0, at) is None:
             raise ValueError(f"no record for {at}")  # As the store does: a record names its own offset.
         self._power.step()
         self._write(data)
@@ -155,11 +152,10 @@ class ModelLog:
         self.member_changes = tuple(c for c in self.member_changes if c.end <= to)
         self.flushed = min(self.flushed, to)
         self.confirmed = min(self.confirmed, to)
-        if self._durable_cut:
-            del self.file[to - self.start :]
-            self.disk = self.disk[: to - self.start]
-            self.saved_confirmed = min(self.saved_confirmed, to)
-            self._count()
+        del self.file[to - self.start :]
+        self.disk = self.disk[: to - self.start]
+        self.saved_confirmed = min(self.saved_confirmed, to)
+        self._count()
         self._power.step()
 
     def reset_state(self) -> bytes:
@@ -225,8 +221,7 @@ class ModelLog:
 
     def _write(self, data: bytes) -> None:
         index = self.end - self.start
-        if len(self.file) > index and self._durable_cut:
-            del self.file[index:]
+        del self.file[index:]
         self.file[index : index + len(data)] = data
         at, stop = index, index + len(data)
         while at < stop:
@@ -268,5 +263,4 @@ class ModelLog:
         self.disk = bytes(self.file) if lose_tail else self.disk[:at]
         self.flushed = self.start + len(self.disk)
         self.confirmed = min(max(self.saved_confirmed, self.start), self.end)
-        if self._durable_cut:
-            self._count()
+        self._count()

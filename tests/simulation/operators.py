@@ -1,7 +1,7 @@
 """The operator as the simulation sees it: it reads, asks, decides on what may be old, swaps, and tells.
 
 `ModelOperator` does by dice everything that rules 13, 16, 17, 20, 22 and 23 allow it: safety must not depend on good
-decisions. A rule that is taken away widens what it may do.
+decisions. A mutant (`mutants/rules.py`) widens what it may do.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.rules import Rule, Rules
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from world import Message, Report, World, describe_cell
+
+from tests.simulation.world import Message, Report, World, describe_cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,12 @@ class Operator(Protocol):
 class ModelOperator:
     """One of possibly several; all it knows is old by the time it acts."""
 
-    def __init__(self, world: World, name: str, rules: Rules) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.name = name
         self.cell: Cell | None = None
         self.plan: Plan | None = None
         self.reports: dict[int, Report] = {}
         self._world = world
-        self._rules = rules
 
     # ---- steps
 
@@ -74,8 +73,6 @@ class ModelOperator:
         plan, self.plan = self.plan, None
         if plan is None:
             return
-        if Rule.SWAP_WHOLE_CELL not in self._rules:
-            self.cell = plan.cell  # Told though it may never be recorded.
         if not self._world.registry.swap(plan.expected, plan.cell):
             self._world.trace(f"  {self.name}: somebody else was first ({plan.why})")
             return
@@ -106,8 +103,6 @@ class ModelOperator:
             self.plan = self._first()
             return
         makers = [self._promote, self._promote, self._answer, self._answer, self._remove]
-        if Rule.MASTER_ADDS not in self._rules:
-            makers.append(self._add_by_lag)
         self.plan = rng.choice(makers)(self.cell, rng) or self.plan
 
     def settle(self, rng: random.Random) -> None:
@@ -134,18 +129,13 @@ class ModelOperator:
 
     def _first(self) -> Plan | None:
         reports = [self.reports[n] for n in sorted(self.reports)]
-        if Rule.CELL_OUTLIVES in self._rules:
-            # Rule 22: only when every disk says that it is new.
-            if len(reports) < len(self._world.members) or not all(r.empty for r in reports):
-                return None
-        elif not reports:
+        # Rule 22: only when every disk says that it is new.
+        if len(reports) < len(self._world.members) or not all(r.empty for r in reports):
             return None
         members = frozenset(r.member for r in reports)
         return Plan(None, Cell().promoted(reports[0].member, members), "first cell")
 
     def _in_set(self, report: Report, cell: Cell) -> bool:
-        if Rule.INCARNATIONS not in self._rules:
-            return any(report.member.member == m.member for m in cell.in_sync)
         return report.member in cell.in_sync  # Rule 16.
 
     def _promote(self, cell: Cell, rng: random.Random, best: bool = False) -> Plan | None:
@@ -154,8 +144,6 @@ class ModelOperator:
             return None
         new = max(able, key=lambda r: (r.position, -r.member.member)) if best else rng.choice(able)
         others = sorted(cell.in_sync - {new.member})
-        if Rule.SUBSET_PROMOTION not in self._rules:
-            others = sorted({r.member for r in self.reports.values()} - {new.member})
         kept = others if best else [m for m in others if rng.random() < 0.6]  # Rule 20.
         return Plan(cell, cell.promoted(new.member, [new.member, *kept]), f"promote {new.member}")
 
@@ -164,7 +152,7 @@ class ModelOperator:
         if master is None or master.ask is None or master.member != cell.master:
             return None
         based = master.ask.base_version == cell.version and master.order[0] == cell.epoch
-        if Rule.MASTER_ADDS in self._rules and not based:
+        if not based:
             return None  # Rule 17: never rebased.
         if refuse and rng.random() < 0.3:
             return Plan(cell, cell.touched(), "refuse the proposal")
@@ -182,13 +170,3 @@ class ModelOperator:
         lives: set[MemberId] = {r.member for r in self.reports.values()}
         gone = cell.in_sync - lives
         return Plan(cell, cell.with_set(cell.in_sync - gone), "remove former lives") if gone else None
-
-    def _add_by_lag(self, cell: Cell, rng: random.Random) -> Plan | None:
-        """Without rule 17: whoever seems to have everything is added, and the master learns of it some day."""
-        master = self.reports.get(cell.master.member) if cell.master is not None else None
-        near = [
-            r.member
-            for r in self.reports.values()
-            if r.member not in cell.in_sync and master is not None and r.position[1] >= master.position[1]
-        ]
-        return Plan(cell, cell.with_set(cell.in_sync | {rng.choice(near)}), "add by lag") if near else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from decided import DecidingOperator
-from machine import MakeOperator, Profile
-from operators import ModelOperator
-from raft_world import RaftProfile
+from tests.simulation.decided import DecidingOperator
+from tests.simulation.machine import MakeOperator, Profile
+from tests.simulation.operators import ModelOperator
+from tests.simulation.raft_world import RaftProfile
 
 
 class Kind(NamedTuple):

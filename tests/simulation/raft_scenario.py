@@ -10,9 +10,10 @@ from collections.abc import Callable
 from gantry_broker.replication.messages import Fetch
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import Poll, PollAnswer
-from raft_world import RaftMember, RaftWorld, describe_raft
-from scenario import Player
-from world import Message
+
+from tests.simulation.raft_world import RaftMember, RaftWorld, describe_raft
+from tests.simulation.scenario import Player
+from tests.simulation.world import Message
 
 TURNS = 60
 """Looks at the clock, 100 ms apart, within which an election must be held."""
@@ -24,7 +25,7 @@ class RaftPlayer(Player):
 
     def do_raft(self, words: list[str]) -> None:
         """raft COUNT: a group in mode Raft whose members have all been started on new disks."""
-        self._world = RaftWorld(int(words[0]), RaftOptions(sync_flush=True), rules=self.rules, trace=self._say)
+        self._world = RaftWorld(int(words[0]), RaftOptions(sync_flush=True), trace=self._say)
         for member in self._world.members:
             member.start()
 

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checker import Violation
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.members import Members, ids
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import MemberId
-from machine import DEFAULT, Profile, _accumulate
-from model_log import MEMBER_TABLE, SEGMENT
-from world import Member, Message, World, describe
+
+from tests.simulation.checker import Violation
+from tests.simulation.machine import DEFAULT, Profile, _accumulate
+from tests.simulation.model_log import MEMBER_TABLE, SEGMENT
+from tests.simulation.world import Member, Message, World, describe
 
 SETTLE_ROUNDS = 250
 
@@ -50,7 +50,6 @@ class RaftMember(Member):
             world.options,
             {m.number: m.name for m in world.members},
             report=self.reports.append,
-            rules=world.rules,
             now_ms=self.now(),
             rng=random.Random(world.rng.random()),
         )
@@ -161,7 +160,6 @@ class RaftSchedule:
         seed: int,
         *,
         profile: RaftProfile = RaftProfile(),
-        rules: Rules = ALL,
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self.rng = random.Random(seed)
@@ -169,7 +167,7 @@ class RaftSchedule:
         self.tracing = trace is not None
         count = profile.members or self.rng.choice((1, 3, 3, 3, 5))
         options, segment = RaftOptions(sync_flush=True), SEGMENT if seed % 2 else 0
-        self.world = RaftWorld(count, options, rules=rules, seed=seed, segment=segment, trace=trace or _ignore)
+        self.world = RaftWorld(count, options, seed=seed, segment=segment, trace=trace or _ignore)
         weights = {**RAFT, **profile.weights}
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = _accumulate(weights.values())
@@ -334,16 +332,14 @@ class RaftSchedule:
             log.expire(old[len(old) // 2])
 
     def _remove(self) -> None:
-        """Somebody removes a member, which then joins again as a learner; without rule 27, several at once."""
+        """Somebody removes a member, which then joins again as a learner."""
         member = self._member()
         core = member.core
         if core is None or core.leader is None or len(core.members) < 2:
             return
         gone = self.rng.choice([v for v in core.members if v.id != core.me])
         left = tuple(v for v in core.members if v != gone)
-        if Rule.SINGLE_CHANGES not in self.world.rules and self.rng.random() < 0.7:
-            left = tuple(v for v in core.members if v.id == core.me or self.rng.random() < 0.4)
-        if len(left) >= 2 or len(self.world.members) < 3 or Rule.SINGLE_CHANGES not in self.world.rules:
+        if len(left) >= 2 or len(self.world.members) < 3:
             self._say(f"{member.name} is asked for the members {[str(v.id) for v in left]}")
             member.step(lambda c: c.change_members(left, member.now()))
 
@@ -416,17 +412,17 @@ def _ignore(text: str) -> None:
     """Nobody looks."""
 
 
-def run_raft_seed(seed: int, *, profile: RaftProfile = RaftProfile(), rules: Rules = ALL) -> Violation | None:
+def run_raft_seed(seed: int, *, profile: RaftProfile = RaftProfile()) -> Violation | None:
     try:
-        RaftSchedule(seed, profile=profile, rules=rules).run()
+        RaftSchedule(seed, profile=profile).run()
     except Violation as violation:
         return violation
     return None
 
 
-def draw_raft(seed: int, *, profile: RaftProfile = RaftProfile(), rules: Rules = ALL) -> list[str]:
+def draw_raft(seed: int, *, profile: RaftProfile = RaftProfile()) -> list[str]:
     lines: list[str] = []
-    schedule = RaftSchedule(seed, profile=profile, rules=rules, trace=lines.append)
+    schedule = RaftSchedule(seed, profile=profile, trace=lines.append)
     try:
         schedule.run()
         lines.append("no violation")

@@ -1,9 +1,9 @@
 """Runs random schedules.
 
-python tests/simulation/run.py --count 20000        that many, on all cores
-python tests/simulation/run.py --forever            until stopped, from a random seed on (for the night)
-python tests/simulation/run.py --seed 4711          one again, with its trace
-python tests/simulation/run.py --seed 4711 --without 8    the same with a planted bug
+python -m tests.simulation.run --count 20000        that many, on all cores
+python -m tests.simulation.run --forever            until stopped, from a random seed on (for the night)
+python -m tests.simulation.run --seed 4711          one again, with its trace
+python -m tests.simulation.run --seed 4711 --without 8    the same with the mutant of rule 8
 
 For every violation the command is printed that plays its schedule again. Ctrl-C ends a run with its summary. The exit
 code is 1 when something was found.
@@ -20,15 +20,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.simulation.run", *sys.argv[1:])
 
-from checker import Violation
-from gantry_broker.replication.rules import Rule, without
-from machine import draw, run_seed
-from profiles import PROFILES, RAFT_PROFILES
-from raft_world import draw_raft, run_raft_seed
+from tests.simulation.checker import Violation
+from tests.simulation.machine import draw, run_seed
+from tests.simulation.mutants import RULES, planted
+from tests.simulation.profiles import PROFILES, RAFT_PROFILES
+from tests.simulation.raft_world import draw_raft, run_raft_seed
 
 CHUNK = 100
 
@@ -36,18 +36,18 @@ CHUNK = 100
 NAMES = (*PROFILES, *RAFT_PROFILES)
 
 
-def run_one(seed: int, name: str, rules: frozenset[Rule]) -> Violation | None:
+def run_one(seed: int, name: str) -> Violation | None:
     if name in RAFT_PROFILES:
-        return run_raft_seed(seed, profile=RAFT_PROFILES[name], rules=rules)
-    return run_seed(seed, profile=PROFILES[name].profile, rules=rules, make_operator=PROFILES[name].operator)
+        return run_raft_seed(seed, profile=RAFT_PROFILES[name])
+    return run_seed(seed, profile=PROFILES[name].profile, make_operator=PROFILES[name].operator)
 
 
-def run_chunk(first: int, names: tuple[str, ...], rules: frozenset[Rule]) -> list[tuple[int, str, str]]:
+def run_chunk(first: int, names: tuple[str, ...]) -> list[tuple[int, str, str]]:
     """The violations of `CHUNK` seeds; the profiles take turns."""
     found = []
     for seed in range(first, first + CHUNK):
         name = names[seed % len(names)]
-        violation = run_one(seed, name, rules)
+        violation = run_one(seed, name)
         if violation is not None:
             found.append((seed, name, str(violation).splitlines()[0]))
     return found
@@ -60,10 +60,8 @@ def chunks(first: int, count: int | None) -> Iterator[int]:
         at += CHUNK
 
 
-def run_many(
-    starts: Iterable[int], names: tuple[str, ...], rules: frozenset[Rule], jobs: int
-) -> Iterator[list[tuple[int, str, str]]]:
-    work = partial(run_chunk, names=names, rules=rules)
+def run_many(starts: Iterable[int], names: tuple[str, ...], jobs: int) -> Iterator[list[tuple[int, str, str]]]:
+    work = partial(run_chunk, names=names)
     if jobs == 1:
         yield from map(work, starts)
         return
@@ -79,19 +77,31 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seed", type=int, help="run this one and draw its trace")
     parser.add_argument("--profile", choices=sorted(NAMES), help="only this kind of schedule")
-    parser.add_argument("--without", type=int, action="append", default=[], metavar="RULE", help="plant a bug")
+    parser.add_argument(
+        "--without",
+        type=int,
+        action="append",
+        default=[],
+        choices=RULES,
+        metavar="RULE",
+        help="break the rule of docs/replication.md with this number; may be given more than once",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    rules = without(*(Rule(n) for n in given.without))
+    with planted(*given.without):  # Processes that are forked within this have it as well.
+        return play(given)
+
+
+def play(given: argparse.Namespace) -> int:
     names = (given.profile,) if given.profile else NAMES
     if given.seed is not None:
         name = names[given.seed % len(names)]
         print(f"profile {name}")
         if name in RAFT_PROFILES:
-            lines = draw_raft(given.seed, profile=RAFT_PROFILES[name], rules=rules)
+            lines = draw_raft(given.seed, profile=RAFT_PROFILES[name])
         else:
             kind = PROFILES[name]
-            lines = draw(given.seed, profile=kind.profile, rules=rules, make_operator=kind.operator)
+            lines = draw(given.seed, profile=kind.profile, make_operator=kind.operator)
         print("\n".join(lines))
         return 0 if lines[-1] == "no violation" else 1
     first = random.SystemRandom().randrange(1 << 40) if given.forever else given.first
@@ -102,11 +112,11 @@ def main() -> int:
 
     planted = "".join(f" --without {n}" for n in given.without)
     try:
-        for found in run_many(chunks(first, None if given.forever else given.count), names, rules, given.jobs):
+        for found in run_many(chunks(first, None if given.forever else given.count), names, given.jobs):
             done += CHUNK
             for seed, name, text in found:
                 failed += 1
-                print(f"{text}\n  python tests/simulation/run.py --profile {name} --seed {seed}{planted}", flush=True)
+                print(f"{text}\n  python -m tests.simulation.run --profile {name} --seed {seed}{planted}", flush=True)
             if done % 5_000 == 0:
                 say()
     except KeyboardInterrupt:

@@ -3,24 +3,26 @@
 A file is blocks separated by blank lines. A block is comment lines (`#`), commands, a line `----`, and the trace that
 the commands gave. The steps are those of `world.py`; nothing is random. `COMMANDS` below is the language.
 
-`python tests/simulation/scenario.py FILE...` writes the traces anew: read the diff before you commit it.
+`python -m tests.simulation.scenario FILE...` writes the traces anew: read the diff before you commit it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from checker import Violation
 from gantry_broker.replication.leader import Options
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from operators import ModelOperator
-from world import Member, Message, World, describe, describe_cell
+
+if not __package__:  # By its path: only as a module does it find the package `tests`.
+    os.execl(sys.executable, sys.executable, "-m", "tests.simulation.scenario", *sys.argv[1:])
+
+from tests.simulation.checker import Violation
+from tests.simulation.operators import ModelOperator
+from tests.simulation.world import Member, Message, World, describe, describe_cell
 
 
 @dataclass
@@ -56,8 +58,7 @@ def parse(text: str) -> list[Block]:
 class Player:
     """Plays the commands of one scenario."""
 
-    def __init__(self, rules: Rules = ALL) -> None:
-        self.rules = rules
+    def __init__(self) -> None:
         self.lines: list[str] = []
         self.violation: Violation | None = None
         self._world: World | None = None
@@ -120,7 +121,7 @@ class Player:
         for word in words:
             if word.startswith("min="):
                 options = replace(options, min_in_sync=int(word[4:]))
-        self._world = World(int(words[0]), options, rules=self.rules, trace=self._say)
+        self._world = World(int(words[0]), options, trace=self._say)
         for member in self.world.members:
             member.start()
 
@@ -133,12 +134,10 @@ class Player:
             self.world.checker.unclean()
         elif held is not None and held.master is not None:
             known = held.in_sync
-            if Rule.INCARNATIONS not in self.rules:
-                known |= {self._id(str(m.member)) for m in known}
             if master not in known:
                 self._say(f"the operator refuses: {master} is not in the in-sync set")
                 return
-            if Rule.SUBSET_PROMOTION in self.rules and not in_sync <= known:
+            if not in_sync <= known:
                 self._say("the operator refuses: a promotion adds nobody to the set")
                 return
         self._swap((held or Cell()).promoted(master, in_sync))
@@ -151,13 +150,14 @@ class Player:
         self._swap(held.with_set(self._ids(fields["set"])) if fields else held.touched())
 
     def do_add(self, words: list[str]) -> None:
-        """add 2: the operator sees that a follower has everything, and adds it by itself."""
+        """add 2: the operator sees that a follower has everything, and would add it by itself (rule 17)."""
         held = self.world.registry.cell
         assert held is not None
-        if Rule.MASTER_ADDS in self.rules:
+        in_sync = held.in_sync | self._ids(words[0])
+        if in_sync != held.in_sync:
             self._say("the operator refuses: only the master proposes additions")
             return
-        self._swap(held.with_set(held.in_sync | self._ids(words[0])))
+        self._swap(held.with_set(in_sync))
 
     def do_record_proposal(self, words: list[str]) -> None:
         """record-proposal m0: the operator applies what a master proposes."""
@@ -193,7 +193,7 @@ class Player:
 
     def do_first_cell(self, words: list[str]) -> None:
         """first-cell 0,1: an operator hears these members and finds no cell."""
-        operator = ModelOperator(self.world, "op0", self.rules)
+        operator = ModelOperator(self.world, "op0")
         for number in words[0].split(","):
             operator.poll(int(number))
         self._quietly(lambda: self._deliver_for(operator))
@@ -399,18 +399,18 @@ class Player:
         self.lines = before
 
 
-def _player(blocks: list[Block], rules: Rules) -> Player:
+def _player(blocks: list[Block]) -> Player:
     if any(command.startswith("raft ") for block in blocks for command in block.commands):
-        from raft_scenario import RaftPlayer  # It builds on this module.
+        from tests.simulation.raft_scenario import RaftPlayer  # It builds on this module.
 
-        return RaftPlayer(rules)
-    return Player(rules)
+        return RaftPlayer()
+    return Player()
 
 
-def run(path: Path, rules: Rules = ALL) -> tuple[str, Violation | None]:
+def run(path: Path) -> tuple[str, Violation | None]:
     """The file as this run writes it, and the violation that ended it."""
     blocks = parse(path.read_text())
-    player = _player(blocks, rules)
+    player = _player(blocks)
     blocks = player.play(blocks)
     return "\n\n".join(b.text() for b in blocks) + "\n", player.violation
 

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checker import Checker, Violation
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.replica import Replica, Role
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
+
+from tests.simulation.checker import Checker, Violation
+from tests.simulation.model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
 
 SEND_TIMEOUT_MS = 3_000
 
@@ -85,21 +85,13 @@ class Registry:
     """The role registry: one cell, compared and swapped as a whole (rule 13)."""
 
     checker: Checker
-    rules: Rules = ALL
     cell: Cell | None = None
     history: list[Cell] = field(default_factory=list)
 
     def swap(self, expected: Cell | None, new: Cell) -> bool:
-        if Rule.SWAP_WHOLE_CELL in self.rules:
-            same = expected == self.cell
-        else:
-            same = (expected is None) == (self.cell is None) and (
-                expected is None or self.cell is None or expected.epoch == self.cell.epoch
-            )
-        if not same:
+        if expected != self.cell:
             return False
-        if Rule.SWAP_WHOLE_CELL in self.rules and Rule.CELL_OUTLIVES in self.rules:
-            self.checker.swapped(new)
+        self.checker.swapped(new)
         self.cell = new
         self.history.append(new)
         return True
@@ -113,7 +105,7 @@ class Member:
         self.number = number
         self.name = f"m{number}"
         self.power = Power()
-        self.log = ModelLog(self.power, world.rules, world.segment)
+        self.log = ModelLog(self.power, world.segment)
         self.log.on_confirmed = lambda: world.checker.look(self)
         self.disk = ModelDisk(self.power)
         self.life = 0
@@ -149,7 +141,7 @@ class Member:
         else:
             proven = world.options.sync_flush or self.clean or self.written_in_boot == self.boot
             self.proven = True
-            if not proven and Rule.INCARNATIONS in world.rules:
+            if not proven:
                 saved = replace(saved, me=MemberId(self.number, world.incarnation(self.number)))
                 self.proven = False
         self.clean = False
@@ -161,7 +153,6 @@ class Member:
             self.disk,
             world.options,
             report=self.reports.append,
-            rules=world.rules,
             now_ms=self.now(),
         )
         self.watch()
@@ -254,19 +245,17 @@ class World:
         count: int,
         options: Options,
         *,
-        rules: Rules = ALL,
         seed: int = 0,
         segment: int = 0,
         trace: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.rng = random.Random(seed)
-        self.rules = rules
         self.segment = segment
         self.options = options
         self.trace = trace
         self.now = 1_000
         self.checker = Checker(sync_replication=options.sync_replication)
-        self.registry = Registry(self.checker, rules)
+        self.registry = Registry(self.checker)
         self.messages: list[Message] = []
         self.blocked: set[tuple[str, str]] = set()
         self.answers: dict[int, SendStatus] = {}
@@ -352,7 +341,7 @@ class World:
                 if not reason:
                     self.post(member.name, member.name, ("handed-over?", target, cell, reply))
             case ("handed-over?", target, cell, operator):
-                if Rule.PARK_BEFORE_SWAP not in self.rules or core.handed_over():
+                if core.handed_over():
                     self.trace(f"  {member.name}: {target} has everything")
                     self.post(member.name, operator, ("ready", target, cell))
                 elif core.parked:

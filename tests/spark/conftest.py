@@ -1,15 +1,11 @@
-"""One Spark session for all tests of this folder, and the helper modules beside them."""
+"""One Spark session for all tests of this folder, and the path of the helper modules beside them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,8 +13,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session. Needs Java 17 or 21, which `make test` installs where it can."""
-    from gantry_spark.session import ONCE, NoJava, session
+    """A local session. It needs Java 17 or 21, which `make test` installs if possible."""
+    from gantry_spark.session import SHORT_RUN_OPTIONS, NoJava, session
 
     try:
         made = session(
@@ -26,8 +22,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "local[2]",
             {
                 "spark.sql.shuffle.partitions": "2",
-                # These logs are small: what counts is how soon the JVM gets going.
-                "spark.driver.extraJavaOptions": f"{ONCE} -XX:+UseSerialGC",
+                # The logs of the tests are small, so the JVM's start takes most of the time.
+                "spark.driver.extraJavaOptions": f"{SHORT_RUN_OPTIONS} -XX:+UseSerialGC",
                 "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },

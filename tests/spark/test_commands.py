@@ -1,4 +1,4 @@
-"""The commands and what they say when something is wrong, as a user runs them."""
+"""The commands and their error messages, as a user runs them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.cli.analytics import opens
-from gantry_spark.main import main, memory_of
-from gantry_spark.session import ARROW, ONCE, SMALL_LOG, NoJava, check_java, java_options
-from plainlog import LogWriter, Message
+from gantry_spark.main import main, parse_memory
+from gantry_spark.session import ARROW_OPTIONS, SHORT_RUN_LIMIT, SHORT_RUN_OPTIONS, NoJava, check_java, java_options
+
+from tests.spark.reference_log import LogWriter, Message
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,12 +26,12 @@ def gantry(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_only_a_single_look_at_a_small_log_does_without_the_second_compiler() -> None:
-    assert java_options("-Xss2m", SMALL_LOG - 1) == f"{ARROW} {ONCE} -Xss2m"
-    assert java_options("", SMALL_LOG) == java_options("", None) == ARROW
+def test_a_single_read_of_a_small_log_disables_the_second_compiler() -> None:
+    assert java_options("-Xss2m", SHORT_RUN_LIMIT - 1) == f"{ARROW_OPTIONS} {SHORT_RUN_OPTIONS} -Xss2m"
+    assert java_options("", SHORT_RUN_LIMIT) == java_options("", None) == ARROW_OPTIONS
 
 
-def test_the_command_that_opens_a_report_is_that_of_the_run() -> None:
+def test_the_report_command_has_the_options_of_the_run() -> None:
     assert opens(None, None, None) == "gantry report"
     assert opens("demo", None, None) == "gantry report demo"
     assert opens(None, None, Path("my cluster")) == "gantry report --dir 'my cluster'"
@@ -72,13 +73,13 @@ def test_analyze_and_report(tmp_path: Path) -> None:
         (
             ("analyze", "http://127.0.0.1:1,http://127.0.0.1:abc"),
             1,
-            "option brokers: 'http://127.0.0.1:abc' is no address; write http://HOST:PORT",
+            "option brokers: 'http://127.0.0.1:abc' is not an address; write http://HOST:PORT",
         ),
-        (("analyze", ".", "--since", "soon"), 2, "--since: 'soon' is no length of time"),
+        (("analyze", ".", "--since", "soon"), 2, "--since: 'soon' is not a duration"),
         (("compact", "Table", ".", "--dry-run", "--as-of", "noon"), 2, "write a time such as"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
+def test_an_error_is_one_line(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
     done = gantry(*args, XDG_STATE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
@@ -89,13 +90,13 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, args: tuple[str, ...]
     ("args", "says"),
     [
         (("--conf", "spark.driver.memory"), "--conf: 'spark.driver.memory'; write key=value"),
-        (("--since", "soon"), "--since: 'soon' is no length of time"),
-        (("--tombstones", "1y"), "--tombstones: '1y' is no length of time"),
+        (("--since", "soon"), "--since: 'soon' is not a duration"),
+        (("--tombstones", "1y"), "--tombstones: '1y' is not a duration"),
         (("--history", "0"), "--history: '0'; write a whole number of at least 1"),
         (("--rate", "-1"), "--rate: '-1'; write a whole number of at least 0"),
     ],
 )
-def test_the_job_names_its_wrong_arguments(
+def test_an_error_names_the_wrong_argument(
     capsys: pytest.CaptureFixture[str], args: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -104,8 +105,8 @@ def test_the_job_names_its_wrong_arguments(
     assert says in capsys.readouterr().err
 
 
-def test_memory_is_what_java_takes() -> None:
-    assert [memory_of(text) for text in ("1g", "512M", "2GB", "600000k", " 1t ")] == [
+def test_memory_sizes_for_java() -> None:
+    assert [parse_memory(text) for text in ("1g", "512M", "2GB", "600000k", " 1t ")] == [
         "1g",
         "512m",
         "2g",
@@ -114,10 +115,10 @@ def test_memory_is_what_java_takes() -> None:
     ]
     for text in ("", "1", "1.5g", "450m", "1000k", "g", "-1g", "1g 2g"):
         with pytest.raises(ValueError, match="write a whole number"):
-            memory_of(text)
+            parse_memory(text)
 
 
-def test_report_takes_the_urls_that_analyze_takes(tmp_path: Path) -> None:
+def test_report_accepts_the_urls_of_analyze(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("page")
     for out in (f"file://{tmp_path}", f"file:{tmp_path}", str(tmp_path)):
         done = gantry("report", "--out", out, "--save", str(tmp_path / "copy.html"))
@@ -125,8 +126,8 @@ def test_report_takes_the_urls_that_analyze_takes(tmp_path: Path) -> None:
         assert (tmp_path / "copy.html").read_text() == "page"
 
 
-def test_what_is_no_log_is_said_before_spark_starts(tmp_path: Path) -> None:
-    """Without a Java it could not start."""
+def test_files_without_records_fail_before_spark_starts(tmp_path: Path) -> None:
+    """Spark could not start without Java."""
     folder = tmp_path / "store" / "commitlog"
     folder.mkdir(parents=True)
     (folder / f"{0:020d}").write_bytes(random.Random(5).randbytes(3_000_000))
@@ -139,7 +140,7 @@ def test_what_is_no_log_is_said_before_spark_starts(tmp_path: Path) -> None:
         assert "Java" not in done.stderr
 
 
-def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+def test_an_error_names_the_java_to_install(tmp_path: Path) -> None:
     LogWriter(tmp_path / "store").append(Message())
     done = gantry("analyze", str(tmp_path / "store"), JAVA_HOME=str(tmp_path / "nowhere"), XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 1
@@ -154,7 +155,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
         check_java({"JAVA_HOME": str(tmp_path)})
 
 
-def test_the_job_leaves_a_summary_for_the_pod(tmp_path: Path) -> None:
+def test_the_job_writes_a_termination_message(tmp_path: Path) -> None:
     message = tmp_path / "termination-log"
     done = subprocess.run(
         [sys.executable, "-m", "gantry_spark.report", "--path", str(tmp_path), "--termination-log", str(message),

@@ -1,4 +1,4 @@
-"""The compacted log: what was promised is saved, a broker's store opens it, offsets are kept."""
+"""The compacted log: its savings equal the report's, a broker's store opens it, and offsets stay."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
-from gantry_spark.compact import compact, may_compact
+from gantry_spark.compact import check_compaction, compact
+from gantry_spark.environment import Environment
 from gantry_spark.errors import OutputError, SourceError
 from gantry_spark.report import Job, run
-from gantry_spark.surroundings import Surroundings
-from plainlog import LogWriter, Message, read_plain
-from plainreport import _survivors as survivors
+
+from tests.spark.reference_log import LogWriter, Message, read_plain
+from tests.spark.reference_report import _newest_versions as newest_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_promise_and_deed_are_equal_and_a_store_opens_it(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+def test_compaction_saves_the_reported_bytes_and_a_store_opens_the_result(
+    spark: SparkSession, root: Path, tmp_path: Path
+) -> None:
     job = Job(paths=(str(root),), now_ms=NOW, topics=("Table",))
     promised = next(t for t in run(spark, job).report["topics"] if t["topic"] == "Table")
     dry = compact(spark, job, "Table", None)
@@ -56,7 +59,7 @@ def test_promise_and_deed_are_equal_and_a_store_opens_it(spark: SparkSession, ro
     assert len(before) - len(after) == promised["savedRecords"] == done["savedRecords"]
     assert promised["expiredTombstones"] > 0
 
-    newest = {id(r) for _, r in survivors([("", r) for r in before]).values()}
+    newest = {id(r) for _, r in newest_versions([("", r) for r in before]).values()}
     dead = NOW - 24 * HOUR
     wanted = [
         r for r in before
@@ -89,7 +92,7 @@ def _records(data: bytes) -> list[object]:
     return list(decode_records(data))
 
 
-def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+def test_ambiguous_keys_are_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     keys = ("@1", "@2", *["plain"] * 91)
     LogWriter(root).extend(Message("Table", 0, b"x", key, store_ms=START) for key in keys)
@@ -99,32 +102,32 @@ def test_keys_that_cannot_be_told_apart_are_not_compacted(spark: SparkSession, t
     says = "it has keys that are not UTF-8"
     with pytest.raises(SourceError, match=f"Table cannot be compacted: {says}"):
         compact(spark, job, "Table", None)
-    # The report promises and recommends nothing that is then refused.
+    # The report does not recommend a compaction that the command refuses.
     (topic,) = run(spark, job).report["topics"]
-    assert (topic["compactable"], topic["savedBytes"], topic["recommendation"]) == (False, 0, "leave")
+    assert (topic["compactable"], topic["savedBytes"], topic["recommendation"]) == (False, 0, "no change")
     assert topic["supersededRecords"] == 91
     assert topic["reason"].startswith(f"Not compactable: {says}")
 
 
-def test_a_log_of_which_a_part_is_missing_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
-    """The newest version of a key may have been there, or its tombstone."""
+def test_an_incomplete_log_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    """The missing part may hold the newest version of a key or its tombstone."""
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message("Table", 0, b"x" * 1000, f"k{i % 10}", store_ms=START) for i in range(300))
     job = Job(paths=(str(tmp_path / "store"),), now_ms=NOW)
     writer.path(0).unlink()
-    assert may_compact(job, "Table", None)
+    assert check_compaction(job, "Table", None)
     writer.path(2 * writer.segment).unlink()
-    says = r"store: bytes 131,072 to 196,608 are missing: .*\. Newest versions may have been there, so nothing is comp"
-    for work in (may_compact, lambda *args: compact(spark, *args)):
+    says = r"store: no segment holds bytes 131,072 to 196,608\. The missing parts may hold newer versions, so nothing"
+    for work in (check_compaction, lambda *args: compact(spark, *args)):
         with pytest.raises(SourceError, match=says):
             work(job, "Table", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (topic,) = run(spark, job).report["topics"]
-    assert (topic["compactable"], topic["recommendation"]) == (True, "leave")
+    assert (topic["compactable"], topic["recommendation"]) == (True, "no change")
     assert re.match(r"Compaction would save .* but a part of the log is missing", topic["reason"])
 
 
-def test_damage_and_what_expires_is_said(
+def test_compact_reports_damage_and_expired_segments(
     spark: SparkSession, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "store"
@@ -134,27 +137,27 @@ def test_damage_and_what_expires_is_said(
         file.write(b"\xff" * 40)
     job = Job(paths=(str(store),), now_ms=NOW)
     damage = compact(spark, job, "Table", None)["damage"]
-    assert damage["places"] == 1
+    assert damage["ranges"] == 1
     assert damage["bytes"] >= 40
     promised = next(t for t in run(spark, job).report["topics"] if t["topic"] == "Table")
     done = compact(spark, job, "Table", tmp_path / "damaged")
     left = sum(r.size for r in read_plain(tmp_path / "damaged")[0])
     assert (done["savedBytes"], left) == (promised["savedBytes"], promised["bytes"] - promised["savedBytes"])
 
-    def expires(*_: object) -> Surroundings:
+    def expires(*_: object) -> Environment:
         (store / "commitlog" / f"{0:020d}").unlink()
-        return Surroundings()
+        return Environment()
 
-    monkeypatch.setattr("gantry_spark.compact.surroundings", expires)
-    says = rf"output {tmp_path}/out is not whole: .*{0:020d} is gone; delete the directory and run this again"
+    monkeypatch.setattr("gantry_spark.compact.read_environment", expires)
+    says = rf"output {tmp_path}/out is incomplete: .*{0:020d} is gone; delete the directory and run this again"
     with pytest.raises(OutputError, match=says):
         compact(spark, job, "Table", tmp_path / "out")
 
 
-def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
+def test_records_appended_during_a_run_are_not_compacted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of a file are there up to a page's end: records that come later begin, and end, on both sides of it."""
+    """Records appended during the run begin and end on both sides of the counted end."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"x" * 500, f"k{i % 10}", store_ms=START) for i in range(30))
@@ -162,12 +165,12 @@ def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
     def listed(*_: object) -> None:
         writer.extend(Message("Table", 0, b"y" * 500, f"k{i % 10}", store_ms=START) for i in range(20))
 
-    def counted(*_: object) -> Surroundings:
+    def counted(*_: object) -> Environment:
         writer.extend(Message("Table", 0, b"z" * 500, None, store_ms=START) for _ in range(20))
-        return Surroundings()
+        return Environment()
 
-    monkeypatch.setattr("gantry_spark.compact.must_be_whole", listed)
-    monkeypatch.setattr("gantry_spark.compact.surroundings", counted)
+    monkeypatch.setattr("gantry_spark.compact.require_complete_logs", listed)
+    monkeypatch.setattr("gantry_spark.compact.read_environment", counted)
     done = compact(spark, Job(paths=(str(root),), now_ms=NOW), "Table", out)
     after, lost = read_plain(out)
     assert not lost
@@ -175,19 +178,19 @@ def test_a_log_that_grows_meanwhile_is_compacted_as_far_as_it_was_counted(
     assert (done["keptRecords"], len(after), len({r.props["KEYS"] for r in after})) == (10, 10, 10)
 
 
-def test_what_cannot_be_compacted_is_refused(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+def test_compact_refuses_unsuitable_topics_and_outputs(spark: SparkSession, root: Path, tmp_path: Path) -> None:
     job = Job(paths=(str(root),), now_ms=NOW)
-    with pytest.raises(SourceError, match="no record of topic Nothing"):
+    with pytest.raises(SourceError, match="holds no record of topic Nothing"):
         compact(spark, job, "Nothing", None)
-    with pytest.raises(SourceError, match="broker's own topics"):
+    with pytest.raises(SourceError, match="is a system topic"):
         compact(spark, job, "%RETRY%group", None)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="already exists"):
         compact(spark, job, "Table", tmp_path / "full")
-    with pytest.raises(OutputError, match="file is no directory"):
-        may_compact(job, "Table", tmp_path / "full" / "file" / "out")
-    with pytest.raises(SourceError, match="no record of topic Nothing"):
+    with pytest.raises(OutputError, match="file is not a directory"):
+        check_compaction(job, "Table", tmp_path / "full" / "file" / "out")
+    with pytest.raises(SourceError, match="holds no record of topic Nothing"):
         compact(spark, job, "Nothing", tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists()
     keyless = LogWriter(tmp_path / "keyless")

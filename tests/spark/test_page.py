@@ -1,19 +1,22 @@
-"""The page in a headless browser: every plot is drawn, nothing is loaded from elsewhere."""
+"""The page: its texts, its layout, and its plots in a headless browser."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_spark.advice import recommend
 from gantry_spark.forecast import Disk, forecast
-from gantry_spark.model import Context, build
+from gantry_spark.format import format_bytes, format_share
 from gantry_spark.page import render
 from gantry_spark.plots import savings
+from gantry_spark.recommendations import recommend
+from gantry_spark.report_model import Context, build
 from gantry_spark.summary import GroupOffset, Summary
 
 HOUR = 3_600_000
@@ -22,12 +25,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def report() -> dict[str, Any]:
-    """A report of made-up rows, as Spark's queries give them."""
+    """A report of made-up rows, in the form of the results of Spark's queries."""
     found = Summary()
     for topic, keyed, size in (("Prices", True, 300), ("Clicks <b>", False, 90), ("%RETRY%billing", True, 100)):
         hours = range(NOW // HOUR - 30, NOW // HOUR)
         n = 100 * len(hours)
-        zero = dict.fromkeys(("tombstones", "resent", "delayed", "prepared", "committed", "rolled_back"), 0)
+        zero = dict.fromkeys(("tombstones", "redelivered", "delayed", "prepared", "committed", "rolled_back"), 0)
         found.queues.append(
             {"log": "a", "topic": topic, "queue_id": 0, "n": n, "bytes": n * size, "body_bytes": n * size // 2,
              "keyed": n * keyed, "keyed_bytes": n * size * keyed, **zero, "min_qo": 0, "max_qo": n - 1,
@@ -40,12 +43,12 @@ def report() -> dict[str, Any]:
         found.sizes += [{"topic": topic, "bucket": b, "n": n // 3, "bytes": n * size // 3} for b in (6, 8, 9)]
         if keyed:
             keys = {"keys": 50, "n": n, "newest_bytes": 50 * size, "tombstones": 1, "kept": 49, "kept_bytes": 49 * size}
-            found.topic_keys.append({"topic": topic, **keys, "unclear": 0})
+            found.topic_keys.append({"topic": topic, **keys, "ambiguous": 0})
             found.kept_queues.append({"topic": topic, "log": "a", "queue_id": 0, **keys})
-            found.queue_keys.append({"topic": topic, "place_log": "a", "place_queue": 0, "places": 50})
+            found.queue_keys.append({"topic": topic, "location_log": "a", "location_queue": 0, "locations": 50})
             found.kept_hours.append({"topic": topic, "hour": NOW // HOUR - 1, "kept_bytes": 49 * size})
             found.versions += [{"topic": topic, "bucket": b, "keys": 25, "n": n // 2} for b in (0, 4)]
-            found.hot += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
+            found.hot_keys += [{"topic": topic, "key": f"key-{i}", "n": 900 - i, "bytes": 9000} for i in range(20)]
     found.groups = [{"group": "late", "log": "a", "topic": "Prices", "queue_id": 0, "keyed": 900, "kept": 40,
                      "oldest": NOW - 9 * HOUR}]  # fmt: skip
     found.spans = found.queues
@@ -57,33 +60,34 @@ def report() -> dict[str, Any]:
     return build(found, context) | {"run": "r", "durationSeconds": 1.0}
 
 
-def test_the_figures_of_the_made_up_report() -> None:
+def test_the_numbers_of_the_made_up_report() -> None:
     made = report()
-    assert 'hint">1 place of the log, 9 B, held' in render(made)
+    assert 'hint">1 range of the log without readable records, 9 B in all' in render(made)
     prices = made["topics"][0]
     assert prices["topic"] == "Prices"
     assert prices["savedBytes"] == (3000 - 49) * 300
     assert prices["recommendation"] == "compact"
     assert "Wait for group late" in prices["reason"]
-    assert made["growth"]["fillsBeforeRetention"]
+    assert made["growth"]["diskFullBeforeRetention"]
     assert made["growth"]["hoursToFull"] == pytest.approx(1_500_000 / (100 * 490), rel=0.01)
     assert made["retries"] == [
         {"group": "billing", "retries": 3000, "retryBytes": 300_000, "deadLetters": 0, "deadLetterBytes": 0}
     ]
 
 
-def test_one_is_said_as_one() -> None:
-    topic = {"kind": "user", "records": 1, "bytes": 900, "keyedRecords": 1, "unclearKeys": 0, "compactable": True,
+def test_the_text_uses_the_singular_for_one() -> None:
+    topic = {"kind": "user", "records": 1, "bytes": 900, "keyedRecords": 1, "ambiguousKeys": 0, "compactable": True,
              "distinctKeys": 1, "savedBytes": 0}  # fmt: skip
     why = "Compaction would save nothing: each key has one version (1 key)."
-    growth = {"fillsBeforeRetention": True, "bytesPerHour": 9, "hoursToFull": 4.0}
-    assert recommend(topic, [], growth, Context("demo", NOW)) == ("leave", why)
-    group = {"group": "g", "alreadyLostRecords": 0, "behindRecords": 0, "behindHours": 0.0, "wouldLoseRecords": 0}
-    assert f"{why} All consumer groups (1) have" in recommend(topic, [group], growth, Context("demo", NOW))[1]
-    hurt = group | {"alreadyLostRecords": 1, "behindRecords": 1, "behindHours": 99.0}
-    assert recommend(topic, [hurt], growth, Context("demo", NOW))[1] == (
-        "Group g has missed 1 record that expired unread; group g is 4.1 days behind, with 1 record to read; "
-        "records are kept for 72 h."
+    growth = {"diskFullBeforeRetention": True, "bytesPerHour": 9, "hoursToFull": 4.0}
+    assert recommend(topic, [], growth, Context("demo", NOW)) == ("no change", why)
+    group = {"group": "g", "expiredUnreadRecords": 0, "lagRecords": 0, "lagHours": 0.0, "compactedUnreadRecords": 0}
+    shorter = recommend(topic, [group], growth, Context("demo", NOW))[1]
+    assert shorter.startswith(f"{why} All consumer groups (1) have no lag, and retention is 72 h.")
+    affected = group | {"expiredUnreadRecords": 1, "lagRecords": 1, "lagHours": 99.0}
+    assert recommend(topic, [affected], growth, Context("demo", NOW))[1] == (
+        "Group g has missed 1 record that expired unread. Group g has a lag of 4.1 days and 1 record. "
+        "Retention is 72 h."
     )
 
 
@@ -91,12 +95,12 @@ def test_one_is_said_as_one() -> None:
     ("disks", "hours"),
     [
         ([Disk("a", 10**9, 60_000)], 60),
-        # Two logs on one disk: known by its device, by the machine, or by its bytes.
+        # Two logs on one disk, identified by its device, by the machine, or by its bytes.
         ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 5")], 60),
         ([Disk("a", 10**9, 60_000, "device 5"), Disk("b", 10**9, 60_000, "device 6")], 120),
         ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 60),
         ([Disk("a", 10**9, 60_000, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 60),
-        # Two disks: each takes half.
+        # Two disks: each receives half.
         ([Disk("a", 10**9, 60_500, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.2")], 120),
         ([Disk("a", 10**9, 9 * 10**8, "10.0.0.1"), Disk("b", 10**9, 60_000, "10.0.0.1")], 120),
         ([Disk("a", 10**9, 60_500), Disk("b", 10**9, 60_000)], 120),
@@ -104,7 +108,7 @@ def test_one_is_said_as_one() -> None:
         ([Disk("a", 10**9, 60_000, "x"), Disk("b", 10**9, 60_000, "x"), Disk("c", 10**8, 60_000, "x")], 90),
     ],
 )
-def test_a_disk_counts_once_however_many_logs_lie_on_it(disks: list[Disk], hours: float) -> None:
+def test_a_disk_counts_once_for_all_its_logs(disks: list[Disk], hours: float) -> None:
     at = NOW // HOUR
     found = forecast(dict.fromkeys(range(at - 10, at + 1), 1000), NOW, disks, 72)
     assert found["bytesPerHour"] == 1000
@@ -117,11 +121,11 @@ def test_the_page_is_whole_and_escapes_names() -> None:
     assert "<td>Clicks <b>" not in page
     own = re.sub(r"<script type=\"text/javascript\">.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", own)
-    for title in ("What to do", "Savings by topic", "Growth and forecast", "Hot keys", "Ages", "Damage", "Notes"):
+    for title in ("Recommendations", "Savings by topic", "Growth and forecast", "Hot keys", "Ages", "Damage", "Notes"):
         assert f"<h2>{title}</h2>" in page
 
 
-def test_topics_that_begin_alike_are_bars_of_their_own() -> None:
+def test_topics_with_equal_prefixes_have_separate_bars() -> None:
     names = [f"{'a' * 40}{end}" for end in "xyz"]
     topics = [{"topic": name, "kind": "user", "bytes": 9, "savedBytes": 3} for name in names]
     page = savings(topics)
@@ -129,18 +133,132 @@ def test_topics_that_begin_alike_are_bars_of_their_own() -> None:
     assert all(name in page for name in names)
 
 
-def test_a_report_of_nothing_is_a_page_too() -> None:
+def test_an_empty_report_has_a_page() -> None:
     assert "no topics of users" in render(build(Summary(), Context("empty", NOW)) | {"run": "r", "durationSeconds": 0})
 
 
-def test_a_browser_draws_every_plot(tmp_path: Path) -> None:
+def tiles(page: str) -> list[tuple[str, str]]:
+    return re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page)
+
+
+def test_the_disk_tile_is_a_number_and_its_meaning() -> None:
+    made = report()
+    assert tiles(render(made))[-1] == ("30.6 h", "until the disk is full")
+    made["growth"] |= {"diskFullBeforeRetention": False}
+    fits = (format_bytes(made["growth"]["steadyStateBytes"]), "with 72 h of retention at this growth: fits on the disk")
+    assert tiles(render(made))[-1] == fits
+    made["growth"] |= {"disks": [], "hoursToFull": None}
+    assert tiles(render(made))[-1] == ("unknown", "time until the disk is full: no disk was measured")
+
+
+def test_a_small_saving_has_no_label_and_is_not_zero_percent() -> None:
+    topic = {"topic": "T", "kind": "user", "bytes": 1000, "savedBytes": 4}
+    assert '"text":"-' not in savings([topic])
+    assert '"text":"-1%"' in savings([topic | {"savedBytes": 10}])
+    made = report()
+    made["topics"][0] |= {"savedBytes": 4, "bytes": 1000}
+    made["totals"] |= {"savedBytes": 4, "bytes": 1000}
+    page = render(made)
+    assert "4 B (&lt;1%)" in page
+    assert tiles(page)[1][1] == "saved by compaction, &lt;1% of the log"
+    assert format_share(0, 10) == "0%"
+    assert format_share(996, 1000) == ">99%"
+    assert format_share(1, 1) == "100%"
+
+
+def headings(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def test_savings_by_window_need_two_windows() -> None:
+    made = report()
+    assert "Savings by window" in headings(render(made))
+    for topic in made["topics"]:
+        topic["savingsByWindow"] = topic["savingsByWindow"][-1:]
+    assert "Savings by window" not in headings(render(made))
+
+
+def test_equal_keys_are_one_sentence_and_no_plot() -> None:
+    made = report()
+    assert "Hot keys" in headings(render(made))
+    for key in made["topics"][0]["hotKeys"]:
+        key["records"] = 9
+    page = render(made)
+    assert "Hot keys" not in headings(page)
+    assert "No key is hot: the most frequent keys have 9 versions each." in page
+
+
+def test_the_last_of_an_odd_number_of_cards_fills_its_row() -> None:
+    made = report()
+    assert 'class="wide"' not in render(made)
+    for topic in made["topics"]:
+        topic["hotKeys"] = []
+    page = render(made)
+    assert page.count('<section class="wide">') == 1
+    assert '<section class="wide"><h2>Sizes</h2>' in page
+
+
+def browser_arguments(folder: Path) -> list[str]:
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         pytest.skip("no headless browser here: install chromium to have the page drawn")
+    return [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run",
+            "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]  # fmt: skip
+
+
+MEASURE = """
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const page = frame.contentDocument;
+  const cells = [...page.querySelectorAll("td")];
+  const rows = [...page.querySelectorAll("section:first-of-type tbody tr")];
+  const text = element => { const range = page.createRange(); range.selectNodeContents(element);
+    return range.getBoundingClientRect(); };
+  document.title = JSON.stringify({
+    width: page.documentElement.scrollWidth,
+    cells: cells.length,
+    right: Math.max(...cells.map(cell => text(cell).right)),
+    tables: Math.max(...[...page.querySelectorAll(".scroll")].map(one => one.scrollWidth - one.clientWidth)),
+    blank: Math.max(...rows.map(row => row.getBoundingClientRect().bottom - text(row.lastElementChild).bottom)),
+  });
+});
+"""
+
+
+def measured(tmp_path: Path, width: int) -> dict[str, float]:
+    """Return the page's layout in a frame of `width` pixels. Chromium's own window is at least 500 pixels wide."""
+    made = report()
+    made["topics"][0]["topic"] = "prices-of-all-articles-in-all-countries-with-a-very-long-name"
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<!doctype html><meta charset="utf-8"><iframe width={width} height=900 srcdoc="{escape(render(made))}">'
+        f"</iframe><script>{MEASURE}</script>"
+    )
+    drawn = subprocess.run(
+        [*browser_arguments(tmp_path), "--window-size=1400,1000", "--dump-dom", frame.as_uri()],
+        capture_output=True, text=True, check=True, timeout=110,
+    ).stdout  # fmt: skip
+    found = re.search(r"<title>(.*?)</title>", drawn)
+    assert found is not None
+    layout: dict[str, float] = json.loads(found[1])
+    return layout
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_narrow_page_shows_every_cell_and_no_blank_rows(tmp_path: Path, width: int) -> None:
+    layout = measured(tmp_path, width)
+    assert layout["cells"] > 20
+    assert layout["width"] <= width
+    assert layout["right"] <= width
+    assert layout["tables"] <= 0
+    assert layout["blank"] < 30
+
+
+def test_a_browser_draws_every_plot(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(render(report()))
-    arguments = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-                 "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"]  # fmt: skip
+    arguments = browser_arguments(tmp_path)
     shot = tmp_path / "page.png"
     subprocess.run(
         [*arguments, "--window-size=1280,2900", f"--screenshot={shot}", path.as_uri()],

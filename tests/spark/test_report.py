@@ -1,4 +1,4 @@
-"""The report against plain Python, figure by figure; incremental against full; promise against deed."""
+"""The report against plain Python, incremental runs against full runs, and savings against compaction."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from zlib import crc32
 import pytest
 from gantry_operator.platforms.kubernetes.analytics.status import summary_text
 from gantry_spark.directory import DirectoryLog, Segment, find
+from gantry_spark.environment import read_environment
 from gantry_spark.errors import OutputError, SourceError
-from gantry_spark.main import summary_of
+from gantry_spark.main import run_summary
 from gantry_spark.remote import RemoteLog
 from gantry_spark.report import Job, run
-from gantry_spark.report import _ended as ended
-from gantry_spark.report import _marks as marks
-from gantry_spark.report import _mended as mended
-from gantry_spark.state import Known, unread
-from gantry_spark.summary import LOOKED_AT, counted_segments
-from gantry_spark.surroundings import surroundings
-from plainlog import LogWriter, Message, read_plain
-from plainreport import comparable, figures, growth
+from gantry_spark.report import _current_checksums as current_checksums
+from gantry_spark.report import _end_checksums as end_checksums
+from gantry_spark.report import _repaired_segments as repaired_segments
+from gantry_spark.scan_state import CountedSegment, pending_scan
+from gantry_spark.summary import RECHECKED_DAMAGE, counted_segments
 from pyspark.sql import functions as f
+
+from tests.spark.reference_log import LogWriter, Message, read_plain
+from tests.spark.reference_report import comparable, expected_topics, growth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ TOPICS = ("Prices", "Customers", "Clicks", "Mixed", "täglich", "%RETRY%billing"
 
 
 def messages(rng: random.Random, count: int, begin_h: float, hours: float) -> Iterator[Message]:
-    """All kinds: keyed, keyless, mixed, tombstones, batches of equal times, transactions, delays, retries."""
+    """Yield all kinds: keyed, keyless, mixed, tombstones, batches of equal times, transactions, delays, retries."""
     for i in range(count):
         topic = rng.choice(TOPICS)
         key = None
@@ -84,7 +85,7 @@ def write_offsets(root: Path, table: dict[tuple[str, str, int], int]) -> None:
 
 def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, since_ms: int | None = None) -> None:
     logs = {root.name: read_plain(root)[0] for root in roots}
-    expected = figures(logs, NOW, 24 * HOUR, offsets, since_ms)
+    expected = expected_topics(logs, NOW, 24 * HOUR, offsets, since_ms)
     found = {t["topic"]: comparable(t) for t in report["topics"]}
     assert found.keys() == expected.keys()
     for topic, values in expected.items():
@@ -93,12 +94,12 @@ def assert_matches(report: dict[str, Any], roots: list[Path], offsets: Any, sinc
             assert found[topic][name] == value, f"{topic}: {name}"
     assert_growth(report, logs)
     lost = [d for root in roots for d in read_plain(root)[1]] if since_ms is None else []
-    assert report["damage"]["places"] == len(lost)
+    assert report["damage"]["ranges"] == len(lost)
     assert report["damage"]["bytes"] == sum(d.end - d.start for d in lost)
 
 
 def assert_growth(report: dict[str, Any], logs: dict[str, Any]) -> None:
-    """All logs of a test lie on one disk; what is free there changes from one look to the next."""
+    """All logs of a test share one disk. Its free bytes change from one reading to the next."""
     found = report["growth"]
     free = min(d["freeBytes"] for d in found["disks"])
     expected = growth(logs, NOW, [(free, len(logs))], found["reservedHours"])
@@ -106,18 +107,18 @@ def assert_growth(report: dict[str, Any], logs: dict[str, Any]) -> None:
 
 
 def without_run(report: dict[str, Any]) -> dict[str, Any]:
-    """What must not differ between a full run and an incremental one."""
+    """Return the parts of a report that must be equal in a full and an incremental run."""
     return {k: v for k, v in report.items() if k not in ("run", "durationSeconds", "scan", "growth")} | {
         "growth": {k: v for k, v in report["growth"].items() if k not in ("disks", "hoursToFull", "fullAt")}
     }
 
 
-def of_all(spark: SparkSession, root: Path) -> dict[str, Any]:
-    """What a run says that has no state of another one."""
+def report_without_state(spark: SparkSession, root: Path) -> dict[str, Any]:
+    """Return the report of a run without the state of earlier runs."""
     return without_run(run(spark, Job(paths=(str(root),), now_ms=NOW)).report)
 
 
-def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_numbers_of_two_logs_with_damage(spark: SparkSession, tmp_path: Path) -> None:
     roots = [tmp_path / "group-a", tmp_path / "group-b"]
     offsets = {}
     for seed, root in enumerate(roots):
@@ -145,10 +146,8 @@ def test_every_figure_of_two_logs_with_damage(spark: SparkSession, tmp_path: Pat
     assert not clicks["compactable"]
 
 
-def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Queues that a group has not begun to read count from their first record, and a window loses nobody's records."""
+def test_lag_covers_the_whole_log_in_every_window(spark: SparkSession, tmp_path: Path) -> None:
+    """Queues without an offset count from their first record. A window does not change the lag."""
     root, out = tmp_path / "store", tmp_path / "out"
     make_log(root, 3)
     table = {("slow", "Prices", 0): 0, ("done", "Prices", 1): 10**6}
@@ -160,15 +159,15 @@ def test_a_group_is_behind_by_the_whole_log_in_all_queues_whatever_the_window(
     prices = [r for r in read_plain(root)[0] if r.topic == "Prices"]
     assert len({r.queue_id for r in prices}) > 1
     groups = {g["group"]: g for g in report["groups"]}
-    assert groups["slow"]["behindRecords"] == len(prices)
-    assert groups["done"]["behindRecords"] == sum(1 for r in prices if r.queue_id != 1)
-    assert groups["slow"]["alreadyLostRecords"] == groups["done"]["alreadyLostRecords"] == 0
-    assert groups["slow"]["behindHours"] >= (NOW - min(r.store_ms for r in prices)) / HOUR - 0.01
+    assert groups["slow"]["lagRecords"] == len(prices)
+    assert groups["done"]["lagRecords"] == sum(1 for r in prices if r.queue_id != 1)
+    assert groups["slow"]["expiredUnreadRecords"] == groups["done"]["expiredUnreadRecords"] == 0
+    assert groups["slow"]["lagHours"] >= (NOW - min(r.store_ms for r in prices)) / HOUR - 0.01
     again = run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW)).report
     assert_matches(again, [root], offsets)
 
 
-def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_incremental_run_reads_only_new_bytes_and_equals_a_full_run(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     writer = make_log(root, 7, 800)
     torn = writer.end
@@ -186,7 +185,7 @@ def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkS
     assert second["scan"]["scannedBytes"] < 0.6 * second["scan"]["logBytes"]
     full = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
     assert without_run(second) == without_run(full)
-    # Only the newest hours: one segment is cut by the window and read again, the others come from the state.
+    # The window splits one segment, which is read again. The others come from the state.
     since = START + 20 * HOUR
     windowed = run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW, since_ms=since)).report
     assert_matches(windowed, [root], {}, since)
@@ -196,7 +195,7 @@ def test_a_second_run_reads_only_what_is_new_and_equals_a_full_one(spark: SparkS
 
 
 def test_state_of_many_runs_is_merged(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantry_spark.state.MERGE_AT", 1)
+    monkeypatch.setattr("gantry_spark.scan_state.MERGE_AT", 1)
     root, out = tmp_path / "store", tmp_path / "out"
     writer = make_log(root, 3, 200)
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW, history=1)
@@ -211,14 +210,14 @@ def test_state_of_many_runs_is_merged(spark: SparkSession, tmp_path: Path, monke
     assert_matches(again, [root], {})
 
 
-def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_are_selected_by_pattern(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     make_log(root, 5, 100)
     report = run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Pri*", "Cu?tomers"))).report
     assert {t["topic"] for t in report["topics"]} == {"Prices", "Customers"}
     with pytest.raises(SourceError, match=r"no topic matches Nothing; there are .*Prices"):
         run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
-    # A topic that is there, but has no record in the window.
+    # The topic exists but has no record in the window.
     quiet = Job(paths=(str(root),), now_ms=NOW, topics=("Prices",), since_ms=NOW)
     assert "No record of the log was looked at" in run(spark, quiet).report["notes"][-1]
 
@@ -226,7 +225,7 @@ def test_topics_are_chosen_by_pattern(spark: SparkSession, tmp_path: Path) -> No
 def test_the_disk_fills_with_the_whole_log(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever topics and hours the report is on."""
+    """The forecast is the same for all topics and windows."""
     root = tmp_path / "store"
     writer = LogWriter(root)
     for hour in range(40):
@@ -234,7 +233,7 @@ def test_the_disk_fills_with_the_whole_log(
             writer.append(Message(topic, 0, b"x" * size, f"k{hour}", store_ms=START + hour * HOUR))
     logs = {root.name: read_plain(root)[0]}
     rate = growth(logs, NOW, [], 72)["bytesPerHour"]
-    # Another 32 hours of it come until retention begins; a log of the last 12 hours alone would need 60.
+    # Retention starts after another 32 hours of this growth. A log of only the last 12 hours would need 60.
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=50 * rate))
     out = str(tmp_path / "out")
     for chosen in (
@@ -244,25 +243,25 @@ def test_the_disk_fills_with_the_whole_log(
     ):
         report = run(spark, chosen).report
         assert report["growth"]["hoursToFull"] == pytest.approx(50, abs=0.2)
-        assert not report["growth"]["fillsBeforeRetention"]
+        assert not report["growth"]["diskFullBeforeRetention"]
         assert_growth(report, logs)
 
 
 def test_brokers_of_one_machine_share_its_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is free there may change between the answers of two."""
+    """The free bytes may differ between the responses of two brokers."""
     free = iter((5_000_000, 4_999_000, 4_998_000))
     monkeypatch.setattr(
-        "gantry_spark.surroundings.status",
+        "gantry_spark.environment.fetch_status",
         lambda *_: SimpleNamespace(address="", disk=SimpleNamespace(total_bytes=10**9, free_bytes=next(free))),
     )
     logs = []
     for name, url in (("a", "http://127.0.0.1:1"), ("b", "http://127.0.0.1:2"), ("c", "http://10.0.0.1:1")):
         log = object.__new__(RemoteLog)
-        log.name, log.master, log.doubts = name, url, ()
+        log.name, log.master, log.unreachable = name, url, ()
         logs.append(log)
-    a, b, c = surroundings(logs, None).disks
-    assert a.same(b)
-    assert not a.same(c)
+    a, b, c = read_environment(logs, None).disks
+    assert a.is_same_disk(b)
+    assert not a.is_same_disk(c)
 
 
 def test_queues_beyond_32_bits(spark: SparkSession, tmp_path: Path) -> None:
@@ -277,8 +276,8 @@ def test_queues_beyond_32_bits(spark: SparkSession, tmp_path: Path) -> None:
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], offsets)
 
 
-def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
-    """A head has no checksum. Records from the future do not make the hours before them idle ones."""
+def test_impossible_store_times(spark: SparkSession, tmp_path: Path) -> None:
+    """A header has no checksum. Records from the future do not make the hours before them idle."""
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message("Prices", 0, b"x" * 100, f"k{i}", store_ms=START + i * HOUR // 4) for i in range(150))
@@ -294,7 +293,7 @@ def test_store_times_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None
     assert (topic["firstStoreTime"][:10], topic["lastStoreTime"][:10]) == ("1970-01-01", "9999-12-31")
 
 
-def test_a_store_time_that_cannot_be_is_in_no_other_figures_way(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_impossible_store_time_does_not_affect_other_numbers(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message("Prices", 0, b"x" * 100, f"k{i % 7}", store_ms=START + i * HOUR // 4) for i in range(150))
@@ -303,19 +302,21 @@ def test_a_store_time_that_cannot_be_is_in_no_other_figures_way(spark: SparkSess
     before = run(spark, job).report
     writer.extend(Message("Prices", 0, b"x" * 100, "k0", store_ms=ms) for ms in (-1, 2**62))
     after = run(spark, job).report
-    for name in ("bytesPerHour", "steadyBytes", "hours"):
+    for name in ("bytesPerHour", "steadyStateBytes", "hours"):
         assert after["growth"][name] == before["growth"][name]
-    assert after["groups"][0]["behindHours"] == before["groups"][0]["behindHours"]
+    assert after["groups"][0]["lagHours"] == before["groups"][0]["lagHours"]
     (one,), (other,) = before["topics"], after["topics"]
     assert (one["recommendation"], other["recommendation"]) == ("compact", "compact")
     assert (
-        [w["hours"] for w in other["savingByWindow"]] == [w["hours"] for w in one["savingByWindow"]] == [1, 6, 24, None]
+        [w["hours"] for w in other["savingsByWindow"]]
+        == [w["hours"] for w in one["savingsByWindow"]]
+        == [1, 6, 24, None]
     )
-    for old, new in zip(one["savingByWindow"], other["savingByWindow"], strict=True):
+    for old, new in zip(one["savingsByWindow"], other["savingsByWindow"], strict=True):
         assert abs(new["bytes"] - old["bytes"]) < 1000
 
 
-def test_queue_offsets_that_cannot_be(spark: SparkSession, tmp_path: Path) -> None:
+def test_impossible_queue_offsets(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message("Prices", 0, b"x", f"k{i}", store_ms=START) for i in range(10))
@@ -328,8 +329,8 @@ def test_queue_offsets_that_cannot_be(spark: SparkSession, tmp_path: Path) -> No
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], offsets)
 
 
-def test_names_that_spark_takes_for_patterns(spark: SparkSession, tmp_path: Path) -> None:
-    """The second run reads what the first has counted."""
+def test_paths_with_glob_characters(spark: SparkSession, tmp_path: Path) -> None:
+    """The second run reads the rows of the first."""
     root, out = tmp_path / "st{o}re[1]*", tmp_path / "o?ut [1] {a,b}\\*"
     make_log(root, 5, 60)
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
@@ -343,13 +344,13 @@ def test_queues_beyond_the_first_64(spark: SparkSession, tmp_path: Path) -> None
     writer = LogWriter(root)
     writer.extend(Message("It's", queue * 40, key=str(i)) for i in range(5) for queue in range(3))
     assert_matches(run(spark, Job(paths=(str(root),), now_ms=NOW)).report, [root], {})
-    # Nor is there any below 0, but in a damaged head.
+    # Only a damaged header has a negative queue id.
     below = LogWriter(tmp_path / "below")
     below.extend(Message("Prices", queue, key=str(i)) for i in range(5) for queue in (-7, 0))
     assert_matches(run(spark, Job(paths=(str(below.root),), now_ms=NOW)).report, [below.root], {})
 
 
-def test_rows_that_were_removed_are_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_deleted_rows_are_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     writer = make_log(root, 5, 60)
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
@@ -360,7 +361,7 @@ def test_rows_that_were_removed_are_counted_again(spark: SparkSession, tmp_path:
     assert_matches(run(spark, job).report, [root], {})
 
 
-def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_failed_run_keeps_the_last_report(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     make_log(root, 5, 60)
     run(spark, Job(paths=(str(root),), out=str(out), now_ms=NOW))
@@ -379,8 +380,8 @@ def test_what_is_wrong_is_said_and_the_last_good_report_stays(spark: SparkSessio
         run(spark, Job(paths=(str(root),), out=str(tmp_path / "file" / "out"), now_ms=NOW))
 
 
-def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
-    """The log is cut off at `end`, and others are written there."""
+def truncate_and_append(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new: list[Message]) -> None:
+    """Truncate the log at `end` and append other messages there."""
     for path in (writer.root / "commitlog").iterdir():
         if int(path.name) > end:
             path.unlink()
@@ -389,8 +390,8 @@ def undone(writer: LogWriter, end: int, offsets: dict[tuple[str, int], int], new
     writer.extend(new)
 
 
-def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
-    """A failover cuts off what was not confirmed, and others are written there."""
+def test_a_truncated_end_of_the_log_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A failover truncates unconfirmed records, and others take their place."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
@@ -403,31 +404,31 @@ def test_an_end_of_the_log_that_was_undone_is_counted_again(spark: SparkSession,
     writer.end, writer.offsets = confirmed, offsets
     writer.extend(Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20))
     report = run(spark, job).report
-    assert (report["totals"]["records"], report["damage"]["places"]) == (170, 0)
-    assert without_run(report) == of_all(spark, root)
+    assert (report["totals"]["records"], report["damage"]["ranges"]) == (170, 0)
+    assert without_run(report) == report_without_state(spark, root)
 
-    # Of a log that has only grown nothing is read again.
+    # A log that has only grown is not read again.
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
     grown = run(spark, job).report
     assert grown["totals"]["records"] == 180
     assert grown["scan"]["scannedBytes"] < 8 * 1024
-    # The state of an earlier version does not say what stood there.
+    # The state of an earlier version has no checksums.
     at = out / "state" / "state.json"
     state = json.loads(at.read_bytes())
     for segment in state["segments"]:
-        del segment["border"], segment["mark"]
+        del segment["recordsEnd"], segment["checksum"]
     at.write_text(json.dumps(state | {"version": 1}))
     again = run(spark, job).report
     assert again["totals"]["records"] == 180
     assert again["scan"]["scannedBytes"] == again["scan"]["logBytes"]
 
 
-def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_truncated_filler_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
     confirmed, offsets = writer.end, dict(writer.offsets)
-    # It does not fit, so a filler goes before it.
+    # The record does not fit, so a filler precedes it.
     writer.append(Message("Table", 0, b"undone" * 10_000, "old"))
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
     assert run(spark, job).report["totals"]["records"] == 101
@@ -436,15 +437,15 @@ def test_a_filler_that_was_undone_is_counted_again(spark: SparkSession, tmp_path
     writer.extend(Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100))
     report = run(spark, job).report
     assert report["totals"]["records"] == 200
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
 
-def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
+def test_a_truncation_during_the_count_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next run must not take what it finds there for what was counted."""
+    """The next run must detect that the bytes differ from the counted ones."""
     out = tmp_path / "out"
-    # In the middle of the last segment; and before a filler, where another segment follows again.
+    # In the middle of the last segment, and before a filler with another segment after it.
     cases = (
         ([b"undone"] * 5, [Message("Table", 0, b"undone", f"new-{i}") for i in range(5)]),
         ([b"undone" * 10_000], [Message("Table", 0, b"y" * 1000, f"new-{i}") for i in range(100)]),
@@ -462,19 +463,19 @@ def test_an_end_that_is_undone_while_it_is_counted_is_counted_again(
             undo()
             return rows
 
-        undo = partial(undone, writer, confirmed, offsets, new)
+        undo = partial(truncate_and_append, writer, confirmed, offsets, new)
         with monkeypatch.context() as patch:
             patch.setattr("gantry_spark.report.counted_segments", partial(after_counting, undo=undo))
             assert run(spark, job).report["totals"]["records"] == 150 + len(old)
         report = run(spark, job).report
         assert report["totals"]["records"] == 150 + len(new)
-        assert without_run(report) == of_all(spark, root)
+        assert without_run(report) == report_without_state(spark, root)
 
 
-def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
+def test_a_truncation_before_the_next_read_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was as the run before had left it when it was compared, and is another one when a task comes to it."""
+    """The bytes match the state at the comparison, and are rewritten before a task reads them."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(150))
@@ -485,22 +486,24 @@ def test_an_end_that_is_undone_before_it_is_read_on_is_counted_again(
     writer.extend(Message("Table", 0, b"undone", f"older-{i}") for i in range(5))
 
     def compared(*args: Any) -> Any:
-        ahead = unread(*args)
-        undone(writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)])
+        ahead = pending_scan(*args)
+        truncate_and_append(
+            writer, confirmed, offsets, [Message("Table", 0, b"confirmed later", f"new-{i}") for i in range(20)]
+        )
         return ahead
 
     with monkeypatch.context() as patch:
-        patch.setattr("gantry_spark.state.unread", compared)
+        patch.setattr("gantry_spark.scan_state.pending_scan", compared)
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 170
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
 
-def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
+def test_a_truncation_between_two_tasks_is_counted_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes that the last task has read are there still, but not all of those that came before."""
+    """The bytes of the last task are unchanged, but earlier bytes are rewritten."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     writer.extend(Message("Table", 0, b"kept", f"k{i}") for i in range(100))
@@ -512,7 +515,7 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
 
     def counted(*args: Any) -> Any:
         rows = counted_segments(*args)
-        undone(writer, confirmed, offsets, new)
+        truncate_and_append(writer, confirmed, offsets, new)
         return rows
 
     with monkeypatch.context() as patch:
@@ -520,11 +523,11 @@ def test_an_end_that_is_undone_between_two_tasks_is_counted_again(
         run(spark, job)
     report = run(spark, job).report
     assert report["totals"]["records"] == 300
-    assert without_run(report) == of_all(spark, root)
+    assert without_run(report) == report_without_state(spark, root)
 
 
 class Blank:
-    """A log of nothing but zeros."""
+    """A log of zeros."""
 
     name = "blank"
 
@@ -540,12 +543,12 @@ class Blank:
         return len(into)
 
 
-def test_the_marks_of_many_segments_take_little_memory() -> None:
+def test_the_checksums_of_many_segments_need_little_memory() -> None:
     size = 1 << 16
     log = Blank(300, size)
     mark = crc32(bytes(size - 8))
-    segments = [Known("blank", s.start, s.end, 1, 1, 1, (), s.end - 8, s.start, mark) for s in log.segments]
-    for compared in (marks, partial(ended, verify=True)):
+    segments = [CountedSegment("blank", s.start, s.end, 1, 1, 1, (), s.end - 8, s.start, mark) for s in log.segments]
+    for compared in (current_checksums, partial(end_checksums, verify=True)):
         tracemalloc.start()
         try:
             found = compared([log], segments)
@@ -557,44 +560,44 @@ def test_the_marks_of_many_segments_take_little_memory() -> None:
 
 
 def test_a_damaged_record_at_the_end_of_a_segment_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
-    """It is no record that was not there yet."""
+    """The damaged record is not a new record."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(100))
     writer.write(max(place for place in places if place < writer.segment) + 500, b"damage")
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
     first = run(spark, job).report
-    assert first["damage"]["places"] == 1
+    assert first["damage"]["ranges"] == 1
     second = run(spark, job).report
     assert second["scan"]["scannedBytes"] < 4096
     assert without_run(second) == without_run(first)
 
 
-def test_damage_that_was_mended_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
-    """A broker gets what its disk has lost from another member, and writes it to its place."""
+def test_repaired_damage_is_counted_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A broker repairs a damaged record with the bytes of another member."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root)
     places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(200))
     end, whole = writer.end, {path: path.read_bytes() for path in (root / "commitlog").iterdir()}
     last = max(place for place in places if place < writer.segment)
-    # A body, a head, the last record of a segment, and one in the last segment.
+    # A body, a header, the last record of a segment, and one in the last segment.
     for at in (places[3] + 500, places[10] + 4, last + 500, writer.segment + 500, places[-2] + 500):
         writer.write(at, b"damage")
     job = Job(paths=(str(root),), out=str(out), now_ms=NOW)
-    assert run(spark, job).report["damage"]["places"] == 5
+    assert run(spark, job).report["damage"]["ranges"] == 5
     damaged = run(spark, job).report
     assert (damaged["totals"]["records"], damaged["scan"]["scannedBytes"] < 4096) == (195, True)
     writer.extend(Message("Table", 0, b"more", f"more-{i}") for i in range(10))
     for path, data in whole.items():
         writer.write(int(path.name), data[: end - int(path.name)])
     mended = run(spark, job).report
-    assert (mended["totals"]["records"], mended["damage"]["places"]) == (210, 0)
-    assert without_run(mended) == of_all(spark, root)
+    assert (mended["totals"]["records"], mended["damage"]["ranges"]) == (210, 0)
+    assert without_run(mended) == report_without_state(spark, root)
     assert run(spark, job).report["scan"]["scannedBytes"] < 4096
 
 
-class Counted(DirectoryLog):
-    """Counts the times that it is opened, and the bytes that are read."""
+class SegmentCount(DirectoryLog):
+    """Counts the calls of `open` and the bytes read."""
 
     opened = 0
     taken = 0
@@ -608,31 +611,31 @@ class Counted(DirectoryLog):
                 self.taken += len(into)
                 return source.read_into(offset, into)
 
-            def mapped(offset: int, size: int) -> memoryview:
+            def map_range(offset: int, size: int) -> memoryview:
                 into = memoryview(bytearray(size))
                 return into[: read_into(offset, into)]
 
-            yield SimpleNamespace(read_into=read_into, mapped=mapped)
+            yield SimpleNamespace(read_into=read_into, map_range=map_range)
 
 
-def test_of_many_damaged_places_the_first_ones_are_looked_at_again(spark: SparkSession) -> None:
-    """However many there are, no more of them are held."""
+def test_only_the_first_damaged_ranges_are_checked_again(spark: SparkSession) -> None:
+    """The state holds a bounded number of damaged ranges."""
     rng = random.Random(1)
-    places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * LOOKED_AT), (2, 3))}
+    places = {segment: rng.sample(range(10_000), count) for segment, count in ((1, 2 * RECHECKED_DAMAGE), (2, 3))}
     rows = [("damage", "a", segment, at, 5) for segment, found in places.items() for at in found]
     schema = "kind string, log string, segment long, phys long, bytes long"
     others = ("end long", "min_ms long", "max_ms long", "bits long")
     none = [f.lit(None).cast(kind).alias(name) for name, kind in (one.split() for one in others)]
     frame = spark.createDataFrame([*rows, ("count", "a", 3, None, 7)], schema).repartition(7).select("*", *none)
-    found = {r["segment"]: (r["places"], r["damaged"]) for r in counted_segments(frame)}
+    found = {r["segment"]: (r["damaged_at"], r["damaged"]) for r in counted_segments(frame)}
     assert found == {
-        1: (sorted(places[1])[:LOOKED_AT], max(places[1]) + 5),
+        1: (sorted(places[1])[:RECHECKED_DAMAGE], max(places[1]) + 5),
         2: (sorted(places[2]), max(places[2]) + 5),
         3: ([], None),
     }
 
 
-def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) -> None:
+def test_a_check_of_damage_reads_only_the_damaged_records(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=4 << 20)
     places = writer.extend(Message("Table", 0, b"x" * 1000, f"k{i}") for i in range(3000))
     size = places[1] - places[0]
@@ -641,19 +644,19 @@ def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) 
     writer.write(places[50] + 4, b"damage")
     writer.write(places[60] + size - 20, b"\xff")
     damaged = (*places[1:41], places[50], places[60])
-    known = Known("store", 0, places[-1], 1, 1, 1, (), 0, 0, None, damaged)
+    known = CountedSegment("store", 0, places[-1], 1, 1, 1, (), 0, 0, None, damaged)
 
     def found(verify: bool = True) -> tuple[dict[tuple[str, int], None], int]:
-        log = Counted(find(str(tmp_path)))
+        log = SegmentCount(find(str(tmp_path)))
         log.name = "store"
-        result = mended([log], [known], verify)
+        result = repaired_segments([log], [known], verify)
         assert log.opened == 1
         return result, log.taken
 
     result, taken = found()
     assert not result
     assert taken < 2 * len(damaged) * size
-    # Whoever does not check bodies reads the first one as a record.
+    # Without a check of bodies, the first damaged record is accepted.
     result, taken = found(False)
     assert list(result) == [("store", 0)]
     assert taken < 2 * size
@@ -661,8 +664,8 @@ def test_of_damage_that_may_be_mended_only_the_records_are_read(tmp_path: Path) 
     assert list(found()[0]) == [("store", 0)]
 
 
-def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
-    """Where a file system cannot tell holes, the last segment has bytes to its end."""
+def test_unwritten_space_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
+    """On a file system that reports no holes, the last segment has bytes to its end."""
     root, out = tmp_path / "store", tmp_path / "out"
     writer = LogWriter(root, segment=1 << 20)
     writer.extend(Message("Table", 0, b"x" * 100, f"k{i}") for i in range(100))
@@ -681,17 +684,17 @@ def test_space_that_is_not_written_yet_is_not_counted(spark: SparkSession, tmp_p
         assert scan["incremental"]
 
 
-def test_foreign_and_missing_files_are_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_unrelated_and_missing_files_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = make_log(root, 5)
-    foreign = root / "commitlog" / "99999999999999999999"
-    foreign.write_bytes(b"foreign")
+    unrelated = root / "commitlog" / "99999999999999999999"
+    unrelated.write_bytes(b"foreign")
     size = writer.segment
     writer.path(2 * size).unlink()
     report = run(spark, Job(paths=(str(root),), now_ms=NOW)).report
-    foreign.unlink()
+    unrelated.unlink()
     assert_matches(report, [root], {})
-    missing = f"store: bytes {2 * size:,} to {3 * size:,} are missing: no segment holds them"
+    missing = f"store: no segment holds bytes {2 * size:,} to {3 * size:,}"
     assert report["notes"][0] == missing
-    assert "store: not part of the log, left out: 99999999999999999999" in report["notes"]
-    assert f"Note: {missing}." in summary_text(summary_of(report, None))
+    assert "store: ignored files, not part of the log: 99999999999999999999" in report["notes"]
+    assert f"Note: {missing}." in summary_text(run_summary(report, None))

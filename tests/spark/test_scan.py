@@ -19,18 +19,19 @@ import numpy as np
 import pytest
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_spark import directory
-from gantry_spark.decode import LATEST_MS, Where, batch_of
+from gantry_spark.decode import MAX_TIME_MS, RecordFilter, batch_of
 from gantry_spark.directory import DirectoryLog, find
+from gantry_spark.environment import read_environment
 from gantry_spark.errors import SourceError
-from gantry_spark.plan import gaps, pack, plan
+from gantry_spark.partitioning import gaps, pack_tasks, plan_ranges
 from gantry_spark.records import body_crcs
 from gantry_spark.scan import Damage, Range, Records, scan
 from gantry_spark.schema import COLUMNS, arrow_schema, spark_schema
-from gantry_spark.surroundings import surroundings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plainlog import LogWriter, Message, read_plain
-from randomlog import NO_SHRINKING, SLOW, log_with_wounds, messages, wounds
+
+from tests.spark.random_logs import NO_SHRINKING, SLOW, damaged_log, damages, messages
+from tests.spark.reference_log import LogWriter, Message, read_plain
 
 DATA = Path(__file__).parent.parent / "data" / "stores"
 ALL = tuple(COLUMNS)
@@ -41,12 +42,12 @@ def read_all(root: Path, target: int = 1 << 40, block: int = 8 << 20) -> tuple[l
     log = DirectoryLog(find(str(root)))
     rows: list[dict[str, Any]] = []
     damage: list[Damage] = []
-    for part in plan(log, target, Where()):
+    for part in plan_ranges(log, target, RecordFilter()):
         with log.open(part.segment) as source:
             for found in scan(source, part.range, block=block):
                 if isinstance(found, Records):
                     segment = log.segments[part.segment].start
-                    rows += batch_of("log", segment, found, ALL, SCHEMA, Where()).to_pylist()
+                    rows += batch_of("log", segment, found, ALL, SCHEMA, RecordFilter()).to_pylist()
                 else:
                     damage.append(found)
     return rows, damage
@@ -85,8 +86,8 @@ def assert_same(row: dict[str, Any], record: Record) -> None:
     }
     assert len(row["properties"]) == len(props)
     assert dict(row["properties"]) == props
-    assert round(row["store_time"].timestamp() * 1000) == min(max(record.store_ms, 0), LATEST_MS)
-    assert round(row["born_time"].timestamp() * 1000) == min(max(record.born_ms, 0), LATEST_MS)
+    assert round(row["store_time"].timestamp() * 1000) == min(max(record.store_ms, 0), MAX_TIME_MS)
+    assert round(row["born_time"].timestamp() * 1000) == min(max(record.born_ms, 0), MAX_TIME_MS)
 
 
 def assert_reads_like_plain(root: Path, target: int = 1 << 40, block: int = 8 << 20) -> None:
@@ -106,7 +107,7 @@ def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> 
     manifest = json.loads((DATA / f"{version}-manifest.json").read_text())
     rows, damage = read_all(tmp_path / state)
     expected = manifest["stores"][state]["records"]
-    # Apache RocketMQ made the first file of the running store longer than what was copied of it: no records there.
+    # Apache RocketMQ made the first file of the running store longer than the copied part, without records there.
     assert [d.reason for d in damage if "before the end" not in d.reason] == []
     assert len(rows) == len(expected) == manifest["stores"][state]["recordCount"]
     for row, record in zip(rows, expected, strict=True):
@@ -132,59 +133,61 @@ def test_stores_of_apache_rocketmq(tmp_path: Path, version: str, state: str) -> 
     written=st.lists(messages, min_size=1, max_size=40),
     target=st.sampled_from([1 << 40, 5_000, 20_000]),
     block=st.sampled_from([8 << 20, 4_096, 1_000]),
-    hurt=wounds,
+    affected=damages,
     torn=st.integers(0, 200),
 )
-def test_reads_what_plain_python_reads(
+def test_the_scan_equals_plain_python(
     tmp_path_factory: pytest.TempPathFactory,
     written: list[Message],
     target: int,
     block: int,
-    hurt: list[tuple[int, bytes]],
+    affected: list[tuple[int, bytes]],
     torn: int,
 ) -> None:
     root = tmp_path_factory.mktemp("log")
-    log_with_wounds(root, written, hurt, torn)
+    damaged_log(root, written, affected, torn)
     assert_reads_like_plain(root, target, block)
 
 
-def test_small_parts_are_read_together(tmp_path: Path) -> None:
+def test_one_task_reads_several_small_ranges(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
-    parts = plan(DirectoryLog(find(str(tmp_path))), 30_000, Where())
+    parts = plan_ranges(DirectoryLog(find(str(tmp_path))), 30_000, RecordFilter())
     sizes = [p.range.stop - p.range.start for p in parts]
     for target in (1, 30_000, 100_000, 1 << 30):
-        packs = pack(parts, target)
+        packs = pack_tasks(parts, target)
         assert [part for one in packs for part in one] == parts
         filled = [sum(p.range.stop - p.range.start for p in one) for one in packs]
         assert all(size <= target + target // 8 for one, size in zip(packs, filled, strict=True) if len(one) > 1)
         assert all(a + b > target for a, b in pairwise(filled))
-    assert len(pack(parts, 1)) == len(parts) > len(pack(parts, 100_000)) > len(pack(parts, 1 << 30)) == 1
-    # What is just begun goes with what is before it, though that is as big as it should be.
-    assert len(pack([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
-    assert pack([], 1) == []
+    assert (
+        len(pack_tasks(parts, 1)) == len(parts) > len(pack_tasks(parts, 100_000)) > len(pack_tasks(parts, 1 << 30)) == 1
+    )
+    # The start of a new segment joins the range before it, although that range has the full size.
+    assert len(pack_tasks([*parts[:1], *parts[-1:]], sizes[0] + sizes[-1] - 100)) == 1
+    assert pack_tasks([], 1) == []
 
 
-class Looked(list[tuple[int, int]]):
-    """Ranges that count how often one of them is looked at."""
+class VisitCounter(list[tuple[int, int]]):
+    """Ranges that count the accesses to them."""
 
-    looks = 0
+    visits = 0
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         for one in super().__iter__():
-            self.looks += 1
+            self.visits += 1
             yield one
 
 
-def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None:
+def test_planning_visits_each_range_once(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1024)
     places = writer.extend(Message(body=b"x" * 100, key=str(i)) for i in range(1000))
     log = DirectoryLog(find(str(tmp_path)))
     assert len(log.segments) > 150
-    everything = [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where())]
-    within = Looked(reversed(everything))
-    assert [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where(), within)] == everything
-    assert within.looks == len(everything)
+    everything = [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter())]
+    within = VisitCounter(reversed(everything))
+    assert [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter(), within)] == everything
+    assert within.visits == len(everything)
     # Over several segments, within one, empty, and outside of the log.
     first, size = log.segments[-1].limit, writer.segment
     some = [(places[500], places[510]), (places[1], places[3]), (places[5], places[5]), (first, first + size)]
@@ -193,14 +196,14 @@ def test_ranges_of_many_segments_are_looked_at_once_each(tmp_path: Path) -> None
         low, high = max(segment.start, places[500]), min(segment.limit, places[510])
         expected += [(low, high)] * (low < high)
     assert len(expected) > 2
-    assert [(p.range.start, p.range.stop) for p in plan(log, 1 << 30, Where(), some)] == expected
+    assert [(p.range.start, p.range.stop) for p in plan_ranges(log, 1 << 30, RecordFilter(), some)] == expected
 
 
-def test_partitions_meet_at_record_borders(tmp_path: Path) -> None:
+def test_partitions_meet_at_record_boundaries(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1 << 20)
     places = writer.extend(Message(body=b"x" * (i % 700), key=str(i)) for i in range(4000))
     log = DirectoryLog(find(str(tmp_path)))
-    parts = plan(log, 100_000, Where())
+    parts = plan_ranges(log, 100_000, RecordFilter())
     assert len(parts) > 10
     assert {p.range.start for p in parts} <= set(places)
     spans = [(p.range.start, p.range.stop) for p in parts]
@@ -213,19 +216,19 @@ def test_a_segment_outside_the_times_is_not_read(tmp_path: Path) -> None:
     hour = 3_600_000
     writer.extend(Message(body=b"x" * 1000, store_ms=1_700_000_000_000 + i * hour // 10) for i in range(400))
     log = DirectoryLog(find(str(tmp_path)))
-    everything = plan(log, 1 << 30, Where())
+    everything = plan_ranges(log, 1 << 30, RecordFilter())
     assert len(everything) == len(log.segments) > 5
-    late = Where(min_ms=1_700_000_000_000 + 38 * hour)
-    assert [p.segment for p in plan(log, 1 << 30, late)] == [len(log.segments) - 1]
-    early = Where(max_ms=1_700_000_000_000 + hour)
-    assert [p.segment for p in plan(log, 1 << 30, early)] == [0]
+    late = RecordFilter(min_ms=1_700_000_000_000 + 38 * hour)
+    assert [p.segment for p in plan_ranges(log, 1 << 30, late)] == [len(log.segments) - 1]
+    early = RecordFilter(max_ms=1_700_000_000_000 + hour)
+    assert [p.segment for p in plan_ranges(log, 1 << 30, early)] == [0]
 
 
 @pytest.mark.parametrize("wrong", [-(2**62), 0, 1_600_000_000_000, 1_710_000_000_000, 4_000_000_000_000, 2**62])
 @pytest.mark.parametrize("segment", [0, 3, -1])
 @pytest.mark.parametrize("target", [20_000, 1 << 30])
 def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wrong: int, target: int) -> None:
-    """A head has no checksum, and where a segment begins its time says what the one before it holds."""
+    """A header has no checksum, and the first store time of a segment bounds the times of the one before."""
     writer = LogWriter(tmp_path)
     hour, start = 3_600_000, 1_700_000_000_000
     writer.extend(Message(body=b"x" * 1000, store_ms=start + i * hour // 10) for i in range(400))
@@ -234,30 +237,30 @@ def test_a_damaged_store_time_hides_no_record(tmp_path: Path, segment: int, wron
     records = read_plain(tmp_path)[0]
     assert wrong in {r.store_ms for r in records}
     for bound in (start + n * hour for n in (5, 20, 36)):
-        for where in (Where(min_ms=bound), Where(max_ms=bound)):
+        for where in (RecordFilter(min_ms=bound), RecordFilter(max_ms=bound)):
             low, high = where.min_ms or -(2**63), where.max_ms or 2**63
             assert places_of(log, where, target) == [r.phys_offset for r in records if low <= r.store_ms <= high]
 
 
-def places_of(log: DirectoryLog, where: Where, target: int) -> list[int]:
-    """Where the records of a log begin that are read with a filter."""
+def places_of(log: DirectoryLog, where: RecordFilter, target: int) -> list[int]:
+    """Return the offsets of the records of a log that pass a filter."""
     found: list[int] = []
-    for part in plan(log, target, where):
+    for part in plan_ranges(log, target, where):
         with log.open(part.segment) as source:
             for some in scan(source, part.range):
                 assert isinstance(some, Records)
-                found += (some.base + some.at)[where.rows(some)].tolist()
+                found += (some.base + some.at)[where.matching_rows(some)].tolist()
     return found
 
 
 def test_records_from_the_future_hide_none_after_them(tmp_path: Path) -> None:
-    """Nothing follows the last part that would say that its first time cannot be."""
+    """No range follows the last one, so nothing contradicts its first time."""
     start, future = 1_700_000_000_000, 4_000_000_000_000
     times = (future, future, *range(start, start + 50))
     places = LogWriter(tmp_path).extend(Message(body=b"x" * 100, store_ms=ms) for ms in times)
     log = DirectoryLog(find(str(tmp_path)))
-    assert places_of(log, Where(max_ms=start + 9), 1 << 30) == places[2:12]
-    assert places_of(log, Where(min_ms=future), 1 << 30) == places[:2]
+    assert places_of(log, RecordFilter(max_ms=start + 9), 1 << 30) == places[2:12]
+    assert places_of(log, RecordFilter(min_ms=future), 1 << 30) == places[:2]
 
 
 def test_a_record_larger_than_a_block(tmp_path: Path) -> None:
@@ -266,7 +269,7 @@ def test_a_record_larger_than_a_block(tmp_path: Path) -> None:
     assert_reads_like_plain(tmp_path, block=1 << 16)
 
 
-def test_an_absurd_size_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
+def test_an_impossible_size_is_damage_and_costs_no_memory(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, segment=1 << 20)
     places = writer.extend(Message(body=b"x" * 500) for _ in range(20))
     writer.write(places[5], (900_000).to_bytes(4, "big"))
@@ -308,15 +311,15 @@ def test_the_crcs_of_bodies_of_any_length(longest: int) -> None:
 
 @pytest.fixture
 def two_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryLog:
-    """A log of which all but the last 50,000 bytes are settled."""
-    monkeypatch.setattr(directory, "UNSETTLED", 50_000)
+    """A log whose bytes are immutable except for the last 50,000."""
+    monkeypatch.setattr(directory, "MUTABLE_TAIL_BYTES", 50_000)
     writer = LogWriter(tmp_path, segment=1 << 20)
     writer.extend(Message(topic=f"t{i % 3}", body=bytes([i % 251]) * (i % 1500)) for i in range(2_000))
     return DirectoryLog(find(str(tmp_path)))
 
 
 def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Damage]]:
-    """Offsets of the records of a segment that others follow, and its damage."""
+    """Return the record offsets and the damage of a segment that is not the last one."""
     offsets: list[int] = []
     damage: list[Damage] = []
     for found in scan(source, Range(segment.start, segment.limit, segment.limit, segment.end, False), block=block):
@@ -328,33 +331,33 @@ def scanned(source: Any, segment: Any, block: int) -> tuple[list[int], list[Dama
 
 
 @pytest.mark.parametrize("block", [5_000, 100_000, 1 << 24])
-def test_what_a_broker_may_still_cut_off_is_read_and_the_rest_mapped(two_segments: DirectoryLog, block: int) -> None:
+def test_the_mutable_tail_is_read_and_the_rest_mapped(two_segments: DirectoryLog, block: int) -> None:
     log = two_segments
     with log.open(0) as first, log.open(1) as last:
-        assert first.mapped(log.segments[0].start, 100) is not None
+        assert first.map_range(log.segments[0].start, 100) is not None
         settled = log.segments[1].limit - 50_000
-        assert last.mapped(settled - 100, 100) is not None
-        assert last.mapped(settled - 100, 101) is None
+        assert last.map_range(settled - 100, 100) is not None
+        assert last.map_range(settled - 100, 101) is None
         by_both = scanned(last, log.segments[1], block)
-        last.mapped = lambda offset, size: None  # type: ignore[method-assign]
+        last.map_range = lambda offset, size: None  # type: ignore[method-assign]
         assert scanned(last, log.segments[1], block) == by_both
         by_map = scanned(first, log.segments[0], block)
-        first.mapped = lambda offset, size: None  # type: ignore[method-assign]
+        first.map_range = lambda offset, size: None  # type: ignore[method-assign]
         assert scanned(first, log.segments[0], block) == by_map
     assert len(by_map[0]) > 1_000
     assert not by_map[1]
 
 
-def test_what_may_be_cut_off_reaches_into_the_segment_before(
+def test_the_mutable_tail_reaches_into_the_segment_before(
     two_segments: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = two_segments
     first, last = log.segments
-    monkeypatch.setattr(directory, "UNSETTLED", last.limit - last.start + 1_000)
+    monkeypatch.setattr(directory, "MUTABLE_TAIL_BYTES", last.limit - last.start + 1_000)
     with log.open(0) as before, log.open(1) as newest:
-        assert before.mapped(first.end - 1_100, 100) is not None
-        assert before.mapped(first.end - 1_100, 101) is None
-        assert newest.mapped(last.start, 100) is None
+        assert before.map_range(first.end - 1_100, 100) is not None
+        assert before.map_range(first.end - 1_100, 101) is None
+        assert newest.map_range(last.start, 100) is None
 
 
 def test_a_mapped_segment_may_be_deleted_while_it_is_read(two_segments: DirectoryLog) -> None:
@@ -365,7 +368,7 @@ def test_a_mapped_segment_may_be_deleted_while_it_is_read(two_segments: Director
         assert scanned(source, log.segments[0], 100_000) == expected
 
 
-def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(two_segments: DirectoryLog) -> None:
+def test_a_truncated_segment_is_read_to_its_end(two_segments: DirectoryLog) -> None:
     log = two_segments
     with log.open(0) as source:
         all_of_it, _ = scanned(source, log.segments[0], 100_000)
@@ -376,50 +379,50 @@ def test_a_segment_that_became_shorter_is_read_as_far_as_it_goes(two_segments: D
     assert [d.start for d in damage] == [all_of_it[500]]
 
 
-def test_what_is_named_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
+def test_a_name_beyond_all_offsets_is_no_segment(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.append(Message())
     for name in ("99999999999999999999", str(2**63).zfill(20), str(2**63 - 1).zfill(20), "\u0661" * 20):
         (tmp_path / "store" / "commitlog" / name).write_bytes(b"foreign")
     log = find(str(tmp_path / "store"))
     assert [s.start for s in log.segments] == [0]
-    assert len(log.foreign) == 4
+    assert len(log.unrelated) == 4
 
 
-def test_files_that_are_named_like_segments_and_are_none(tmp_path: Path) -> None:
-    """They are left out wherever they stand; damaged segments are none of them."""
+def test_unrelated_files_with_names_of_segments(tmp_path: Path) -> None:
+    """Unrelated files are left out at every position. Damaged segments are kept."""
     root = tmp_path / "store"
     writer = LogWriter(root, start=3 * 64 * 1024)
     writer.extend(Message(body=b"x" * 5000, key=str(i)) for i in range(60))
     size, folder = writer.segment, root / "commitlog"
     real = sorted(int(p.name) for p in folder.iterdir())
-    # Damaged segments: one has no record at all, the last one is cut short and has lost its first record.
+    # Damaged segments: one without any record, and a truncated last one without its first record.
     writer.path(4 * size).write_bytes(b"\xff" * size)
     writer.write(real[-1], b"\xff" * 50)
     last = writer.path(real[-1])
     last.write_bytes(last.read_bytes()[:20_000])
-    foreign = [f"{offset:020d}" for offset in (0, 3 * size - 5, 3 * size + 100, 5 * size + 7, 2**62)]
-    for name in foreign:
+    unrelated = [f"{offset:020d}" for offset in (0, 3 * size - 5, 3 * size + 100, 5 * size + 7, 2**62)]
+    for name in unrelated:
         (folder / name).write_bytes(b"foreign" * 100)
-    (folder / foreign[-1]).write_bytes(bytes(700))
+    (folder / unrelated[-1]).write_bytes(bytes(700))
     found = find(str(root))
     assert [s.start for s in found.segments] == real
-    assert found.foreign == foreign
-    for name in foreign:
+    assert found.unrelated == unrelated
+    for name in unrelated:
         (folder / name).unlink()
     assert_reads_like_plain(root)
-    # What holds a record is a segment, and of two that overlap it is not known which one is right.
+    # A file with a record is a segment. Of two overlapping segments the right one is unknown.
     other = LogWriter(tmp_path / "other", start=3 * size + 200)
     other.append(Message())
-    (folder / foreign[2]).write_bytes(b"?" * 100 + other.path(3 * size).read_bytes()[200:1000])
+    (folder / unrelated[2]).write_bytes(b"?" * 100 + other.path(3 * size).read_bytes()[200:1000])
     with pytest.raises(
         SourceError, match=rf"{3 * size + 100:020d} begins within {3 * size:020d}, which has 65536 bytes"
     ):
         find(str(root))
 
 
-def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failover deletes the newest ones: what is left is the log."""
+def test_files_deleted_during_the_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover deletes the newest files. The rest is the log."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(100))
     files = sorted((tmp_path / "commitlog").iterdir())
 
@@ -427,17 +430,17 @@ def test_files_that_go_while_a_log_is_listed(tmp_path: Path, monkeypatch: pytest
         files.pop().unlink()
         return sizes
 
-    monkeypatch.setattr(directory, "_without_foreign", sized)
+    monkeypatch.setattr(directory, "_without_unrelated", sized)
     while len(files) > 1:
         log = DirectoryLog(find(str(tmp_path)))
         assert [s.start for s in log.segments] == [int(path.name) for path in files]
 
 
-def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One goes after it was looked at, and the one before it, which ends there, is found to be the last."""
+def test_files_deleted_during_the_search_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file disappears after its check. The file before it is then the last."""
     LogWriter(tmp_path).extend(Message(body=b"x" * 5000) for _ in range(30))
     files = sorted((tmp_path / "commitlog").iterdir())
-    written = directory._written
+    written = directory._data_end
     gone: list[str] = []
 
     def measured(path: str, size: int) -> int | None:
@@ -446,7 +449,7 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
             Path(path).unlink()
         return written(path, size)
 
-    monkeypatch.setattr(directory, "_written", measured)
+    monkeypatch.setattr(directory, "_data_end", measured)
     while files:
         gone.clear()
         log = find(str(tmp_path))
@@ -456,8 +459,8 @@ def test_files_that_go_while_the_end_of_a_log_is_found(tmp_path: Path, monkeypat
 
 
 @contextmanager
-def nobody() -> Iterator[None]:
-    """Root may read everything, and so is somebody else meanwhile."""
+def without_root() -> Iterator[None]:
+    """Drop root's right to read everything."""
     if os.geteuid() == 0:
         os.seteuid(65534)
         try:
@@ -468,7 +471,7 @@ def nobody() -> Iterator[None]:
         yield
 
 
-def test_what_may_not_be_read_is_said() -> None:
+def test_an_error_names_an_unreadable_file() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         root = Path(folder) / "store"
@@ -478,19 +481,22 @@ def test_what_may_not_be_read_is_said() -> None:
         for path, mode in ((root / "commitlog" / f"{0:020d}", 0), (root / "commitlog", 0o444), (root, 0)):
             before = path.stat().st_mode
             path.chmod(mode)
-            with nobody(), pytest.raises(SourceError, match=rf"{path}.* cannot be (read|listed): Permission denied"):
+            with (
+                without_root(),
+                pytest.raises(SourceError, match=rf"{path}.* cannot be (read|listed): Permission denied"),
+            ):
                 find(str(root))
             path.chmod(before)
-        # Without consumer offsets there is a report, and a note in it.
+        # Without consumer offsets the report has a note.
         (root / "config").chmod(0)
-        with nobody():
-            found = surroundings([DirectoryLog(find(str(root)))], None)
+        with without_root():
+            found = read_environment([DirectoryLog(find(str(root)))], None)
         (root / "config").chmod(0o755)
         assert not found.offsets
         assert "Permission denied" in found.notes[0]
 
 
-def test_segments_that_are_missing_in_the_middle(tmp_path: Path) -> None:
+def test_missing_segments_in_the_middle(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store")
     writer.extend(Message(body=b"x" * 5000) for _ in range(100))
     size = writer.segment

@@ -1,4 +1,4 @@
-"""Scheduling in Kubernetes without one: the manifests, the cron schedules, the status."""
+"""Scheduling without a Kubernetes cluster: the manifests, the cron schedules, the status."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gantry_operator.platforms.kubernetes.analytics import cron, jobs, manifests
 from gantry_operator.platforms.kubernetes.analytics.status import analytics_status, from_termination_message
 from gantry_spark import main, showlog
 from gantry_spark.entrypoint import executor_command
-from gantry_spark.main import arguments, job_of
-from plainlog import LogWriter, Message
+from gantry_spark.main import arguments, job_from_args
+
+from tests.spark.reference_log import LogWriter, Message
 
 URLS = ["http://demo-a-0.demo-a.default.svc:10921", "http://demo-a-1.demo-a.default.svc:10921"]
 
@@ -57,7 +58,7 @@ def test_everything_belongs_to_the_cluster_and_runs_once_at_a_time() -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     conf = conf_of(objects)
     assert conf["spark.executor.instances"] == "2"
-    # Executors call the driver at the address that it binds to: a wildcard leads them to themselves.
+    # Executors call the driver at its bind address, and a wildcard would lead them to themselves.
     assert conf["spark.driver.bindAddress"] == conf["spark.driver.host"] == "$(POD_IP)"
     assert conf["spark.kubernetes.driver.pod.name"] == "$(POD_NAME)"
     assert conf["spark.kubernetes.executor.volumes.persistentVolumeClaim.reports.options.claimName"] == "demo-analytics"
@@ -72,7 +73,7 @@ def test_the_driver_understands_its_arguments() -> None:
     args = driver_of(rendered(topics=["Orders", "P*"], reportsHistory=4))["containers"][0]["args"]
     assert args[0] == "report"
     parsed = arguments().parse_args(args[1:])
-    job = job_of(parsed)
+    job = job_from_args(parsed)
     assert job.brokers == tuple(URLS)
     assert (job.topics, job.window_hours, job.history, job.out) == (("Orders", "P*"), 168.0, 4, "/reports")
     assert job.token_file == "/etc/gantry-admin/token"
@@ -162,7 +163,7 @@ def pod(owner: str, message: str) -> dict[str, Any]:
     }
 
 
-def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
+def test_a_failed_run_keeps_the_last_results() -> None:
     spec = cluster(schedule="0 3 * * *").spec.analytics
     assert spec is not None
     good = job("demo-1", "2026-03-01T03:00:00Z", "Complete")
@@ -185,7 +186,12 @@ def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
 @pytest.mark.parametrize(
     ("source", "out", "code", "says"),
     [
-        (("--path", "{}/empty"), "out", 1, "no commit log in {0}/empty: {0}/empty is empty; expected files named by"),
+        (
+            ("--path", "{}/empty"),
+            "out",
+            1,
+            "no commit log in {0}/empty: {0}/empty is empty; expected files with names of",
+        ),
         (("--path", "{}/nowhere"), "out", 1, "{}/nowhere does not exist; give a store directory"),
         (("--path", "{}/junk"), "out", 3, "{}/junk holds no commit log: none of its 5,000 bytes"),
         (("--brokers", "127.0.0.1:1"), "out", 1, "broker http://127.0.0.1:1 does not answer: "),
@@ -193,10 +199,8 @@ def test_a_failed_run_leaves_what_the_last_good_one_found() -> None:
         (("--path", "{}/log"), "file/out", 3, "output {}/file/out cannot be written: "),
     ],
 )
-def test_bad_input_is_said_in_the_status(
-    tmp_path: Path, source: tuple[str, str], out: str, code: int, says: str
-) -> None:
-    """The driver's own exit code and termination message, through to `status.analytics`, and the old report stays."""
+def test_the_status_names_bad_input(tmp_path: Path, source: tuple[str, str], out: str, code: int, says: str) -> None:
+    """The driver's exit code and termination message appear in `status.analytics`, and the old report stays."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "junk" / "commitlog").mkdir(parents=True)
@@ -245,16 +249,16 @@ def test_only_one_run_at_a_time() -> None:
     assert held["CronJob"]["spec"]["suspend"] is True
 
 
-def test_a_run_that_would_fail_again_is_not_tried_again() -> None:
+def test_a_permanent_failure_is_not_retried() -> None:
     spec = rendered()["CronJob"]["spec"]["jobTemplate"]["spec"]
     fail, ignore = spec["podFailurePolicy"]["rules"]
-    assert fail["onExitCodes"] == {"containerName": "driver", "operator": "In", "values": [main.NO_USE]}
-    assert manifests.NO_USE == main.NO_USE
+    assert fail["onExitCodes"] == {"containerName": "driver", "operator": "In", "values": [main.EXIT_PERMANENT]}
+    assert manifests.EXIT_PERMANENT == main.EXIT_PERMANENT
     assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert spec["podReplacementPolicy"] == "Failed"
 
 
-def test_the_pod_that_shows_the_page_and_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pod_for_the_page_and_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = rendered(sparkConf={"spark.hadoop.fs.s3a.endpoint": "http://x"})["CronJob"]
     made["metadata"]["uid"] = "cron-uid"
     shown = jobs.show_pod(made, "report.html", "1")
@@ -279,7 +283,7 @@ def test_the_pod_that_shows_the_page_and_what_it_writes(tmp_path: Path, capsys: 
     with pytest.raises(SystemExit) as stopped:
         showlog.main(args)
     assert stopped.value.code == 1
-    assert "there is no report in" in left.read_text()
+    assert "holds no report yet" in left.read_text()
     page = ("<html>" + "".join(chr(33 + i * i % 900) for i in range(50_000)) + "</html>").encode()
     (tmp_path / "out" / "report.html").write_bytes(page)
     capsys.readouterr()
@@ -296,12 +300,12 @@ def test_errors_of_java_become_one_line() -> None:
         "An error occurred while calling o208.parquet.\n: org.apache.spark.SparkException: Job aborted.\n\tat o.a.X.y\n"
         "Caused by: java.io.IOException: No space left on device\n\tat sun.nio.z\n"
     )
-    assert main.plain(RuntimeError(java)) == "IOException: No space left on device"
+    assert main.error_message(RuntimeError(java)) == "IOException: No space left on device"
     python = f"{java}pyspark.errors: Traceback\ngantry_spark.errors.SourceError: broker http://x does not answer\n"
-    assert main.plain(RuntimeError(python)) == "broker http://x does not answer"
+    assert main.error_message(RuntimeError(python)) == "broker http://x does not answer"
     gone = java.replace("Job aborted.", "Job 0 cancelled because SparkContext was shut down")
-    assert main.plain(RuntimeError(gone)).startswith("Spark gave up, as it does when its executors fail")
-    assert main.plain(RuntimeError("first\nsecond")) == "RuntimeError: first"
+    assert main.error_message(RuntimeError(gone)).startswith("Spark has stopped because its executors failed too often")
+    assert main.error_message(RuntimeError("first\nsecond")) == "RuntimeError: first"
 
 
 def test_termination_messages_of_others_are_no_summaries() -> None:

@@ -1,4 +1,4 @@
-"""The data source in Spark: columns, pruning, pushed filters, damage, streams, and errors that speak."""
+"""The data source in Spark: columns, pruning, pushed filters, damage, streams, and errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gantry_spark.daemon import without_delay
-from gantry_spark.decode import Where
+from gantry_spark.daemon import disable_tcp_delays
+from gantry_spark.decode import RecordFilter
 from gantry_spark.errors import Expired, SourceError
-from gantry_spark.plan import Part
+from gantry_spark.partitioning import LogRange
 from gantry_spark.pushdown import push
 from gantry_spark.scan import scan
-from gantry_spark.schema import COLUMNS, DEFAULT, MAY_BE_NULL, OF_DAMAGE, spark_schema
-from gantry_spark.session import ARROW
-from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPart, Options
-from plainlog import LogWriter, Message, read_plain
+from gantry_spark.schema import COLUMNS, DAMAGE_COLUMNS, DEFAULT_COLUMNS, NULLABLE_COLUMNS, spark_schema
+from gantry_spark.session import ARROW_OPTIONS
+from gantry_spark.source import CommitLogReader, CommitLogSource, CommitLogStream, LogPartition, Options
 from pyspark.sql.datasource import (
     EqualTo,
     GreaterThan,
@@ -35,6 +34,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StringType, StructField, StructType
+
+from tests.spark.reference_log import LogWriter, Message, read_plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +60,7 @@ def when(ms: int) -> datetime:
 
 def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -> None:
     frame = spark.read.format("commitlog").load(str(root))
-    assert frame.columns == list(DEFAULT)
+    assert frame.columns == list(DEFAULT_COLUMNS)
     assert "body" not in frame.columns
     rows = frame.orderBy("physical_offset").collect()
     records, _ = read_plain(root)
@@ -68,27 +69,27 @@ def test_a_read_gives_everything_but_the_body(spark: SparkSession, root: Path) -
     ]
 
 
-def test_what_every_record_has_is_not_null(spark: SparkSession, root: Path) -> None:
+def test_required_columns_are_not_null(spark: SparkSession, root: Path) -> None:
     read = spark.read.format("commitlog")
-    assert {f.name for f in read.load(str(root)).schema if f.nullable} == MAY_BE_NULL - {"damage"}
+    assert {f.name for f in read.load(str(root)).schema if f.nullable} == NULLABLE_COLUMNS - {"damage"}
     with_damage = read.option("damaged", "rows").option("body", "true").load(str(root))
-    assert {f.name for f in with_damage.schema if not f.nullable} == OF_DAMAGE - {"damage"}
+    assert {f.name for f in with_damage.schema if not f.nullable} == DAMAGE_COLUMNS - {"damage"}
     assert with_damage.where("body is null").count() == 0
-    # Spark itself makes a schema that is given as text nullable; one of types may say more than holds.
+    # Spark makes a schema from text nullable. A schema of types may claim more.
     with pytest.raises(SourceError, match="column keys may be null: leave out NOT NULL"):
         CommitLogReader(StructType([StructField("keys", StringType(), False)]), Options({"path": str(root)}))
 
 
-def test_workers_are_forked_by_a_daemon_that_is_prepared(spark: SparkSession) -> None:
+def test_workers_are_forked_by_the_preloaded_daemon(spark: SparkSession) -> None:
     context = spark.sparkContext
-    assert ARROW in context.getConf().get("spark.driver.extraJavaOptions", "")
+    assert ARROW_OPTIONS in context.getConf().get("spark.driver.extraJavaOptions", "")
     (started,) = context.parallelize([0], 1).map(lambda _: sys.modules["__main__"].__spec__.name).collect()
     assert started == "gantry_spark.daemon"
 
 
 def test_the_daemon_has_no_thread_that_a_fork_would_miss() -> None:
     code = (
-        "import os; from gantry_spark.daemon import prepare; prepare(None); "
+        "import os; from gantry_spark.daemon import preload; preload(None); "
         "print(*(open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
@@ -105,7 +106,7 @@ def test_no_task_waits_for_an_acknowledgement() -> None:
 
     daemon = ModuleType("daemon")
     daemon.worker = run_task  # type: ignore[attr-defined]
-    without_delay(daemon)
+    disable_tcp_delays(daemon)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         assert daemon.worker(client, True) == 7
@@ -132,7 +133,7 @@ def reader(root: Path, **options: str) -> CommitLogReader:
     return CommitLogReader(spark_schema(("topic", "size"), chosen.damage_rows), chosen)
 
 
-def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) -> None:
+def test_segments_expired_during_the_read_are_reported(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path)
     writer.extend(Message(body=b"x" * 500, key=str(i)) for i in range(400))
     kept = [r.props["KEYS"] for r in read_plain(tmp_path)[0] if r.phys_offset >= writer.segment]
@@ -146,15 +147,15 @@ def test_segments_that_expire_meanwhile_are_left_out_and_said(tmp_path: Path) ->
         rows = [row for part in parts for batch in read.read(part) for row in batch.to_pylist()]
         assert [r["keys"] for r in rows if r["damage"] is None] == kept
         (gone,) = (r["damage"] for r in rows if r["damage"] is not None)
-        assert gone.startswith("expired while it was read: ")
-    # A stream that goes on from there takes what is left.
+        assert gone.startswith("expired during the read: ")
+    # A stream that resumes there reads the rest.
     again = [row for p in stream.partitions(begin, end) for b in stream.read(p) for row in b.to_pylist()]
     assert [r["keys"] for r in again if r["damage"] is None] == kept
-    assert [r["damage"] for r in again if r["damage"] is not None] == ["expired before it was read"]
+    assert [r["damage"] for r in again if r["damage"] is not None] == ["expired before the read"]
 
 
 class ExpiresLater(Options):
-    """Lists a log whose first segment goes before it is opened."""
+    """Lists a log whose first segment disappears before it is opened."""
 
     def __init__(self, given: dict[str, str], gone: Path) -> None:
         super().__init__(given)
@@ -166,7 +167,7 @@ class ExpiresLater(Options):
         return found
 
 
-def test_a_segment_that_expires_before_it_is_planned_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_segment_expired_before_planning_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     columns = spark_schema(("keys", "physical_offset", "size", "damage"), True)
     for kind in ("once", "stream"):
         writer = LogWriter(tmp_path / kind)
@@ -179,11 +180,11 @@ def test_a_segment_that_expires_before_it_is_planned_is_said(tmp_path: Path, cap
         assert [r["keys"] for r in rows if r["damage"] is None] == kept
         (gone,) = (r for r in rows if r["damage"] is not None)
         assert (gone["physical_offset"], gone["size"]) == (0, writer.segment)
-        assert gone["damage"].startswith("expired while it was read: ")
-        assert f"{kind}: bytes 0 to {writer.segment} expired while they were read" in caplog.text
+        assert gone["damage"].startswith("expired during the read: ")
+        assert f"{kind}: bytes 0 to {writer.segment} expired during the read" in caplog.text
 
 
-def test_a_stream_passes_over_a_segment_that_expires_when_it_looks_for_its_end(tmp_path: Path) -> None:
+def test_a_stream_skips_a_segment_expired_during_the_search_for_the_end(tmp_path: Path) -> None:
     ends = []
     for name in ("whole", "part"):
         writer = LogWriter(tmp_path / name)
@@ -196,9 +197,7 @@ def test_a_stream_passes_over_a_segment_that_expires_when_it_looks_for_its_end(t
     assert writer.segment + 5_000 <= ends[1] < writer.segment + 6_000
 
 
-def test_what_was_read_before_the_rest_expired_is_not_said_to_have_expired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_unread_bytes_are_reported_as_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = LogWriter(tmp_path).extend(Message(body=b"x" * 500, key=str(i)) for i in range(50))
     columns, options = spark_schema(("physical_offset", "damage"), True), Options({"path": str(tmp_path)})
     options.damage_rows = True
@@ -224,16 +223,18 @@ def test_filters_are_pushed_exactly(root: Path) -> None:
         LessThan(time_at, when(START + 100)), LessThanOrEqual(("physical_offset",), 77),
     ]  # fmt: skip
     where, rest = push(filters)
-    assert where == Where(frozenset({"Orders"}), START + 6, START + 99, frozenset({1, 2}), None, 77)
+    assert where == RecordFilter(frozenset({"Orders"}), START + 6, START + 99, frozenset({1, 2}), None, 77)
     assert rest == [filters[2], filters[3]]
     micro = datetime(2023, 11, 14, 22, 13, 20, 500, tzinfo=UTC)
     assert push([GreaterThan(time_at, micro)])[0].min_ms == START + 1
-    assert push([EqualTo(time_at, micro)])[0].max_ms == START  # no whole millisecond equals it: nothing matches
+    assert (
+        push([EqualTo(time_at, micro)])[0].max_ms == START
+    )  # No whole millisecond equals this time, so nothing matches.
     assert push([EqualTo(time_at, micro)])[0].min_ms == START + 1
 
 
-def pieces(partitions: list[InputPartition]) -> list[Part]:
-    return [part for one in partitions if isinstance(one, LogPart) for part in one.parts]
+def pieces(partitions: list[InputPartition]) -> list[LogRange]:
+    return [part for one in partitions if isinstance(one, LogPartition) for part in one.parts]
 
 
 def test_segments_outside_the_times_are_no_partitions(root: Path) -> None:
@@ -246,7 +247,7 @@ def test_segments_outside_the_times_are_no_partitions(root: Path) -> None:
     assert rows == sum(1 for r in read_plain(root)[0] if r.store_ms > START + 850 * 60_000)
     everything = reader(root, partitionBytes="20000").partitions()
     assert len(everything) > len(pieces(whole))
-    # So small a log is read by one task.
+    # One task reads a log of this size.
     assert len(whole) == 1
 
 
@@ -296,7 +297,7 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
     assert drain() == sorted([*map(str, range(300)), *(f"new-{i}" for i in range(50))])
 
 
-def test_a_stream_of_what_there_is_reads_all_of_it_in_batches(spark: SparkSession, tmp_path: Path) -> None:
+def test_available_now_reads_everything_in_batches(spark: SparkSession, tmp_path: Path) -> None:
     roots = [tmp_path / "a", tmp_path / "b"]
     for root, count in zip(roots, (500, 100), strict=True):
         LogWriter(root).extend(Message(body=b"x" * 300, key=f"{root.name}{i}") for i in range(count))
@@ -326,7 +327,7 @@ def test_a_stream_of_what_there_is_reads_all_of_it_in_batches(spark: SparkSessio
     assert max(sizes) < 60_000 + 2 * 500
 
 
-def test_a_stream_keeps_to_what_spark_asks_for(tmp_path: Path) -> None:
+def test_a_stream_respects_the_read_limit(tmp_path: Path) -> None:
     root = tmp_path / "store"
     writer = LogWriter(root)
     writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(300))
@@ -356,15 +357,18 @@ def stream_of(root: Path, **options: str) -> CommitLogStream:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"columns": "topic,nonsense"}, "'nonsense' is no column"),
+        ({"columns": "topic,nonsense"}, "'nonsense' is not a column"),
         ({"colums": "topic"}, "option colums: unknown"),
         ({"damaged": "maybe"}, "write skip or rows"),
         ({"body": "yes"}, "write true or false"),
         ({"partitionBytes": "many"}, "write a whole number"),
         ({"ranges": "0-5"}, "write JSON"),
         ({"brokers": "http://127.0.0.1:1"}, "give one of"),
-        ({"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"}, "option brokers: 'b=127.0.0.1:x' is no address; write"),
-        ({"brokers": "ftp://127.0.0.1:1"}, "is no address"),
+        (
+            {"brokers": "a=http://127.0.0.1:1, b=127.0.0.1:x"},
+            "option brokers: 'b=127.0.0.1:x' is not an address; write",
+        ),
+        ({"brokers": "ftp://127.0.0.1:1"}, "is not an address"),
     ],
 )
 def test_wrong_options_are_named(root: Path, options: dict[str, str], says: str) -> None:
@@ -379,17 +383,17 @@ def read_columns(options: dict[str, str]) -> Any:
     return source.reader(source.schema()).partitions()
 
 
-def test_a_worker_that_reads_files_imports_nothing_for_the_network() -> None:
-    """Every query starts workers anew: what they import is paid for by each."""
-    says = "import sys, gantry_spark.figures; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
+def test_a_worker_for_files_imports_no_network_modules() -> None:
+    """Every query starts new workers, and each pays for its imports."""
+    says = "import sys, gantry_spark.aggregates; print(*sorted({'httpx', 'pydantic', 'plotly'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", says], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == ""
 
 
-def test_what_is_no_log_is_said(tmp_path: Path) -> None:
+def test_an_error_names_a_directory_without_a_log(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="does not exist; give a store directory"):
         read_columns({"path": str(tmp_path / "nowhere")})
-    with pytest.raises(SourceError, match=r"no commit log in .* is empty; expected files named by 20 digits"):
+    with pytest.raises(SourceError, match=r"no commit log in .* is empty; expected files with names of 20 digits"):
         read_columns({"path": str(tmp_path)})
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(SourceError, match=r"no commit log in .* holds notes.txt"):
@@ -402,7 +406,7 @@ def test_what_is_no_log_is_said(tmp_path: Path) -> None:
         read_columns({"cluster": "127.0.0.1:1"})
 
 
-def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_path: Path) -> None:
+def test_a_file_without_records_is_damage_and_unrelated_files_are_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "commitlog"
     folder.mkdir()
     (folder / f"{0:020d}").write_bytes(b"this is no commit log" * 100)
@@ -415,7 +419,7 @@ def test_a_file_that_is_no_log_gives_damage_and_foreign_files_are_left_out(tmp_p
     assert "body" in COLUMNS
 
 
-def test_what_expired_before_a_stream_had_read_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_reports_bytes_expired_before_the_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = LogWriter(tmp_path / "store")
     places = writer.extend(Message(body=b"x" * 300, key=str(i)) for i in range(600))
     columns = ("log", "keys", "physical_offset", "size", "damage")
@@ -434,12 +438,12 @@ def test_what_expired_before_a_stream_had_read_it_is_said(tmp_path: Path, caplog
     found = read(places[10], writer.end, "rows")
     assert found[0] == {
         "log": "store", "keys": None, "physical_offset": places[10], "size": first - places[10],
-        "damage": "expired before it was read",
+        "damage": "expired before the read",
     }  # fmt: skip
     assert [r["keys"] for r in found[1:]] == left
-    assert f"store: bytes {places[10]} to {first} expired before the stream had read them" in caplog.text
+    assert f"store: bytes {places[10]} to {first} expired before the stream read them" in caplog.text
     assert [r["keys"] for r in read(places[10], writer.end, "skip")] == left
-    # Nothing is left of this batch, and of the next one nothing is lost.
+    # This batch is empty, and the next one loses nothing.
     (only,) = read(places[10], places[20], "rows")
     assert (only["physical_offset"], only["size"]) == (places[10], places[20] - places[10])
     assert [r["damage"] for r in read(first, writer.end, "rows")] == [None] * len(left)

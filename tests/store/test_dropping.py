@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,9 @@ from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_failing_calls import Died
-from test_power_loss import Disk
-from test_retention import HOST, SEGMENT, filed, put, settings
+from tests.store.test_failing_calls import Died
+from tests.store.test_power_loss import Disk
+from tests.store.test_retention import HOST, SEGMENT, filed, put, settings
 
 NOW = 10**12
 

@@ -10,14 +10,12 @@ import errno
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from failing import ERRORS, fail
 from gantry_broker.broker import snapshots
 from gantry_broker.broker.metadata import Metadata, Tables, decode_change, encode_change
 from gantry_broker.broker.replay import Replay
@@ -33,9 +31,8 @@ from gantry_broker.store.points import Points
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_replica import HOST, message
+from tests.store.test_replica import HOST, message
+from tests.support.failing_calls import ERRORS, fail
 
 HISTORIES = int(os.environ.get("STORE_HISTORIES", "100"))
 SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)

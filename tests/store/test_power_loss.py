@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,11 +22,9 @@ from gantry_broker.store.points import Points
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import test_failing_calls
-from test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Keeper, Pair, play
-from test_replica import HOST, copy, fill, fill_and_file, message
+from tests.store import test_failing_calls
+from tests.store.test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Keeper, Pair, play
+from tests.store.test_replica import HOST, copy, fill, fill_and_file, message
 
 HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
 SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.ports import Log
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import MemberId
 
 
@@ -27,7 +26,6 @@ class Follower:
         *,
         unclean: bool,
         report: Callable[[str], None],
-        rules: Rules = ALL,
     ) -> None:
         self.me = me
         self.epoch = epoch
@@ -38,7 +36,6 @@ class Follower:
         self._log = log
         self.unclean = unclean
         self._report = report
-        self._rules = rules
 
     def fetch(self, max_bytes: int = 1 << 20) -> Fetch | None:
         """The next question; None once it has stopped."""
@@ -59,11 +56,9 @@ class Follower:
             return False
         # Rule 2: of this epoch, and for the place where the log ends now.
         fits = answer.epoch == self.epoch and answer.asked == self.position
-        if Rule.ANSWER_FITS_ASKER in self._rules and not fits:
+        if not fits:
             return False
         self.leader_end = answer.leader_end
-        if Rule.CONFIRM_AFTER_APPLY not in self._rules:
-            self._log.confirm(min(answer.confirmed, self._log.end))
         if answer.kind in (AnswerKind.CUT, AnswerKind.RESET):
             if not self._may_part_from(answer.parted):
                 return False
@@ -91,7 +86,7 @@ class Follower:
         history = self._log.history
         if not history or history[0].start > self._log.start:
             return True
-        if parted >= self._log.confirmed or self.unclean or Rule.CONFIRM_AFTER_APPLY not in self._rules:
+        if parted >= self._log.confirmed or self.unclean:
             return True
         self.stopped = (
             f"{self.leader} (epoch {self.epoch}) has another log from offset {parted} on, but everything below "

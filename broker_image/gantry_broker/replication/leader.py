@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from gantry_broker.replication.epochs import cut, divergence, last_epoch
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.ports import Log
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Ask, Cell, History, MemberId
 
 
@@ -98,10 +97,8 @@ class Leader:
         *,
         role_end: int,
         report: Callable[[str], None],
-        rules: Rules = ALL,
-        acked: dict[MemberId, FollowerView] | None = None,
     ) -> None:
-        """`role_end`: where the log ended when the role was taken. `acked` only by a test that breaks rule 4."""
+        """`role_end`: where the log ended when the role was taken."""
         self.me = me
         self.epoch = cell.epoch
         self.recorded = cell.in_sync
@@ -109,12 +106,10 @@ class Leader:
         self.park: Park | None = None
         self._log = log
         self._options = options
-        self._rules = rules
         self._role_end = role_end
         self._report = report
         self._asks: list[Ask] = []
-        # Rule 4: an empty table.
-        self.followers: dict[MemberId, FollowerView] = acked if acked is not None else {}
+        self.followers: dict[MemberId, FollowerView] = {}  # Rule 4.
         for member in cell.in_sync:
             if member != me:
                 self._view(member, now_ms)
@@ -124,27 +119,23 @@ class Leader:
     @property
     def own_end(self) -> int:
         """The master's own acknowledgement, by the measure that counts for the others (rule 11)."""
-        if self._options.sync_flush and Rule.ACK_ON_DISK in self._rules:
+        if self._options.sync_flush:
             return self._log.flushed
         return self._log.end
 
     def waited_for(self) -> frozenset[MemberId]:
         """Rule 18: the union of the recorded set and of every set asked for since; and who is about to join."""
         members = self.recorded
-        if Rule.WAIT_FOR_ASKED in self._rules:
-            for ask in self._asks:
-                members |= ask.in_sync
-            if self.followers:
-                members |= {m for m, view in self.followers.items() if view.join_until_ms}
+        for ask in self._asks:
+            members |= ask.in_sync
+        if self.followers:
+            members |= {m for m, view in self.followers.items() if view.join_until_ms}
         return members
 
     def confirmable(self) -> int:
         """Rule 8: what every member that is waited for has acknowledged, if the recorded set is large enough."""
         if len(self.recorded) < self._options.min_in_sync:
             return self._log.confirmed
-        if Rule.CONFIRM_BY_WHOLE_SET not in self._rules:
-            acked = sorted((v.acked for v in self.followers.values()), reverse=True)
-            return min(self.own_end, acked[0] if acked else self.own_end)
         lowest = self.own_end
         for member in self.waited_for():
             if member != self.me:
@@ -167,16 +158,15 @@ class Leader:
             return self._refuse(fetch, f"member {fetch.member} is this master")
         log = self._log
         on_my_log = divergence(log.history, log.end, fetch.history, fetch.end)
-        if Rule.REFUSE_ABSURD_ACK in self._rules and self._is_absurd(fetch):
+        if self._is_absurd(fetch):
             return self._absurd(fetch)
-        if Rule.ACK_ON_SAME_LOG in self._rules and on_my_log < fetch.end:
+        if on_my_log < fetch.end:
             return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
         view = self._view(fetch.member, now_ms)
         if view.leaving and not view.waiting and now_ms - view.seen_ms >= self._options.away_ms:
             view.leaving, view.ask_again_ms = False, 0
         # Rule 11: a fetch is not an fsync.
-        on_disk = self._options.sync_flush and Rule.ACK_ON_DISK in self._rules
-        view.acked = fetch.flushed if on_disk else fetch.end
+        view.acked = fetch.flushed if self._options.sync_flush else fetch.end
         view.address = fetch.address or view.address
         view.end = fetch.end
         view.seen_ms = now_ms
@@ -190,8 +180,6 @@ class Leader:
         if fetch.end >= self._log.end:
             return None
         data = self._log.read_raw(fetch.end, fetch.max_bytes)  # Rule 6: whole records.
-        if Rule.RECORD_BORDERS not in self._rules:
-            data = data[: len(data) * 2 // 3]
         return self.records(fetch, data, now_ms)
 
     def needed_from(self, now_ms: int) -> int:
@@ -313,8 +301,6 @@ class Leader:
     def _caught_up(self, view: FollowerView, now_ms: int) -> bool:
         """Rule 19. A follower that is close is waited for, else a log that grows would always be ahead of it."""
         if view.acked >= self._log.confirmed and view.acked >= self._role_end:
-            return True
-        if Rule.PROPOSE_CAUGHT_UP not in self._rules:
             return True
         near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.join_bytes
         if near and not view.join_until_ms and now_ms >= view.join_again_ms and view.acked != view.stuck_at:

@@ -31,7 +31,6 @@ from gantry_broker.replication.ports import RaftLog, StateDisk
 from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
 from gantry_broker.replication.replica import Assigned, Role
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 from gantry_broker.replication.waiters import Callback, Waiters
@@ -67,7 +66,6 @@ class RaftReplica:
         addresses: Mapping[int, str],
         *,
         report: Callable[[str], None] = lambda text: None,
-        rules: Rules = ALL,
         now_ms: int = 0,
         rng: random.Random | None = None,
     ) -> None:
@@ -83,7 +81,6 @@ class RaftReplica:
         self._disk = disk
         self._addresses = dict(addresses)
         self._report = report
-        self._rules = rules
         self._rng = rng or random.Random()
         self._leader_address = ""
         self._heard_ms = now_ms - options.election_ms
@@ -126,8 +123,6 @@ class RaftReplica:
 
     @property
     def is_voter(self) -> bool:
-        if Rule.LEARNERS not in self._rules:
-            return True
         return self.me in ids(self.members)  # Rule 26: this very life of the disk.
 
     @property
@@ -176,8 +171,7 @@ class RaftReplica:
     # ---- epochs and votes (rule 24)
 
     def _save(self, state: Durable) -> None:
-        if Rule.DURABLE_VOTE in self._rules:
-            self._disk.save(state)
+        self._disk.save(state)
         self._state = state
 
     def _adopt(self, epoch: int, reason: str, now_ms: int) -> None:
@@ -379,7 +373,6 @@ class RaftReplica:
             control_end=control_end,
             members=lambda: self.members,
             report=self._report,
-            rules=self._rules,
         )
         self._transfer_until = 0
         self._begin(now_ms)
@@ -405,9 +398,7 @@ class RaftReplica:
         if self.follower is not None and self.follower.leader == leader and not self.follower.stopped:
             return
         self._candidate, self._polled = False, None
-        self.follower = Follower(
-            self.me, self.epoch, leader, self._log, unclean=False, report=self._report, rules=self._rules
-        )
+        self.follower = Follower(self.me, self.epoch, leader, self._log, unclean=False, report=self._report)
         self.reason = "" if self.is_voter else "a learner: its disk is not a member yet"
         self._heard_ms = now_ms
         self._wait_again(now_ms)

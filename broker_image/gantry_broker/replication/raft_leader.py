@@ -11,7 +11,6 @@ from collections.abc import Callable
 from gantry_broker.replication.leader import Leader, Options
 from gantry_broker.replication.members import Members, Voter, differ_by_one, ids, is_majority, majority_offset
 from gantry_broker.replication.ports import RaftLog
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_broker.store.errors import StoreFull
 
@@ -31,9 +30,8 @@ class RaftLeader(Leader):
         control_end: int,
         members: Callable[[], Members],
         report: Callable[[str], None],
-        rules: Rules = ALL,
     ) -> None:
-        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report, rules=rules)
+        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report)
         self.control_end = control_end
         self._members = members
         self._raft_log = log
@@ -43,7 +41,7 @@ class RaftLeader(Leader):
 
     @property
     def own_end(self) -> int:
-        return self._log.flushed if Rule.LEARNERS in self._rules else self._log.end  # Rule 26.
+        return self._log.flushed  # Rule 26.
 
     def _acked(self, member: MemberId) -> int:
         if member == self.me:
@@ -52,14 +50,8 @@ class RaftLeader(Leader):
         return -1 if view is None else view.acked
 
     def confirmable(self) -> int:
-        counted: frozenset[MemberId] = ids(self._members())
-        if Rule.LEARNERS not in self._rules:
-            numbers = {m.member for m in counted}
-            counted = counted | {m for m in self.followers if m.member in numbers}
-            upto = majority_offset(sorted(map(self._acked, counted), reverse=True)[: len(numbers)])
-        else:
-            upto = majority_offset(map(self._acked, counted))
-        if upto < self.control_end and Rule.COMMIT_OWN_EPOCH in self._rules:
+        upto = majority_offset(map(self._acked, ids(self._members())))  # Rule 26.
+        if upto < self.control_end:
             return self._log.confirmed  # Rule 25.
         return upto
 
@@ -95,14 +87,13 @@ class RaftLeader(Leader):
     def change(self, members: Members, now_ms: int) -> str:
         """Append a change of members. Answers why not, or nothing."""
         before = self._members()
-        if Rule.SINGLE_CHANGES in self._rules:
-            if self._log.confirmed < self.control_end:
-                return "no record of this epoch is confirmed yet"
-            changes = self._raft_log.member_changes
-            if changes and changes[-1].end > self._log.confirmed:
-                return "the last change of members is not confirmed yet"
-            if not differ_by_one(before, members):
-                return "one member at a time"
+        if self._log.confirmed < self.control_end:
+            return "no record of this epoch is confirmed yet"
+        changes = self._raft_log.member_changes
+        if changes and changes[-1].end > self._log.confirmed:
+            return "the last change of members is not confirmed yet"
+        if not differ_by_one(before, members):
+            return "one member at a time"
         if self.me not in ids(members):
             return "the leader cannot remove itself: transfer the leadership first"
         try:

@@ -22,10 +22,9 @@ from typing import NamedTuple
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import FollowerView, Leader, Options
+from gantry_broker.replication.leader import Leader, Options
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
-from gantry_broker.replication.rules import ALL, Rule, Rules
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 from gantry_broker.replication.waiters import Callback, Waiters
@@ -58,7 +57,6 @@ class Replica:
         options: Options,
         *,
         report: Callable[[str], None] = lambda text: None,
-        rules: Rules = ALL,
         now_ms: int = 0,
     ) -> None:
         """A start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
@@ -75,7 +73,6 @@ class Replica:
         self._log = log
         self._disk = disk
         self._report = report
-        self._rules = rules
         self._control_end = 0
         self._ticked_ms = 0
         self._go_on(now_ms)
@@ -90,10 +87,8 @@ class Replica:
                 self._follow()
             else:
                 self.reason = f"this disk is a new incarnation ({self.me}); the cell names {cell.master}"
-        elif Rule.NEW_EPOCH_AFTER_RESTART in self._rules:
-            self.reason = f"restarted as the master of epoch {cell.epoch}: waits for a new epoch"
         else:
-            self._lead(now_ms)
+            self.reason = f"restarted as the master of epoch {cell.epoch}: waits for a new epoch"
 
     # ---- what it is
 
@@ -119,7 +114,7 @@ class Replica:
     @property
     def parked(self) -> bool:
         """A hand-over is under way: the master appends nothing (rule 23)."""
-        return self.leader is not None and self.leader.park is not None and Rule.PARK_BEFORE_SWAP in self._rules
+        return self.leader is not None and self.leader.park is not None
 
     @property
     def may_append(self) -> bool:
@@ -128,7 +123,7 @@ class Replica:
     @property
     def readable_end(self) -> int:
         """Rule 9: the first offset that no reader is shown."""
-        return self._log.confirmed if Rule.READ_CONFIRMED_ONLY in self._rules else self._log.end
+        return self._log.confirmed
 
     @property
     def settled(self) -> bool:
@@ -157,8 +152,7 @@ class Replica:
         if new_epoch:
             self.stop(f"epoch {cell.epoch} under {cell.master}")  # Rule 10: the waiting sends first.
         state = Durable(self.me, cell, told.master_address, told.unclean)
-        if Rule.DURABLE_ASSIGNMENT in self._rules:
-            self._disk.save(state)  # Rule 15: on disk before it is acted upon.
+        self._disk.save(state)  # Rule 15: on disk before it is acted upon.
         self._state = state
         self.told_epoch = max(self.told_epoch, cell.epoch)
         if self.leader is not None:
@@ -174,15 +168,12 @@ class Replica:
 
     def _refusal(self, cell: Cell) -> str:
         held = self._state.cell
-        if Rule.ORDERED_ASSIGNMENTS in self._rules:
-            if cell.order < held.order:
-                return f"holds epoch {held.epoch} version {held.version}, told {cell.epoch} version {cell.version}"
-            if cell.order == held.order and cell != held:
-                return f"epoch {cell.epoch} version {cell.version} was told before with other content"
-        elif cell.epoch < held.epoch:
-            return f"holds epoch {held.epoch}, told {cell.epoch}"
+        if cell.order < held.order:
+            return f"holds epoch {held.epoch} version {held.version}, told {cell.epoch} version {cell.version}"
+        if cell.order == held.order and cell != held:
+            return f"epoch {cell.epoch} version {cell.version} was told before with other content"
         newest = last_epoch(self._log.history)
-        if cell.epoch < newest and Rule.DURABLE_ASSIGNMENT in self._rules:
+        if cell.epoch < newest:
             return f"its log has epoch {newest}, told {cell.epoch}: an old registry"
         if cell.master is None:
             return f"epoch {cell.epoch} names no master"
@@ -192,7 +183,7 @@ class Replica:
         cell = self._state.cell
         assert cell.master is not None
         if self._is_me(cell.master):
-            if not new_epoch and Rule.NEW_EPOCH_AFTER_RESTART in self._rules:
+            if not new_epoch:
                 self.reason = f"was the master of epoch {cell.epoch} before: waits for a new epoch"  # Rule 21.
                 return Assigned(True, self.reason)
             if cell.epoch < self.told_epoch:
@@ -209,8 +200,6 @@ class Replica:
         return Assigned(True)
 
     def _is_me(self, master: MemberId) -> bool:
-        if Rule.INCARNATIONS not in self._rules:
-            return master.member == self.me.member
         return master == self.me  # Rule 16.
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
@@ -218,18 +207,16 @@ class Replica:
         if epoch <= self.told_epoch:
             return
         self.told_epoch = epoch
-        if self.leader is not None and Rule.ORDERED_ASSIGNMENTS in self._rules:
+        if self.leader is not None:
             self.stop(f"saw epoch {epoch}, above its own {self.cell.epoch}: waits to be told")
 
     # ---- roles
 
     def _lead(self, now_ms: int) -> None:
         cell = self._state.cell
-        former = self.leader_table if Rule.FRESH_ACK_TABLE not in self._rules else None
         role_end = self._log.end
         self.follower = None
-        if Rule.EPOCH_STARTS_WITH_RECORD in self._rules or not self._log.history:
-            self._log.begin_epoch(cell.epoch, now_ms)  # Rule 7, also when the master stays the same.
+        self._log.begin_epoch(cell.epoch, now_ms)  # Rule 7, also when the master stays the same.
         self._control_end = self._log.end
         self.leader = Leader(
             self.me,
@@ -239,14 +226,9 @@ class Replica:
             now_ms,
             role_end=role_end,
             report=self._report,
-            rules=self._rules,
-            acked=former,
         )
         self.reason = ""
         self._confirm()
-
-    leader_table: dict[MemberId, FollowerView] | None = None
-    """The table of the last leadership; only a test that takes rule 4 away looks at it."""
 
     def _follow(self) -> None:
         cell = self._state.cell
@@ -262,17 +244,14 @@ class Replica:
             self._log,
             unclean=self._state.unclean,
             report=self._report,
-            rules=self._rules,
         )
         self.reason = ""
 
     def stop(self, reason: str) -> None:
         """End whatever role it has; `reason` says why, in words."""
         if self.leader is not None:
-            self.leader_table = self.leader.followers
             self.leader = None
-            if Rule.ANSWER_WAITERS_FIRST in self._rules:
-                self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
+            self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
         self.follower = None
         self.reason = reason
 
@@ -286,7 +265,7 @@ class Replica:
         leader = self.leader
         if leader is None:
             return self._refuse(fetch, self.reason or f"{self.me} is not the master")
-        if fetch.epoch != leader.epoch and Rule.ACK_ON_SAME_LOG in self._rules:
+        if fetch.epoch != leader.epoch:
             return self._refuse(fetch, f"this is epoch {leader.epoch}, asked in {fetch.epoch}")  # Rule 1.
         answer = leader.acknowledge(fetch, now_ms)
         if answer is not None:
@@ -397,6 +376,4 @@ class Replica:
         applied = self.follower.apply(answer)
         if self.follower.stopped:
             self.reason = self.follower.stopped
-        if Rule.ANSWER_WAITERS_FIRST not in self._rules:
-            self.waiters.reached(self._log.confirmed)
         return applied

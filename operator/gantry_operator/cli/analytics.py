@@ -95,7 +95,7 @@ def _spark(memory: str, log_bytes: int) -> Any:
     except ModuleNotFoundError as error:
         raise CliError(f"{error.name} is missing. {NEED}") from None
     try:
-        spark = session("gantry", conf={"spark.driver.memory": memory}, once=log_bytes)
+        spark = session("gantry", conf={"spark.driver.memory": memory}, single_read_bytes=log_bytes)
     except NoJava as error:
         raise CliError(str(error)) from None
     return spark
@@ -105,7 +105,7 @@ def _with_spark(memory: str, check: Callable[[], int], work: Callable[[Any], _Do
     """Check first what can be told at once, then work in a session. Raises CliError with the message for people.
 
     `check` gives the bytes of the logs."""
-    from gantry_spark.main import plain
+    from gantry_spark.main import error_message
 
     spark = None
     try:
@@ -117,7 +117,7 @@ def _with_spark(memory: str, check: Callable[[], int], work: Callable[[Any], _Do
     except Exception as error:
         if os.environ.get("GANTRY_TRACEBACK"):
             raise
-        raise CliError(plain(error)) from None
+        raise CliError(error_message(error)) from None
     finally:
         if spark is not None:
             spark.stop()
@@ -132,19 +132,19 @@ def _job(source: Source, **more: Any) -> Job:
 
 
 def _hours(text: str, option: str) -> float:
-    from gantry_spark.main import hours_of
+    from gantry_spark.main import parse_hours
 
     try:
-        return hours_of(text)
+        return parse_hours(text)
     except ValueError as error:
         raise CliError(f"{option}: {error}", Exit.USAGE) from None
 
 
 def _memory(text: str) -> str:
-    from gantry_spark.main import memory_of
+    from gantry_spark.main import parse_memory
 
     try:
-        return memory_of(text)
+        return parse_memory(text)
     except ValueError as error:
         raise CliError(f"--memory: {error}", Exit.USAGE) from None
 
@@ -193,9 +193,9 @@ def analyze(
         rate=rate,
         token_file=None if token_file is None else str(token_file),
     )
-    from gantry_spark.report import check, run
+    from gantry_spark.report import preflight, run
 
-    done = _with_spark(_memory(memory), lambda: check(job), lambda spark: run(spark, job))
+    done = _with_spark(_memory(memory), lambda: preflight(job), lambda spark: run(spark, job))
     if as_json:
         print_json(done.report)
     else:
@@ -238,8 +238,8 @@ def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("TOPIC", "RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES", "WHAT TO DO"):
-        table.add_column(name, justify="left" if name in ("TOPIC", "WHAT TO DO") else "right", overflow="fold")
+    for name in ("TOPIC", "RECORDS", "BYTES", "KEYS", "SUPERSEDED", "SAVES", "RECOMMENDATION"):
+        table.add_column(name, justify="left" if name in ("TOPIC", "RECOMMENDATION") else "right", overflow="fold")
     for t in report["topics"]:
         if t["kind"] != "user":
             continue
@@ -250,16 +250,16 @@ def _show(report: dict[str, Any]) -> None:
         )  # fmt: skip
     console().print(table)
     growth = report["growth"]
-    full = f"; the disk is full at {growth['fullAt']}" if growth["fillsBeforeRetention"] else ""
+    full = f"; the disk is full at {growth['fullAt']}" if growth["diskFullBeforeRetention"] else ""
     note(f"growth: {size(growth['bytesPerHour'])} an hour{full}")
-    if report["damage"]["places"]:
+    if report["damage"]["ranges"]:
         note(f"damage: {_damage(report['damage'])}; see the report")
     for text in report["notes"]:
         note(f"note: {text}")
 
 
 def _damage(found: dict[str, Any]) -> str:
-    return f"{found['places']:,} place{'' if found['places'] == 1 else 's'}, {size(found['bytes'])}"
+    return f"{found['ranges']:,} range{'' if found['ranges'] == 1 else 's'}, {size(found['bytes'])}"
 
 
 def compact(
@@ -291,11 +291,11 @@ def compact(
         now_ms=None if as_of is None else _as_of(as_of),
         token_file=None if token_file is None else str(token_file),
     )
+    from gantry_spark.compact import check_compaction
     from gantry_spark.compact import compact as run_compact
-    from gantry_spark.compact import may_compact
 
     done = _with_spark(
-        _memory(memory), lambda: may_compact(job, topic, out), lambda spark: run_compact(spark, job, topic, out)
+        _memory(memory), lambda: check_compaction(job, topic, out), lambda spark: run_compact(spark, job, topic, out)
     )
     if as_json:
         print_json(done)
@@ -305,7 +305,7 @@ def compact(
         f"{topic}: {done['savedRecords']:,} of {done['records']:,} records {verb}, {size(done['savedBytes'])} of "
         f"{size(done['bytes'])}; {done['keptRecords']:,} stay"
     )
-    if done["damage"]["places"]:
+    if done["damage"]["ranges"]:
         note(f"damage: {_damage(done['damage'])}; newest versions may have been there")
     for store in done["stores"]:
         note(f"written: {store['path']} ({store['log']}: {store['records']:,} records, {size(store['bytes'])})")
@@ -346,7 +346,7 @@ def report(
 
 
 def _folder(out: str) -> Path:
-    from gantry_spark.places import is_local, local_path
+    from gantry_spark.output_store import is_local, local_path
 
     if not is_local(out):
         raise CliError(

@@ -34,7 +34,7 @@ JOB_LABEL = f"{GROUP}/analytics"
 DRIVER = "driver"
 RETRIES = 2
 """How often a run whose driver died or failed is tried again."""
-NO_USE = 3
+EXIT_PERMANENT = 3
 """Exit code of a driver that would fail again in the same way; see `gantry_spark.main`."""
 DEADLINE_S = 6 * 3600
 DEFAULT_MEMORY = 1536 * 1024 * 1024
@@ -301,7 +301,7 @@ def cron_job(
                     "rules": [
                         {
                             "action": "FailJob",
-                            "onExitCodes": {"containerName": DRIVER, "operator": "In", "values": [NO_USE]},
+                            "onExitCodes": {"containerName": DRIVER, "operator": "In", "values": [EXIT_PERMANENT]},
                         },
                         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                     ]

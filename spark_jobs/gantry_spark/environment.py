@@ -1,0 +1,74 @@
+"""The data of a report besides the log: consumer offsets, disks and retention."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gantry_broker.settings import BrokerSettings
+
+from gantry_spark import remoting
+from gantry_spark.directory import DirectoryLog
+from gantry_spark.errors import SourceError
+from gantry_spark.forecast import DEVICE_PREFIX, Disk
+from gantry_spark.remote import RemoteLog, base_url, fetch_status
+from gantry_spark.summary import GroupOffset
+
+
+@dataclass
+class Environment:
+    """Consumer offsets, disks and retention of the logs. `notes` names everything that is missing."""
+
+    offsets: list[GroupOffset] = field(default_factory=list)
+    disks: list[Disk] = field(default_factory=list)
+    reserved_hours: int = BrokerSettings.model_fields["fileReservedTime"].default
+    notes: list[str] = field(default_factory=list)
+
+
+def read_environment(logs: Sequence[Any], token_file: str | None) -> Environment:
+    """Read the environment from the brokers, or from the files beside the log."""
+    found = Environment()
+    for log in logs:
+        if isinstance(log, DirectoryLog):
+            _from_directory(found, log)
+        elif isinstance(log, RemoteLog):
+            _from_cluster(found, log, token_file)
+    return found
+
+
+def _add(found: Environment, log: str, table: dict[tuple[str, str, int], int]) -> None:
+    found.offsets += [GroupOffset(group, log, topic, queue, offset) for (group, topic, queue), offset in table.items()]
+
+
+def _from_directory(found: Environment, log: DirectoryLog) -> None:
+    root: Path = log.files.root
+    if log.files.unrelated:
+        listed = ", ".join(log.files.unrelated[:5]) + (" and more" if len(log.files.unrelated) > 5 else "")
+        found.notes.append(f"{log.name}: ignored files, not part of the log: {listed}")
+    usage = shutil.disk_usage(root)
+    found.disks.append(Disk(log.name, usage.total, usage.free, f"{DEVICE_PREFIX}{root.stat().st_dev}"))
+    path = root / "config" / "consumerOffset.json"
+    try:
+        if not path.exists():
+            found.notes.append(f"{log.name}: no {path.name} beside the log: the report has no consumer groups")
+            return
+        _add(found, log.name, remoting.parse_offsets(path.read_bytes(), str(path)))
+    except (OSError, SourceError) as error:
+        found.notes.append(f"{log.name}: {error}")
+
+
+def _from_cluster(found: Environment, log: RemoteLog, token_file: str | None) -> None:
+    try:
+        master = fetch_status(log.master, token_file)
+        if master.disk is not None:
+            machine = urlsplit(base_url(log.master)).hostname or ""
+            found.disks.append(Disk(log.name, master.disk.total_bytes, master.disk.free_bytes, machine))
+        if master.address:
+            _add(found, log.name, remoting.consumer_offsets(master.address))
+            found.reserved_hours = remoting.reserved_hours(master.address) or found.reserved_hours
+    except SourceError as error:
+        found.notes.append(f"{log.name}: {error}")

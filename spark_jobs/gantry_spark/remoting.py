@@ -1,0 +1,130 @@
+"""Requests to NameServers and brokers over RocketMQ's remoting protocol: addresses, offsets, retention.
+
+Each request has its own connection, since a report sends only a few.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+from gantry_broker.protocol.bodies import ClusterInfo
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import JsonError, loads
+from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
+
+from gantry_spark.errors import SourceError
+
+TIMEOUT_S: Final = 5.0
+_MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+
+
+def call(address: str, code: int, ext: dict[str, str] | None = None, timeout: float = TIMEOUT_S) -> Frame:
+    """Send one request to `host:port` and return the response. Raises SourceError without a successful response."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise SourceError(f"{address!r} is not an address: write host:port")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
+            connection.sendall(encode_frame(Frame(code, opaque=1, ext=ext or {})))
+            decoder = FrameDecoder(_MAX_FRAME_BYTES)
+            while True:
+                data = connection.recv(256 * 1024)
+                if not data:
+                    raise SourceError(f"{address} closed the connection before it answered request {code}")
+                for frame in decoder.feed(data):
+                    if frame.is_response and frame.opaque == 1:
+                        if frame.code != ResponseCode.SUCCESS:
+                            raise SourceError(f"{address} refuses request {code}: {frame.code} {frame.remark or ''}")
+                        return frame
+    except OSError as error:
+        raise SourceError(f"{address} does not answer: {error}") from None
+    except FrameError as error:
+        raise SourceError(f"{address} does not speak RocketMQ's protocol: {error}") from None
+
+
+def broker_urls(name_servers: str) -> list[str]:
+    """Return group and HTTP base URL (`a=http://10.0.0.5:10921`) of all brokers of the first NameServer that answers.
+
+    Raises SourceError, also if no broker of a group names its HTTP interface.
+    """
+    problems: list[str] = []
+    for server in (s.strip() for s in name_servers.replace(",", ";").split(";")):
+        if not server:
+            continue
+        try:
+            response = call(server, RequestCode.GET_BROKER_CLUSTER_INFO)
+            info = ClusterInfo.from_json(loads(response.body))
+        except (SourceError, ValueError) as error:
+            problems.append(f"NameServer {error}")
+            continue
+        found: list[str] = []
+        without_http: list[str] = []
+        for group, broker in info.brokers.items():
+            addresses = dict.fromkeys(broker.addresses.values())
+            urls = [f"{group}={url}" for url in map(_http_url, addresses) if url is not None]
+            found += urls
+            if not urls and not any(map(_lacks_http, addresses)):
+                without_http.append(f"group {group} ({', '.join(addresses) or 'no address'})")
+        if found and without_http:
+            raise SourceError(
+                f"no broker names the HTTP interface of {'; '.join(without_http)}, known to NameServer {server}, "
+                f"and its part of the cluster would be missing: wait until it answers, or give option brokers"
+            )
+        if found:
+            return found
+        problems.append(f"NameServer {server} has no broker with a known HTTP interface; give option brokers")
+    raise SourceError("; ".join(problems) or "option cluster: write NameServer addresses as host:port;host:port")
+
+
+def _http_url(address: str) -> str | None:
+    """Return the URL of a broker's HTTP interface, or None if it does not answer or has none."""
+    table = _runtime_info(address)
+    http = None if table is None else table.get("gantryHttp")
+    return f"http://{http}" if http else None
+
+
+def _lacks_http(address: str) -> bool:
+    """Return whether a broker answers and has no HTTP interface, as Apache RocketMQ's. Its log is not read this way."""
+    table = _runtime_info(address)
+    return table is not None and not table.get("gantryHttp")
+
+
+def _runtime_info(address: str) -> dict[str, Any] | None:
+    try:
+        table = loads(call(address, RequestCode.GET_BROKER_RUNTIME_INFO).body).get("table", {})
+    except (SourceError, JsonError, AttributeError):
+        return None
+    return table if isinstance(table, dict) else None
+
+
+def consumer_offsets(address: str) -> dict[tuple[str, str, int], int]:
+    """Return the offsets of a master's consumer groups by (group, topic, queue). Raises SourceError."""
+    return parse_offsets(call(address, RequestCode.GET_ALL_CONSUMER_OFFSET).body, address)
+
+
+def parse_offsets(body: bytes, where: str) -> dict[tuple[str, str, int], int]:
+    """Parse RocketMQ's consumerOffset.json: `offsetTable` of `topic@group` -> {queue: offset}. Raises SourceError."""
+    try:
+        table = loads(body).get("offsetTable", {})
+        found: dict[tuple[str, str, int], int] = {}
+        for name, queues in table.items():
+            topic, _, group = str(name).partition("@")
+            for queue, offset in queues.items():
+                found[group, topic, int(queue)] = int(offset)
+    except (JsonError, ValueError, AttributeError, TypeError) as error:
+        raise SourceError(f"{where}: consumer offsets cannot be read: {error}") from None
+    return found
+
+
+def reserved_hours(address: str) -> int | None:
+    """Return `fileReservedTime` of a broker in hours, or None if it does not name it."""
+    try:
+        text = call(address, RequestCode.GET_BROKER_CONFIG).body.decode("utf-8", "replace")
+    except SourceError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "fileReservedTime" and value.strip().isdigit():
+            return int(value)
+    return None

@@ -1,0 +1,107 @@
+"""A broker as it is, with a clock and a disk that can go wrong: `python -m tests.chaos.broker --config FILE`.
+
+The file `faults/NAME.json` of the cluster's folder says how, and is looked at all the time:
+
+    clock_s   added to the time of day
+    sync_s    seconds that every fsync takes longer
+    write_s   seconds that every write takes longer, which holds the whole process up as a full device queue would
+    fails     the share of the store's system calls that fail, with one of `errors` (numbers of `errno`)
+
+The broker itself has no such hooks: the functions of `time` and `os` are replaced before it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.failing_calls import ERRORS, fail
+
+LOOK_S = 0.05
+
+
+class Faults:
+    """What is wrong now."""
+
+    clock_ns = 0
+    sync_s = 0.0
+    write_s = 0.0
+    fails = 0.0
+    errors: tuple[int, ...] = ()
+
+
+def _follow(path: Path, faults: Faults, sleep: Any) -> None:
+    while True:
+        try:
+            said = json.loads(path.read_text())
+        except (OSError, ValueError):
+            said = {}
+        faults.clock_ns = int(said.get("clock_s", 0.0) * 1e9)
+        faults.sync_s = float(said.get("sync_s", 0.0))
+        faults.write_s = float(said.get("write_s", 0.0))
+        faults.errors = tuple(said.get("errors", ()))
+        faults.fails = float(said.get("fails", 0.0)) if faults.errors else 0.0
+        sleep(LOOK_S)
+
+
+def _failing(name: str, data: str, faults: Faults) -> Callable[..., Any]:
+    """`data`: calls that name a file fail below this folder only."""
+    call = getattr(os, name)
+
+    def instead(*args: Any, **more: Any) -> Any:
+        if faults.fails and random.random() < faults.fails:
+            of_store = isinstance(args[0], int) or os.fspath(args[0]).startswith(data)
+            if of_store:
+                fail(name, random.choice(faults.errors), call, args, partly=random.random() < 0.5)
+        return call(*args, **more)
+
+    return instead
+
+
+def plant(path: Path, data: Path) -> None:
+    """Replace the clock and the disk of this process; `data`: where its store is."""
+    faults = Faults()
+    sleep, time_ns = time.sleep, time.time_ns
+    fsync, fdatasync, pwrite, pwritev = os.fsync, os.fdatasync, os.pwrite, os.pwritev
+
+    def slow_fsync(fd: int) -> None:
+        sleep(faults.sync_s)
+        fsync(fd)
+
+    def slow_fdatasync(fd: int) -> None:
+        sleep(faults.sync_s)
+        fdatasync(fd)
+
+    def slow_pwrite(fd: int, data: Any, offset: int) -> int:
+        if faults.write_s:
+            sleep(faults.write_s)
+        return pwrite(fd, data, offset)
+
+    def slow_pwritev(fd: int, parts: Any, offset: int, flags: int = 0) -> int:
+        if faults.write_s:
+            sleep(faults.write_s)
+        return pwritev(fd, parts, offset, flags)
+
+    time.time_ns = lambda: time_ns() + faults.clock_ns
+    time.time = lambda: (time_ns() + faults.clock_ns) / 1e9
+    os.fsync, os.fdatasync = slow_fsync, slow_fdatasync  # type: ignore[assignment]
+    os.pwrite, os.pwritev = slow_pwrite, slow_pwritev
+    for name in ERRORS:
+        setattr(os, name, _failing(name, str(data), faults))
+    threading.Thread(target=_follow, args=(path, faults, sleep), daemon=True).start()
+
+
+if __name__ == "__main__":
+    config = Path(sys.argv[sys.argv.index("--config") + 1])
+    folder = config.parent.parent
+    plant(folder / "faults" / f"{config.stem}.json", folder / "data")
+    from gantry_broker.broker.main import main
+
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""One run by seed: a fresh cluster, a plan of faults, and the check of everything that was seen.
+
+The seed alone decides on the kind of group and on the faults; how processes and faults interleave is up to the machine,
+so a run that failed may need some repetitions to fail again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.bound import LEAVES_S, SETTLES_S, at_the_latest, within
+from tests.chaos.checker import check, missing
+from tests.chaos.cluster import READY_S, Cluster, NotInTime
+from tests.chaos.faults import (
+    ALONE,
+    EVERY_FAULT,
+    FAULTS,
+    MORE,
+    MORE_FROM,
+    NEEDS_OWN_NETWORK,
+    NEEDS_ROOT,
+    Scene,
+    Step,
+    draw,
+)
+from tests.chaos.history import History, Log, Sent
+from tests.chaos.lineage import Lineage
+from tests.chaos.packets import is_own
+from tests.chaos.tail import judge
+from tests.chaos.workload import Workload
+
+STEPS = 8
+SEES_ALL_S = 40.0
+BEGINS_S, STEP_S = 60.0, 30.0
+"""A run may take so long and so much for each fault; one of eight ends within a minute on a calm machine."""
+COMMON = ("kill", "freeze", "cut-off", "hand-over")
+"""Drawn more often, since they meet whatever the others have left behind."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed stands for."""
+
+    seed: int
+    mode: str
+    flush: str
+    min_in_sync: int
+    steps: tuple[Step, ...]
+    replication: str = "Sync"
+
+    @property
+    def limit_s(self) -> float:
+        """A run of it that takes longer has failed."""
+        return BEGINS_S + STEP_S * len(self.steps)
+
+    def __str__(self) -> str:
+        kind = f"{self.mode}, replication Async" if self.is_async else self.mode
+        return f"seed {self.seed}: {kind}, flush {self.flush}, minInSyncReplicas {self.min_in_sync}"
+
+    @property
+    def is_async(self) -> bool:
+        return self.replication == "Async"
+
+
+def can_fill_disks() -> bool:
+    """Whether members can have small disks of their own (a tmpfs each)."""
+    return os.geteuid() == 0 and sys.platform == "linux" and shutil.which("mount") is not None
+
+
+def not_here() -> frozenset[str]:
+    """Kinds of faults that cannot be played by this user on this system."""
+    return (frozenset() if can_fill_disks() else NEEDS_ROOT) | (frozenset() if is_own() else NEEDS_OWN_NETWORK)
+
+
+def make_plan(
+    seed: int,
+    *,
+    kinds: Sequence[str] | None = None,
+    mode: str | None = None,
+    flush: str | None = None,
+    steps: int = STEPS,
+    replication: str = "Sync",
+) -> Plan:
+    """`kinds`: these faults in this order, instead of as many as `steps` says. With `replication` Async a seed is
+    another plan than without: always MasterSlave, and of more kinds of faults."""
+    rng = random.Random(seed)
+    drawn_mode = rng.choice(("MasterSlave", "Raft"))
+    drawn_flush = rng.choice(("Async", "Sync"))
+    minimum = rng.choice((1, 2))
+    if replication == "Async":
+        mode = "MasterSlave"
+    more = [*(MORE if seed >= MORE_FROM else ()), *(list(ALONE) * 3 if replication == "Async" else ())]
+    cannot = not_here()
+    possible = [k for k in (*FAULTS, *COMMON, *more) if k not in cannot]
+    chosen = kinds if kinds is not None else [rng.choice(possible) for _ in range(steps)]
+    drawn = tuple(draw(rng, kind) for kind in chosen)
+    return Plan(seed, mode or drawn_mode, flush or drawn_flush, minimum, drawn, replication)
+
+
+@dataclass
+class Outcome:
+    """What came of a plan."""
+
+    plan: Plan
+    problems: list[str]
+    trace: list[str]
+    history: History
+    seconds: float
+    story: str
+    played: list[str]
+    """The kinds of the faults that were begun."""
+    lost: int | None
+    """How many SEND_OK are not in the log at the end and should be; None: it did not come to that."""
+    given_up: list[Sent]
+    """SEND_OK that are not in the log at the end, and need not be: replication is Async."""
+
+    @property
+    def summary(self) -> str:
+        statuses = ", ".join(f"{n} {s}" for s, n in self.history.statuses().most_common())
+        reads = sum(self.history.reads.values())
+        promised, gone = len(self.history.promised()), len(self.given_up)
+        if self.plan.is_async and self.lost is not None:
+            statuses += f"; allowed by Async: {gone} of {promised} lost" + (
+                f", {self.lost} others" if self.lost else ""
+            )
+        return (
+            f"{self.plan}: {len(self.played)} faults, {len(self.history.leaders)} epochs, {statuses}; "
+            f"{reads} read while it went on; {'nothing wrong' if not self.problems else 'WRONG'} ({self.seconds:.0f} s)"
+        )
+
+
+async def run(
+    plan: Plan, cluster: Cluster, say: Callable[[str], None] = lambda line: None, keep: Path | None = None
+) -> Outcome:
+    """`say` gets the trace line by line. With `keep` the cluster's folder is left there when something is wrong."""
+    began = time.monotonic()
+    history, trace, problems = History(), [], []
+    story = ""
+
+    def tell(line: str) -> None:
+        trace.append(f"{time.monotonic() - began:6.1f} s  {line}")
+        say(trace[-1])
+
+    played: list[str] = []
+    lost: int | None = None
+    given_up: list[Sent] = []
+    try:
+        async with cluster:
+            try:
+                leader, logs, lineage, undeleted = await within(
+                    _play(plan, cluster, history, played, tell), plan.limit_s
+                )
+                problems = check(history, logs, leader, lineage) + undeleted
+                if lineage is None:
+                    lost = len(missing(history, logs[leader]))
+                else:
+                    tail = judge(history, logs[leader], lineage)
+                    lost, given_up = len(tail.wrong), tail.allowed
+            except NotInTime as error:
+                problems = [f"NOT IN TIME: {error}"]
+            except Exception:
+                # The seed and the trace are wanted then, too.
+                problems = [f"BROKE OFF: {traceback.format_exc()}"]
+            if problems:
+                story = cluster.story()
+                if keep is not None:
+                    with suppress(OSError):
+                        shutil.copytree(cluster.folder.root, keep / f"seed-{plan.seed}", dirs_exist_ok=True)
+    except NotInTime as error:
+        problems = [f"NOT IN TIME: {error}"]
+    for problem in problems:
+        tell(problem)
+    return Outcome(plan, problems, trace, history, time.monotonic() - began, story, played, lost, given_up)
+
+
+async def _play(
+    plan: Plan, cluster: Cluster, history: History, played: list[str], tell: Callable[[str], None]
+) -> tuple[str, dict[str, Log], Lineage | None, list[str]]:
+    """Who leads at the end, what every member shows then, with Async by which leaderships it came there, and what is
+    wrong with deletions."""
+    scene = Scene(cluster, tell)
+    async with Workload(cluster, history, plan.seed) as work:
+        try:
+            await work.sends_again(60)
+            tell("the group works")
+            for step in plan.steps:
+                tell(f"[{step}]")
+                played.append(step.kind)
+                await EVERY_FAULT[step.kind](scene, step)
+                if step.calm:
+                    await scene.heal()
+                    await scene.whole()
+                    await work.sends_again()
+                    tell("whole again")
+        finally:
+            await scene.heal()
+        tell("the faults are over")
+        await scene.whole()
+        await work.sends_again()
+        await work.stop_sending()
+        leader, logs = await _read_logs(cluster, work)
+        with suppress(NotInTime):  # The checker says which messages were not seen.
+            await work.caught_up(logs[leader], SEES_ALL_S)
+        shown = {} if plan.is_async else {name: await work.read_deleted(name) for name in cluster.members}
+        undeleted = list(work.deletions.check(shown))
+        return leader, logs, await cluster.lineage(leader) if plan.is_async else None, undeleted
+
+
+async def _read_logs(cluster: Cluster, work: Workload) -> tuple[str, dict[str, Log]]:
+    """Once everybody shows the same end: slaves hear of the last confirmed offset a moment later."""
+
+    async def settled() -> bool:
+        said = (await cluster.statuses()).values()
+        ends = {s.confirmed for s in said}
+        return len(said) == len(cluster.members) and len(ends) == 1 and all(s.end == s.confirmed for s in said)
+
+    await cluster.until("all members confirm the end of the log", settled, 20.0)
+    leader = await cluster.master()
+    if leader is None:
+        raise NotInTime("nobody leads at the end")
+    return leader, {name: await work.read(name) for name in cluster.members}
+
+
+def play(plan: Plan, say: Callable[[str], None] = print, keep: Path | None = None, again: str = "") -> Outcome:
+    """`run`, from outside of an event loop. Ends this process when not even giving the run up comes to an end; `again`
+    is said then: how to play it once more."""
+    base = Path(tempfile.mkdtemp(prefix="gantry-chaos-"))
+    cluster = Cluster(
+        base / "cluster",
+        plan.seed,
+        mode=plan.mode,
+        flush=plan.flush,
+        min_in_sync=plan.min_in_sync,
+        small_disks=any(s.kind in NEEDS_ROOT for s in plan.steps),
+        replication=plan.replication,
+    )
+
+    def clear_away() -> None:
+        cluster.kill_everything()
+        shutil.rmtree(base, ignore_errors=True)
+
+    async def played(follow: Callable[[asyncio.AbstractEventLoop], None]) -> Outcome:
+        follow(asyncio.get_running_loop())
+        return await run(plan, cluster, say, keep)
+
+    limit_s = READY_S + plan.limit_s + SETTLES_S + LEAVES_S
+    try:
+        with at_the_latest(limit_s, f"{plan}; again: {again}", clear_away) as follow:
+            return asyncio.run(played(follow))
+    finally:
+        shutil.rmtree(base, ignore_errors=True)

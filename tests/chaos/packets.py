@@ -1,0 +1,69 @@
+"""Packets that the kernel loses at random, in a network that a run has for itself.
+
+That takes root, `unshare`, `ip`, and an iptables whose kernel can match at random. All of the run's processes are in
+that network, and it is gone with the last of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+_OWN = "GANTRY_CHAOS_OWN_NETWORK"
+_UP = 'ip link set lo up && exec "$@"'
+
+
+def is_own() -> bool:
+    """Whether this process is in a network that `enter` made."""
+    return _OWN in os.environ
+
+
+@cache
+def can_enter() -> bool:
+    if os.geteuid() != 0 or sys.platform != "linux" or not all(map(shutil.which, ("unshare", "ip", "iptables"))):
+        return False
+    return subprocess.run(_inside(_rule("-A", 0.5)), capture_output=True, check=False).returncode == 0
+
+
+def enter() -> None:
+    """Runs this program anew in a network of its own; does not return."""
+    words = _inside([sys.executable, *sys.orig_argv[1:]])
+    os.execvpe(words[0], words, os.environ | {_OWN: "1"})
+
+
+class Losses:
+    """Of every packet that arrives, whoever it is for."""
+
+    def __init__(self) -> None:
+        self._share = 0.0
+
+    def lose(self, share: float) -> None:
+        """Raises ValueError in the network of the machine, whose firewall is left alone."""
+        if not is_own():
+            raise ValueError(
+                "packets are lost only in a network of one's own: start it with root by `python -m tests.chaos.run`"
+            )
+        self.end()
+        subprocess.run(_rule("-A", share), check=True, capture_output=True)
+        self._share = share
+
+    def end(self) -> int | None:
+        """How many were lost; None: no loss was on."""
+        if not self._share:
+            return None
+        shown = subprocess.run(["iptables", "-w", "-nvxL", "INPUT"], check=True, capture_output=True, text=True).stdout
+        subprocess.run(_rule("-D", self._share), check=True, capture_output=True)
+        self._share = 0.0
+        return sum(int(line.split()[0]) for line in shown.splitlines() if " DROP " in line)
+
+
+def _inside(words: list[str]) -> list[str]:
+    return ["unshare", "--net", "sh", "-c", _UP, "sh", *words]
+
+
+def _rule(verb: str, share: float) -> list[str]:
+    match = ["-m", "statistic", "--mode", "random", "--probability", f"{share:.4f}"]
+    return ["iptables", "-w", verb, "INPUT", *match, "-j", "DROP"]

@@ -1,0 +1,69 @@
+"""The supervisor of `gantry up`, whose processes know each other by the ports of `links` and can be made to fail.
+
+`python -m tests.chaos.supervisor DIR` runs gantry_operator.platforms.local.supervisor with these two changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.platforms.local.children import Children
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import HOST, Ports
+from gantry_operator.platforms.local.process_plan import ProcessPlan
+from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
+from gantry_operator.platforms.local.supervisor_lock import take_lock
+
+
+def links_file(folder: ClusterFolder) -> Path:
+    """The ports that everybody is told, by use."""
+    return folder.root / "links.json"
+
+
+class LinkedPorts(Ports):
+    """Processes listen on the ports of the cluster, and are told those of the links."""
+
+    links: dict[str, int]
+
+    def address(self, use: str) -> str:
+        return f"{HOST}:{self.links[use]}"
+
+
+class FaultyChildren(Children):
+    """Brokers run with faults planted."""
+
+    def plan(self, plans: Iterable[ProcessPlan], *, keep_alive: bool = True) -> None:
+        modules = {"gantry_broker.broker": "tests.chaos.broker"}
+        super().plan([replace(p, module=modules.get(p.module, p.module)) for p in plans], keep_alive=keep_alive)
+
+
+class LinkedSupervisor(Supervisor):
+    def __init__(self, folder: ClusterFolder, cluster: BrokerCluster) -> None:
+        super().__init__(folder, cluster)
+        ports = LinkedPorts(folder.ports, self.ports.taken)
+        ports.links = json.loads(links_file(folder).read_text())
+        self.ports = ports
+        self.children = FaultyChildren(folder, self.events.add, self._processes_changed)
+
+
+async def _run(folder: ClusterFolder) -> None:
+    await LinkedSupervisor(folder, load_saved(folder)).run()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    folder = ClusterFolder(Path(sys.argv[1]))
+    with take_lock(folder):
+        asyncio.run(_run(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""A real NameServer and a real broker of one member, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.client import ReceivedMessage
+from gantry_broker.config import BrokerConfig
+from gantry_broker.namesrv.routes import RouteTable
+from gantry_broker.namesrv.server import NameServer
+from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.settings import BrokerSettings
+
+from tests.support.free_ports import free_port
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
+    """Waits until a condition holds; fails with `what` when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        held = condition()
+        if isinstance(held, Awaitable):
+            held = await held
+        if held:
+            return
+        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+class Inbox:
+    """A handler that collects what a consumer gets."""
+
+    def __init__(self) -> None:
+        self.messages: list[ReceivedMessage] = []
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.messages.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return sorted(message.body for message in self.messages)
+
+    async def wait(self, count: int, seconds: float = 10.0) -> None:
+        await until(lambda: len(self.messages) >= count, f"{count} messages; {len(self.messages)} came", seconds)
+
+
+class OneBroker:
+    """A group of one member, which can be stopped and started again at the same addresses."""
+
+    def __init__(self, directory: Path, name_server: str, group: str, **settings: object) -> None:
+        self._directory = directory
+        self.group = group
+        self._port = free_port()
+        self._group_port = free_port()
+        self.address = f"127.0.0.1:{self._group_port}"
+        self._cell = Cell()
+        self._config = BrokerConfig(
+            cluster="test",
+            group=group,
+            member=0,
+            name=f"{group}-0",
+            data_dir=directory / group,
+            listen_host="127.0.0.1",
+            port=self._port,
+            http_port=free_port(),
+            group_port=self._group_port,
+            member_address=f"127.0.0.1:{self._port}",
+            group_address=self.address,
+            name_servers=[name_server],
+            settings=BrokerSettings(
+                mappedFileSizeCommitLog=16 * 1024 * 1024, maxHashSlotNum=1000, maxIndexNum=4000, **settings
+            ),
+        )
+        self.process: BrokerProcess | None = None
+
+    async def start(self) -> None:
+        self.process = BrokerProcess(self._config)
+        await self.process.start()
+        replication = self.process.broker.replication
+        self._cell = self._cell.promoted(replication.me, [replication.me])
+        answer = await replication.assign(Assignment(self._cell, f"127.0.0.1:{self._port}"))
+        assert answer.accepted, answer
+
+    async def stop(self) -> None:
+        if self.process is not None:
+            await self.process.stop()
+            self.process = None
+
+
+class Cluster:
+    """A NameServer and its broker groups."""
+
+    def __init__(self, directory: Path, name_server: NameServer) -> None:
+        self._directory = directory
+        self._name_server = name_server
+        self.name_server = f"127.0.0.1:{name_server.port}"
+        self.brokers: dict[str, OneBroker] = {}
+
+    async def add(self, group: str, **settings: object) -> OneBroker:
+        """Starts a broker group and waits until it has a route."""
+        broker = self.brokers[group] = OneBroker(self._directory, self.name_server, group, **settings)
+        await broker.start()
+        await until(lambda: self.registered(group), f"group {group} registers")
+        return broker
+
+    def registered(self, group: str) -> bool:
+        found = self._name_server.service.routes.groups.get(group)
+        return found is not None and 0 in found.entries and found.entries[0].left_ms is None
+
+    def routes(self) -> RouteTable:
+        return self._name_server.service.routes
+
+    async def has_topic(self, topic: str) -> None:
+        """Waits until a topic has a route."""
+        await until(lambda: topic in self._name_server.service.routes.topics(), f"topic {topic} has a route")
+
+    async def close(self) -> None:
+        for broker in self.brokers.values():
+            await broker.stop()

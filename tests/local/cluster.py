@@ -1,0 +1,228 @@
+"""A local cluster of real processes, driven by the `gantry` command as a person would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
+from gantry_broker.remoting.errors import RemotingError
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import plan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.platforms.local.status import local_status
+from gantry_operator.platforms.local.supervisor import save_manifest
+
+from tests.support.free_ports import free_ports
+
+UP_S = 60
+
+
+class Cluster:
+    """One local cluster with ports and a state folder of its own."""
+
+    def __init__(self, base: Path, **spec: Any) -> None:
+        self.folder = ClusterFolder(base / "cluster")
+        self.file = base / "cluster.yaml"
+        self.environment = os.environ | {"XDG_STATE_HOME": str(base / "state")}
+        self.environment.pop("GANTRY_KUBERNETES", None)
+        self.write(**spec)
+        self.folder.make()
+        made = BrokerCluster.model_validate(json.loads(self.file.read_text()))
+        save_manifest(self.folder, made)
+        ports = Ports(self.folder.ports)
+        uses = [s.name for s in plan(made).name_servers] + [f"group/{g.name}" for g in plan(made).groups]
+        uses += [name for m in plan(made).members for name in (m.name, f"{m.name}/http")]
+        ports.taken = dict(zip(uses, free_ports(len(uses)), strict=True))
+        self.folder.ports.write_text(json.dumps(ports.taken))
+
+    def write(self, **spec: Any) -> None:
+        """Change the manifest. JSON is YAML."""
+        wanted = {"nameServers": {"replicas": 2}, "brokerGroups": [{"name": "a", "members": 3}]} | spec
+        manifest = {
+            "apiVersion": "gantry.dev/v1alpha1",
+            "kind": "BrokerCluster",
+            "metadata": {"name": "t"},
+            "spec": wanted,
+        }
+        self.file.write_text(json.dumps(manifest))
+
+    def gantry(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "gantry_operator.cli", *args],
+            input=stdin, capture_output=True, text=True, env=self.environment, timeout=90, check=False,
+        )  # fmt: skip
+        if check:
+            assert done.returncode == 0, f"gantry {' '.join(args)}: {done.stdout}{done.stderr}{self.story()}"
+        return done
+
+    def up(self) -> None:
+        self.gantry("up", str(self.file), "--dir", str(self.folder.root), "--detach", "--timeout", str(UP_S))
+
+    def story(self) -> str:
+        """What happened, for a test that fails."""
+        logs = sorted((self.folder.root / "log").iterdir())
+        text = "".join(f"\n--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in logs)
+        events = self.folder.events
+        return text + "\n--- events\n" + (events.read_text() if events.exists() else "")
+
+    def resource(self) -> dict[str, Any]:
+        """As `gantry status -o json` prints it, without the start of another process."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(local_status(self.folder)).to_object()).result()
+
+    def members(self) -> dict[str, dict[str, Any]]:
+        return {m["name"]: m for m in self.resource()["status"]["members"]}
+
+    def master(self, group: str = "a") -> dict[str, Any]:
+        return next(m for m in self.members().values() if m["group"] == group and m["role"] == "Master")
+
+    @property
+    def name_servers(self) -> str:
+        ports = Ports.load(self.folder.ports)
+        return ";".join(ports.address(use) for use in ports.taken if "-namesrv-" in use)
+
+    def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 30) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(StopIteration):
+                found = condition()
+                if found:
+                    return found
+            time.sleep(0.1)
+        raise AssertionError(f"not within {timeout_s:.0f} s: {what}{self.story()}")
+
+    def whole(self) -> bool:
+        """Everybody is in sync, one leads."""
+        members = self.members().values()
+        return all(m["inSync"] for m in members) and [m["role"] for m in members].count("Master") == 1
+
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        """Those with that reason, the oldest first."""
+        lines = self.folder.events.read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["reason"] == reason]
+
+    def supervisor_pid(self) -> int:
+        return int(json.loads(self.folder.supervisor.read_text())["pid"])
+
+    def pids(self) -> list[int]:
+        return [int(json.loads(p.read_text())["pid"]) for p in (self.folder.root / "run").glob("*.json")]
+
+
+class Load:
+    """Sends without pause and keeps the account: what was promised, what was refused, and when."""
+
+    def __init__(self, producer: Producer, topic: str, tag: str) -> None:
+        self.producer = producer
+        self.topic = topic
+        self.tag = tag
+        self.promised: set[bytes] = set()
+        self.errors: list[str] = []
+        self.other: Counter[str] = Counter()
+        self.successes: list[float] = []
+        self._number = 0
+        self._stop = False
+        self._wanted = 0
+        self._reached = asyncio.Event()
+
+    async def send(self) -> None:
+        while not self._stop:
+            self._number += 1
+            body = f"{self.tag}-{self._number}".encode()
+            try:
+                result = await self.producer.send(self.topic, body)
+            except (ClientError, RemotingError) as error:
+                self.errors.append(str(error))
+                await asyncio.sleep(0.01)
+                continue
+            if result.status == SendStatus.SEND_OK:
+                self.promised.add(body)
+                self.successes.append(time.monotonic())
+                if len(self.promised) >= self._wanted:
+                    self._reached.set()
+            else:
+                self.other[result.status.name] += 1
+                await asyncio.sleep(0.005)
+
+    def gap_s(self) -> float:
+        """The longest time between two successes."""
+        times = sorted(self.successes)
+        return max((b - a for a, b in itertools.pairwise(times)), default=float("inf"))
+
+    async def more(self, count: int, timeout_s: float = 30) -> None:
+        """Until so many more were promised."""
+        self._wanted = len(self.promised) + count
+        self._reached.clear()
+        async with asyncio.timeout(timeout_s):
+            await self._reached.wait()
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, cluster: Cluster, topic: str, tag: str, senders: int = 4) -> AsyncIterator[Load]:
+        async with Producer(cluster.name_servers, "load") as producer:
+            load = cls(producer, topic, tag)
+            tasks = [asyncio.create_task(load.send()) for _ in range(senders)]
+            try:
+                await load.more(20)
+                yield load
+            finally:
+                load._stop = True
+                await asyncio.gather(*tasks)
+
+
+async def read_all(cluster: Cluster, topic: str, wanted: set[bytes], timeout_s: float = 30) -> Counter[bytes]:
+    """Every body of the topic as a new group sees it, until all that is wanted came."""
+    seen: dict[tuple[str, int, int], bytes] = {}
+    missing = set(wanted)
+    done = asyncio.Event()
+
+    async def handle(message: ReceivedMessage) -> None:
+        place = (message.broker, message.record.queue_id, message.record.queue_offset)
+        assert seen.setdefault(place, message.body) == message.body, f"{place} was shown with two bodies"
+        missing.discard(message.body)
+        if not missing:
+            done.set()
+
+    group = f"checker-{time.monotonic_ns()}"
+    async with Consumer(cluster.name_servers, group, from_where=FromWhere.FIRST) as consumer:
+        await consumer.subscribe(topic, handle)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await done.wait()
+    return Counter(seen.values())
+
+
+async def check_account(cluster: Cluster, load: Load) -> None:
+    seen = await read_all(cluster, load.topic, load.promised)
+    missing = load.promised - set(seen)
+    assert not missing, f"{len(missing)} of {len(load.promised)} promised messages are lost{cluster.story()}"
+
+
+def kill(pid: int, number: int) -> None:
+    os.kill(pid, number)
+
+
+def take_down(cluster: Cluster) -> None:
+    """Also after a test that went wrong in the middle: nothing is left running."""
+    pids = {pid: start_mark(pid) for pid in cluster.pids()}
+    done = cluster.gantry("down", "--dir", str(cluster.folder.root), check=False)
+    left = [pid for pid, mark in pids.items() if mark is not None and start_mark(pid) == mark]
+    for pid in left:
+        kill(pid, signal.SIGKILL)
+    assert done.returncode == 0, done.stderr
+    assert not left, f"gantry down left processes: {left}"
