@@ -1,4 +1,7 @@
-"""Events on the cluster object, without flooding: what repeats within ten minutes counts up in the same Event."""
+"""Writes Events about the cluster object. An event that repeats within ten minutes increases the count of the first.
+
+Why not kopf's events: kopf posts each event as a new object and has no limit for each cluster.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SAME_FOR_S = 600.0
 KEPT = 64
 BURST = 25
 REFILL_S = 10.0
-"""At most BURST events at once for one cluster, one more each REFILL_S."""
+"""A cluster may write BURST events at once, and one more each REFILL_S."""
 
 
 class EventRecorder:

@@ -1,8 +1,11 @@
-"""A local copy of the objects that the operator made, kept current by watches. Nothing is ever polled.
+"""An informer cache: a local copy of the objects that the operator made, kept current by watches without polling.
 
-Each kind is listed once and then watched. A watch ends by the server's own timeout and goes on from where it was; one
-from which nothing comes for longer than that is taken for dead and made anew, with a new list, so that one that fell
-silent is noticed. Bookmarks alone would not do as signs of life: of a kind that never changed a server sends none.
+Why not kopf's indices: they are filled by handlers, and they stop silently when a watch stalls (kopf 955). Failover
+needs the pods at once and must notice a stalled watch (docs/adr/0003-own-watches.md).
+
+The cache lists each kind once and then watches it. The server ends a watch after `WATCH_S`, and the next watch
+continues at the same resource version. A watch that brings nothing for `SILENCE_S` is dead, and the cache lists again.
+Bookmarks alone are no sign of life: a server sends none for a kind that never changed.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ log = logging.getLogger(__name__)
 WATCH_S = 80
 """The server ends a watch after this long."""
 SILENCE_S = 90.0
-"""After this long without anything, not even its end, the watch is dead."""
+"""A watch that brought nothing for this long, not even its end, is dead."""
 
 Listener = Callable[[str, Object], None]
 """Called with ADDED, MODIFIED or DELETED and the object."""
 
 
 class InformerCache:
-    """Of one kind. `namespaces` empty: of all."""
+    """Holds the objects of one kind. `namespaces`: where; empty: in all namespaces."""
 
     def __init__(self, api: KubeApi, kind: Kind, namespaces: Iterable[str], labels: str, listener: Listener) -> None:
         self.kind = kind
@@ -51,15 +54,15 @@ class InformerCache:
 
     @property
     def listed(self) -> bool:
-        """Everything that existed at the start is here."""
+        """Whether the cache holds everything that existed at the start."""
         return all(e.is_set() for e in self._listed.values())
 
     async def ready(self) -> None:
-        """Until that is so."""
+        """Returns once `listed` is true."""
         await asyncio.gather(*(e.wait() for e in self._listed.values()))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follows the objects until cancelled."""
         async with asyncio.TaskGroup() as group:
             for namespace in self._namespaces:
                 group.create_task(self._follow(namespace))
@@ -114,7 +117,7 @@ class InformerCache:
         return since
 
     def note(self, obj: Object) -> None:
-        """What a write of ours returned: known at once, without waiting for the watch."""
+        """Stores the result of the operator's own write before the watch brings it."""
         known = self._objects.get(_key(obj))
         if known is None or int(_version(obj)) > int(_version(known)):
             self._objects[_key(obj)] = obj

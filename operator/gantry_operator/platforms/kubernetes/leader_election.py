@@ -1,15 +1,16 @@
-"""One operator acts, the others stand by: a Lease that the leader renews.
+"""Leader election among operators: one acts and renews a Lease, the others stand by.
 
-A leader that could not renew for longer than the Lease lasts, less a margin, stops acting before anybody else may
-begin; times are its own monotonic clock, so clocks need not agree. One that ends in order gives the Lease back, and
-the next one takes it at its next look.
+Why not kopf's peering: it elects by priority and has no time bound after which a silent operator must stop. Failover
+needs that bound, and needs a standby to take over before the Lease expires (docs/adr/0003-own-watches.md).
 
-A node that dies with the leader on it may hold a group's master, too, which nobody replaces before there is a next
-leader. So one that stands by does not wait until the Lease has run out where it sees more: no renewal for a while, and
-nobody at the leader's address. A leader that is merely slow keeps its address, since connections are taken by the
-kernel, and one that is cut off from whoever stands by keeps the Lease while it renews. One that neither renews nor can
-be reached and lives all the same could act on for `GIVE_UP_S` at most, and no message depends on that: what is promised
-rests on epochs and on the compare-and-swap of each group's own Lease, whoever acts.
+The leader stops acting when it could not renew for `GIVE_UP_S`, which is shorter than the Lease. Times come from its
+own monotonic clock, so clocks need not agree. An operator that ends cleanly releases the Lease.
+
+A node that dies may run the leader and also the master of a group. No operator replaces that master before there is a
+new leader. Therefore a standby takes over early if the leader misses renewals and its address does not answer. A slow
+leader keeps its address, because the kernel accepts connections. A leader that the standby cannot reach keeps the Lease
+while it renews. A leader that neither renews nor answers, but lives, can act for `GIVE_UP_S` at most. No message depends
+on that: epochs and the compare-and-swap of each group's Lease protect them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ JUST_AFTER_S = 0.01
 GIVE_UP_S = 4.0
 """Without a renewal for this long the leader stops; DURATION_S minus this is the margin."""
 MISSED_S = 1.5
-"""After this long without a renewal that should have come twice it is tried whether the leader is there at all."""
+"""After this long without a renewal, that is two missed ones, a standby tries to connect to the leader."""
 ATTEMPTS = 3
 REACH_S = ATTEMPTS * LATE_S
-"""For so long, by an attempt each `LATE_S`."""
+"""How long a standby tries to connect: one attempt each `LATE_S`."""
 ADDRESS = f"{GROUP}/address"
 """Annotation of the Lease: where its holder listens."""
 

@@ -1,8 +1,9 @@
-"""The role registry in Kubernetes: one Lease per group holds the cell (rules 13 and 22 of docs/replication.md).
+"""The role registry in Kubernetes: one Lease per group holds its leadership record (rules 13 and 22 of
+docs/replication.md).
 
-The Lease has no owner while volumes are kept, so it outlives the cluster object as they do. A read is answered from the
-last write or watch event; a swap is a replace with the resource version of what was read, so a stale read only costs
-a failed swap.
+The Lease has no owner while volumes are kept, so it outlives the cluster object like the volumes. A read returns the
+last write or watch event. A swap replaces the Lease at the resource version that was read, so a stale read only costs a
+failed swap. kopf has no compare-and-swap, so the registry uses the API client directly.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gantry_operator.platforms.kubernetes.client import LEASE, ApiError, ApiUnav
 from gantry_operator.registry import Entry, RegistryUnavailable
 
 CELL = f"{GROUP}/cell"
-"""Annotation with the cell as JSON. The Lease's own fields repeat it for people: holder and transitions."""
+"""The annotation with the leadership record as JSON. The Lease's fields repeat it for users: holder and transitions."""
 
 
 class LeaseRegistry:
