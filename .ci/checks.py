@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 JAVA = 17
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """As in tests/spark/test_page.py."""
-REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "local", "spark")
+REAL_PROCESSES = ("chaos", "client", "delivery", "integration", "interop", "local", "security", "spark")
 """Folders of tests whose subject are whole processes, which mostly wait; the others, which do not, come before them."""
 
 LINT = {

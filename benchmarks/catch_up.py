@@ -70,8 +70,8 @@ def senders_lose(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ask.write_text(json.dumps(_ask(cluster, master, slave)))
         whole_s = 10 + 2 * len(STATES) * options.rounds * (options.seconds + 1)
         reader = Started(
-            [sys.executable, str(Path(__file__).with_name("rig") / "reader.py"), str(ask)],
-            folder / "reader.log", stdin=subprocess.PIPE,
+            [sys.executable, "-m", "rig.reader", str(ask)],
+            folder / "reader.log", {"PYTHONPATH": _python_path()}, stdin=subprocess.PIPE,
         )  # fmt: skip
         with reader, Load(cluster, folder, options.senders, 1024, whole_s, _own_core(cluster, master)) as load:
             for pid in (reader.pid, load.pid):
@@ -114,26 +114,33 @@ def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
                 os.kill(slave["pid"], signal.SIGCONT)
 
 
+def _python_path() -> str:
+    """Where a child process finds the benchmarks' own modules, besides what this process was given."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+
+
 def _ask(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
     """What `rig/reader.py` needs to ask in the place of the slave."""
     epochs = next(cluster.folder.rglob("epochs.json"))
     return {
-        "address": _address(cluster, master), "epoch": master["epoch"],
+        "address": _address(cluster, f"{master['name']}/replication"), "epoch": master["epoch"],
+        "cluster": master["cluster"], "group": master["group"],
+        "token_file": str(cluster.folder / "token"),
         "history": json.loads(epochs.read_text())["history"],
         "member": list(slave["member"].values()), "leader": list(master["member"].values()),
     }  # fmt: skip
 
 
-def _address(cluster: Cluster, member: dict[str, Any]) -> str:
+def _address(cluster: Cluster, use: str) -> str:
     ports: dict[str, int] = json.loads((cluster.folder / "ports.json").read_text())
-    return f"127.0.0.1:{ports[member['name']]}"
+    return f"127.0.0.1:{ports[use]}"
 
 
 def _own_core(cluster: Cluster, master: dict[str, Any]) -> str:
     """The master's address, once it has the first core for itself."""
     for pid in cluster.processes().values():
         _pin(pid, {0} if pid == master["pid"] else _OTHERS)
-    return _address(cluster, master)
+    return _address(cluster, master["name"])
 
 
 def _pin(pid: int, cores: set[int]) -> None:

@@ -68,11 +68,11 @@ def run(directory: Path, batches: list[list[Put]], messages: int) -> None:
         spent["put"] += stored - started
         spent["confirm"] += done - stored
         if done - last_upkeep > 0.1:
-            store.upkeep(now_ms)
+            store.run_periodic_tasks(now_ms)
             last_upkeep = done
             spent["upkeep"] += time.perf_counter() - done
             now_ms += 100
-    store.upkeep(now_ms + 10_000)
+    store.run_periodic_tasks(now_ms + 10_000)
     wall = time.perf_counter() - wall
     cpu = time.process_time() - cpu
     print(f"leader: {messages} messages, {store.end / messages:.0f} bytes each in the log")

@@ -58,7 +58,10 @@ def helm_install(*more: str) -> None:
     run(
         "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
         "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
-        "--set", f"image.spark={SPARK_IMAGE}", *more,
+        "--set", f"image.spark={SPARK_IMAGE}",
+        # An image that does not exist, and quick JVMs for short runs, are named by clusters of some tests.
+        "--set", "image.allowed={gantry-broker:nowhere}",
+        "--set", "analytics.allowedSparkConf={spark.driver.extraJavaOptions,spark.executor.extraJavaOptions}", *more,
         "--wait", "--timeout", "3m", timeout=240,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube import Cluster, CommandFailed, apply, example, kubectl, storage_class, until, with_storage
+from kube import Cluster, CommandFailed, apply, example, get, kubectl, storage_class, until, with_storage
 
 
 def changed(**spec: Any) -> str:
@@ -88,3 +88,22 @@ def test_what_only_the_operator_sees_becomes_a_condition(namespace: str, rigid: 
     assert cluster.condition("Available")["status"] == "True"
     assert cluster.uids() == before
     kubectl("-n", namespace, "delete", "bc", "rigid")
+
+
+def test_what_the_chart_does_not_allow_is_refused_and_changes_nothing(demo: Cluster) -> None:
+    """Whoever may create a BrokerCluster cannot make any pod by it: neither by an image nor by Spark's settings."""
+    before = demo.uids()
+    account = {"spark.kubernetes.authenticate.driver.serviceAccountName": "default"}
+    wrong = {"image": "evil.example/broker:1", "analytics": {"sparkConf": account}}
+    demo.patch({"spec": wrong})
+    said = until(
+        "the condition", lambda: (c := demo.condition("Progressing"))["reason"] == "SpecRefused" and c["message"], 30
+    )
+    assert "spec.image" in str(said)
+    assert "image.allowed" in str(said)
+    assert "serviceAccountName" in str(said)
+    assert not [c for c in get(demo.namespace, "cronjob") if c["metadata"]["name"] == "demo-analytics"]
+    assert demo.uids() == before
+    demo.patch({"spec": {"image": None, "analytics": None}})
+    demo.wait_running()
+    assert demo.uids() == before

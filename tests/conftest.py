@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.store import commitlog
+from gantry_broker.store.log import commit_log
 from hypothesis import settings
 
 # The same cases in every run, so that a red run is a change's doing. HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -44,7 +44,7 @@ def small_disk() -> Iterator[Callable[[Path, int], Path]]:
 def bad_sector(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """`{"path": ..., "at": ...}`: 4 KiB that cannot be read until they are written over, as disks have it."""
     bad: dict[str, Any] = {}
-    read, write = commitlog.read_all, commitlog.write_all
+    read, write = commit_log.read_all, commit_log.write_all
 
     def is_of(fd: int) -> bool:
         return bool(bad) and os.readlink(f"/proc/self/fd/{fd}") == bad["path"]
@@ -59,6 +59,6 @@ def bad_sector(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             bad.clear()
         write(fd, data, at)
 
-    monkeypatch.setattr(commitlog, "read_all", read_all)
-    monkeypatch.setattr(commitlog, "write_all", write_all)
+    monkeypatch.setattr(commit_log, "read_all", read_all)
+    monkeypatch.setattr(commit_log, "write_all", write_all)
     return bad

@@ -41,18 +41,20 @@ def _writable(http_port: int) -> bool:
 def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "Async") -> Iterator[Target]:
     """One NameServer and a broker group of one member; settings are BrokerSettings."""
     folder.mkdir(parents=True, exist_ok=True)
-    ns_port, ns_http, port, http_port, group_port = (free_port() for _ in range(5))
+    ns_port, ns_http, port, http_port, group_port, registration_port, replication_port = (free_port() for _ in range(7))
+    registration, replication = f"127.0.0.1:{registration_port}", f"127.0.0.1:{replication_port}"
     group_address = f"127.0.0.1:{group_port}"
     ns_file, broker_file = folder / "namesrv.json", folder / "broker.json"
     ns_file.write_text(json.dumps({
         "name": "ns-0", "listen_host": "127.0.0.1", "port": ns_port, "http_port": ns_http,
-        "data_dir": str(folder / "ns-0"),
+        "data_dir": str(folder / "ns-0"), "cluster": "demo", "registration_port": registration_port,
     }))  # fmt: skip
     broker_file.write_text(json.dumps({
         "cluster": "demo", "group": "demo-a", "member": 0, "name": "demo-a-0", "data_dir": str(folder / "demo-a-0"),
         "listen_host": "127.0.0.1", "port": port, "http_port": http_port, "group_port": group_port,
         "member_address": f"127.0.0.1:{port}", "group_address": group_address,
-        "name_servers": [f"127.0.0.1:{ns_port}"], "flush": flush,
+        "replication_port": replication_port, "replication_address": replication,
+        "name_servers": [f"127.0.0.1:{ns_port}"], "registration_addresses": [registration], "flush": flush,
         "settings": {"enablePropertyFilter": True, **(settings or {})},
     }))  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -68,6 +70,7 @@ def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "A
         yield Target(
             name="gantry", namesrv=f"127.0.0.1:{ns_port}", broker_address=group_address, cluster="demo",
             broker_name="demo-a", prefix=[], namesrv_pid=ns.pid, broker_pids=[br.pid], log=br.log,
+            registration=registration, replication=replication,
         )  # fmt: skip
 
 
@@ -116,7 +119,7 @@ class Cluster:
     def own_ports(self, member: str) -> list[int]:
         """Those that are a member's alone; the group's port goes with the role."""
         ports: dict[str, int] = json.loads((self.folder / "ports.json").read_text())
-        return [ports[member], ports[f"{member}/http"]]
+        return [ports[member], ports[f"{member}/replication"], ports[f"{member}/http"]]
 
     def members(self) -> list[dict[str, Any]] | None:
         """What each broker says of itself, asked by this process alone: a command would cost its start each time.
@@ -135,11 +138,14 @@ class Cluster:
         asked = [self._get(port, "/v1/status") for use, port in ports.items() if use.endswith("/http")]
         return [answer for answer in asked if answer is None or "broker_id" in answer]
 
+    def _token(self) -> str:
+        return (self.folder / "token").read_text().strip()
+
     def _get(self, port: int, path: str) -> dict[str, Any] | None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         try:
             connection.sock = connect(f"127.0.0.1:{port}", 1.0, self.prefix)
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._token()}"})
             answer = connection.getresponse()
             body = answer.read()
             return json.loads(body) if answer.status == 200 else {}

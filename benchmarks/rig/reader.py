@@ -1,6 +1,10 @@
 """A follower that asks and stores nothing: what a slave costs its master, without what the slave itself takes.
 
-    rig/reader.py ASK.json      # {"address", "epoch", "history", "member", "leader"}; both pairs of number, name
+    python -m rig.reader ASK.json
+
+The file holds {"address", "epoch", "history", "member", "leader", "cluster", "group", "token_file"}.
+
+`address` is the master's replication port, `member` and `leader` are pairs of number and incarnation.
 
 On its standard input a line is what to be from now on: `away` asks nothing, `in sync` goes on at the end of the log,
 `behind` at its beginning. When the log's end is reached from there, it begins again.
@@ -10,14 +14,16 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import sys
 from pathlib import Path
 
 from gantry_broker.protocol.frame import encode_frame
+from gantry_broker.remoting.handshake import Identity
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import Fetch
 from gantry_broker.replication.types import EpochStart, History, MemberId
+
+from .wire import Wire
 
 ROOM = 9 << 20
 AT_ONCE = 256 << 10
@@ -28,10 +34,9 @@ NEAR = 8 << 20
 class Reader:
     """One connection to the master."""
 
-    def __init__(self, address: str, epoch: int, history: History, me: MemberId, leader: MemberId) -> None:
-        host, port = address.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, connection: Wire, epoch: int, history: History, me: MemberId, leader: MemberId) -> None:
+        self._socket = connection.socket
+        self._socket.settimeout(None)
         self._ask = (epoch, me, history, leader)
         self._room = memoryview(bytearray(ROOM))
         self.end = 0
@@ -64,7 +69,10 @@ class Reader:
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
     history = tuple(EpochStart(*map(int, start)) for start in told["history"])
-    reader = Reader(told["address"], told["epoch"], history, MemberId(*told["member"]), MemberId(*told["leader"]))
+    me = MemberId(*told["member"])
+    who = Identity(told["cluster"], told["group"], me.member)
+    connection = Wire(told["address"], member=who, token=Path(told["token_file"]).read_bytes().strip())
+    reader = Reader(connection, told["epoch"], history, me, MemberId(*told["leader"]))
     state = "away"
     while True:
         if select.select([sys.stdin], [], [], None if state == "away" else 0.0)[0]:

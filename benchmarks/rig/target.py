@@ -19,3 +19,7 @@ class Target:
     namesrv_pid: int
     broker_pids: list[int]
     log: Path
+    registration: str = ""
+    """Where our NameServer takes registrations; empty: at its one port."""
+    replication: str = ""
+    """Our broker's port for other members of its group; empty: it has none."""

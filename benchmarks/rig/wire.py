@@ -13,6 +13,7 @@ from typing import Any
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.message import Record, decode_records
+from gantry_broker.remoting.handshake import NONCE_BYTES, HandshakeClient, Identity
 
 _PULL, _MAX_OFFSET, _MIN_OFFSET, _ROUTE, _CLUSTER = 11, 30, 31, 105, 106
 _SUCCESS, _PULL_NOT_FOUND = 0, 19
@@ -60,12 +61,34 @@ def connect(address: str, timeout_s: float = 10.0, prefix: list[str] | None = No
 class Wire:
     """One connection to "host:port"; prefix as in `connect`."""
 
-    def __init__(self, address: str, timeout_s: float = 10.0, prefix: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = 10.0,
+        prefix: list[str] | None = None,
+        *,
+        member: Identity | None = None,
+        token: bytes = b"",
+    ) -> None:
+        """`member`: the port is one between members, where this end says that it is that one, and proves it by `token`.
+
+        Raises OSError, and HandshakeError when the proof is not accepted.
+        """
         self.socket = connect(address, timeout_s, prefix)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if member is not None:
+            self._prove(HandshakeClient(member, lambda: token, os.urandom(NONCE_BYTES)))
         self._decoder = FrameDecoder()
         self._opaque = itertools.count(1)
         self._ready: list[Frame] = []
+
+    def _prove(self, handshake: HandshakeClient) -> None:
+        self.socket.sendall(handshake.hello())
+        while handshake.peer is None:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("closed by the other side during the handshake")
+            self.socket.sendall(handshake.receive(data))
 
     def __enter__(self) -> Wire:
         return self

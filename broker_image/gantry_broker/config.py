@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from gantry_broker.protocol import plausible
+from gantry_broker.remoting.members import refuse_open_port
 from gantry_broker.settings import BrokerSettings
 
 
@@ -37,8 +39,26 @@ class NameServerConfig(_Config):
     listen_host: str = "0.0.0.0"
     port: int = Field(9876, ge=0, le=65535)
     http_port: int | None = Field(None, description="Health and metrics; None: not served.")
+    http_hosts: list[str] = Field(
+        default_factory=list, description="Names that a request over HTTP may give as its Host, besides localhost."
+    )
     data_dir: Path | None = Field(None, description="Where the KV config is kept; None: in memory only.")
     listeners: list[Listener] = Field(default_factory=list)
+    cluster: str = Field("", description="Whose brokers may register.")
+    registration_port: int | None = Field(
+        None, ge=0, le=65535, description="Where the cluster's brokers register, and nobody else; None: nowhere."
+    )
+    token_file: Path | None = Field(
+        None, description="Holds the cluster's token, by which brokers prove themselves; None: on loopback only."
+    )
+
+    @model_validator(mode="after")
+    def _protected(self) -> Self:
+        if self.registration_port is not None:
+            if not self.cluster:
+                raise ValueError("registration_port is set, but cluster is not: name the cluster of the brokers")
+            refuse_open_port("registration_port", self.listen_host, self.token_file)
+        return self
 
 
 class BrokerConfig(_Config):
@@ -46,31 +66,60 @@ class BrokerConfig(_Config):
 
     cluster: str
     group: str = Field(description="RocketMQ's brokerName, shared by all members.")
-    member: int = Field(ge=0, description="Never changes. As a slave its brokerId is member + 1; the master's is 0.")
+    member: int = Field(
+        ge=0,
+        le=plausible.MAX_MEMBER,
+        description="Never changes. As a slave its brokerId is member + 1; the master's is 0.",
+    )
     name: str = Field(description="What people call the member, e.g. demo-a-0.")
     data_dir: Path
     mode: Literal["MasterSlave", "Raft"] = "MasterSlave"
     members: dict[int, str] = Field(
-        default_factory=dict, description="Raft mode: the first members' numbers and addresses."
+        default_factory=dict, description="Raft mode: the first members' numbers and replication addresses."
     )
 
     listen_host: str = "0.0.0.0"
-    port: int = Field(ge=0, le=65535, description="Its own remoting port: fetches, slave reads, master by k8s Service.")
+    port: int = Field(ge=0, le=65535, description="Its own port for clients: slave reads, master by k8s Service.")
     http_port: int = Field(ge=0, le=65535)
+    http_hosts: list[str] = Field(
+        default_factory=list, description="Names that a request over HTTP may give as its Host, besides localhost."
+    )
     group_port: int | None = Field(
         None, description="Local mode: a port that this member serves while it is master (and frees when it is not)."
     )
-    member_address: str = Field(description="Where others reach `port`; registered while it is a slave.")
+    replication_port: int | None = Field(
+        None, ge=0, le=65535, description="For the group's other members alone; None: there are none."
+    )
+    replication_address: str = Field("", description="Where other members reach `replication_port`.")
+    member_address: str = Field(description="Where clients reach `port`; registered while it is a slave.")
     group_address: str = Field(description="Registered while it is master; the same for all members of the group.")
     listener_addresses: dict[str, dict[str, str]] = Field(
         default_factory=dict,
         description='Further addresses by NameServer listener: {"external": {"group": "h:p", "member": "h:p"}}.',
     )
-    name_servers: list[str] = Field(default_factory=list)
-    token_file: Path | None = Field(None, description="Holds the admin token of the HTTP interface; None: open.")
+    name_servers: list[str] = Field(default_factory=list, description="Where clients reach the NameServers.")
+    registration_addresses: list[str] = Field(
+        default_factory=list, description="The NameServers' ports for registrations; this broker registers at each."
+    )
+    token_file: Path | None = Field(
+        None,
+        description="Holds the cluster's token: of the HTTP interface (None: open) and of the ports between members "
+        "(None: on loopback only, and nothing is proved there).",
+    )
+    metrics_need_token: bool = Field(False, description="Whether /metrics is only for those that have the token.")
 
     replication: Literal["Sync", "Async"] = "Sync"
     min_in_sync: int = Field(1, ge=1)
     flush: Literal["Async", "Sync"] = "Async"
     memory_limit_bytes: int | None = Field(None, description="What this process may use; None: the machine's memory.")
     settings: BrokerSettings = Field(default_factory=BrokerSettings)
+
+    @model_validator(mode="after")
+    def _protected(self) -> Self:
+        if self.replication_port is not None:
+            if not self.replication_address:
+                raise ValueError("replication_port is set, but replication_address is not: write host:port")
+            refuse_open_port("replication_port", self.listen_host, self.token_file)
+        elif self.mode == "Raft":
+            raise ValueError("mode is Raft, but replication_port is not set: members of a Raft group need it")
+        return self

@@ -16,6 +16,14 @@ class BrokerSettings(BaseModel):
 
     autoCreateTopicEnable: bool = Field(True, description="Create a topic when a producer sends to an unknown one.")
     autoCreateSubscriptionGroup: bool = Field(True, description="Create a group when an unknown one consumes.")
+    maxTopics: int = Field(
+        20_000, ge=100, le=50_000, description="Topics of a group of brokers, %RETRY% and %DLQ% topics included."
+    )
+    maxSubscriptionGroups: int = Field(10_000, ge=100, le=50_000, description="Consumer groups.")
+    maxConnections: int = Field(
+        10_000, ge=16, le=100_000, description="Connections of one broker; less memory or fewer descriptors allow less."
+    )
+    maxConnectionsPerAddress: int = Field(5_000, ge=16, le=100_000, description="Of them, from one address.")
     defaultTopicQueueNums: int = Field(8, ge=1, le=1024, description="Queues of an auto-created topic, at most.")
     maxMessageSize: int = Field(4_194_304, ge=1024, le=16_000_000, description="Largest message body, in bytes.")
     deleteWhen: str = Field(

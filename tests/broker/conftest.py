@@ -29,7 +29,7 @@ class Wire:
         self.peer = ("127.0.0.1", port)
         self.peer_bytes = pack_host("127.0.0.1", port)
         self.closed = False
-        self.paused = False
+        self.paused = self.throttled = False
         self.attrs: dict[str, Any] = {}
         self.frames: list[Frame] = []
         self.arrived = asyncio.Event()
@@ -40,6 +40,9 @@ class Wire:
 
     def send(self, frame: Frame) -> None:
         self.write(encode_frame(frame))
+
+    def throttle(self, wait: bool) -> None:
+        self.throttled = wait
 
     def close(self) -> None:
         self.closed = True

@@ -27,8 +27,8 @@ async def until(condition: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def name_server(port: int) -> NameServer:
-    server = NameServer(NameServerSettings("ns", "127.0.0.1", port))
+async def name_server(registration_port: int) -> NameServer:
+    server = NameServer(NameServerSettings("ns", "127.0.0.1", 0, cluster="test", registration_port=registration_port))
     await server.start()
     return server
 
@@ -42,7 +42,8 @@ async def test_whom_no_name_server_answers_should_not_lead(
     config = BrokerConfig(
         cluster="test", group="a", member=0, name="a-0", data_dir=tmp_path / "a", listen_host="127.0.0.1", port=port,
         http_port=free_port(), group_port=group_port, member_address=f"127.0.0.1:{port}",
-        group_address=f"127.0.0.1:{group_port}", name_servers=[f"127.0.0.1:{first}", f"127.0.0.1:{second}"],
+        group_address=f"127.0.0.1:{group_port}",
+        registration_addresses=[f"127.0.0.1:{first}", f"127.0.0.1:{second}"],
     )  # fmt: skip
     server = await name_server(first)
     process = BrokerProcess(config)

@@ -126,7 +126,7 @@ async def test_a_stop_that_has_no_room_for_the_tables_is_clean_all_the_same(
     monkeypatch.setattr(main.snapshots, "write", full)
     await process.stop()
     assert orjson.loads((tmp_path / "a" / "config" / "replica.json").read_bytes())["clean"]
-    assert orjson.loads((tmp_path / "a" / "config" / "storePoint.json").read_bytes())["clean"]
+    assert orjson.loads((tmp_path / "a" / "config" / "recoveryPoint.json").read_bytes())["clean"]
 
 
 async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
@@ -215,7 +215,7 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
     both = frozenset({me, MemberId(1, "away")})
     await broker.replication.assign(Assignment(Cell(epoch, epoch + 1, me, both), "127.0.0.1:10911"))
     broker.append([_put(b"nobody else has it")])
-    store.tail.clear()
+    store.unconfirmed.clear()
     broker.replication.saw_epoch(epoch + 1)
 
     def unreadable(*places: int) -> Any:
@@ -244,13 +244,13 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
 async def test_a_want_of_descriptors_tells_nothing_of_the_disk(bench: Bench, numbers: list[int]) -> None:
     """The process ends, when it came at a bad moment, and the next one has lost nothing of its proof (rule 16)."""
     await bench.lead()
-    files = [bench.config.data_dir / "config" / name for name in ("replica.json", "storePoint.json")]
+    files = [bench.config.data_dir / "config" / name for name in ("replica.json", "recoveryPoint.json")]
     assert all(orjson.loads(file.read_bytes())["boot"] for file in files)
     for number in numbers:
         bench.store.mark_failed(OSError(number, os.strerror(number)))
     async with asyncio.timeout(5):
         await bench.broker.fitness.must_end.wait()
-        while bench.store.points_file.busy:  # noqa: ASYNC110 (another thread writes them)
+        while bench.store.recovery_point_file.busy:  # noqa: ASYNC110 (another thread writes them)
             await asyncio.sleep(0.01)
     proven = [bool(orjson.loads(file.read_bytes())["boot"]) for file in files]
     assert proven == [errno.EIO not in numbers] * 2

@@ -10,6 +10,7 @@ import pytest
 from gantry_broker.broker import forward
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.remoting.budget import DEFAULT_BUDGET
 
 if TYPE_CHECKING:
     from tests.broker.conftest import Bench
@@ -20,7 +21,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
 ) -> None:
     """They have sent again, or were told that it failed: it would be there twice."""
     replication = SimpleNamespace(parked=True, handed_to=None)
-    broker: Any = SimpleNamespace(replication=replication, may_append=False)
+    broker: Any = SimpleNamespace(replication=replication, may_append=False, budget=DEFAULT_BUDGET)
     stored: list[bytes] = []
     made = forward.Forwarder(broker, lambda conn, frames: stored.extend(f.body for f in frames))
     patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
@@ -48,7 +49,8 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
 ) -> None:
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
-    broker: Any = SimpleNamespace(replication=SimpleNamespace(parked=True, handed_to=None), may_append=False)
+    replication = SimpleNamespace(parked=True, handed_to=None)
+    broker: Any = SimpleNamespace(replication=replication, may_append=False, budget=DEFAULT_BUDGET)
     stored: list[bytes] = []
     made = forward.Forwarder(broker, lambda conn, frames: stored.extend(f.body for f in frames))
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a"), Frame(RequestCode.SEND_MESSAGE, body=b"b")])  # type: ignore[arg-type]
@@ -75,7 +77,8 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
         await refused.wait()
         return Frame.response_to(frame, ResponseCode.SERVICE_NOT_AVAILABLE, "not yet")
 
-    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=SimpleNamespace(request=request))
+    client = SimpleNamespace(request=request)
+    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=client, budget=DEFAULT_BUDGET)
     made = forward.Forwarder(broker, lambda conn, frames: None)
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a")])  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
@@ -102,7 +105,8 @@ async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies
         given.extend(FrameDecoder().feed(bundle.body))
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
-    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=SimpleNamespace(request=request))
+    client = SimpleNamespace(request=request)
+    broker: Any = SimpleNamespace(replication=replication, may_append=False, client=client, budget=DEFAULT_BUDGET)
     made = forward.Forwarder(broker, lambda conn, frames: None)
     ext = {"i": "key\x01value\x02" * properties}
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, ext=ext, body=bytes(size)) for size in bodies])  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from gantry_broker.broker.upkeep import Upkeep
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, Cell, MemberId
-from gantry_broker.store import retention
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
 MakeBench = Callable[..., Any]
@@ -41,7 +40,7 @@ async def test_a_restart_goes_on_with_topics_groups_offsets_and_queue_numbers(ma
         await first.send(b"%d" % number, queueId=number % 2)
     await first.ask(15, {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 2})
     first.broker.flush_offsets()
-    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.history))
+    snapshots.write(first.config.data_dir / "config", snapshots.render(first.broker.meta, first.store.epochs))
     await first.send(b"after the snapshot", "Late")
     await first.close()
     second = make_bench()
@@ -153,7 +152,7 @@ async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_pat
     for _ in range(25):
         await master.send(b"x" * 100_000, "Stays")
         upkeep._tables_in_log()
-    retention.remove_before(master.store, 1 << 20)
+    master.store.remove_before(1 << 20)
     copy.reset(source.start, source.history, source.reset_state())
     catch_up()
     here, there = away.broker.meta.confirmed, master.broker.meta.confirmed
@@ -174,7 +173,7 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
         await made.lead()
     copy, source = away.broker.replication._log, master.broker.replication._log
     away.broker.change({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
-    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.history))
+    snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.epochs))
     leader = master.broker.replication.me
     await master.broker.replication.assign(Assignment(Cell(2, 2, leader, frozenset({leader})), "127.0.0.1:1"))
     master.broker.change({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})

@@ -88,7 +88,7 @@ async def test_a_change_outlives_restarts_until_the_resource_overrules_it(
 
     async def stop(made: Any) -> None:
         if from_snapshot:
-            snapshots.write(made.config.data_dir / "config", snapshots.render(made.broker.meta, made.store.history))
+            snapshots.write(made.config.data_dir / "config", snapshots.render(made.broker.meta, made.store.epochs))
         await made.close()
 
     first = await start()

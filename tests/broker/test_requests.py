@@ -21,7 +21,7 @@ from gantry_broker.protocol.bodies import ConsumerData, Heartbeat, SubscriptionG
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, decode_records, encode_batch
-from gantry_broker.store import reading
+from gantry_broker.store import read
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -451,7 +451,7 @@ async def test_a_message_that_comes_while_its_consumer_reads_others_is_told_afte
 async def test_a_pull_that_waits_sees_the_end_of_more_than_one_read_looks_at(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_SCAN", 4)
+    monkeypatch.setattr(read, "MAX_SCAN", 4)
     await bench.send(b"first")
     frame = bench.frame(11, bench.pull_ext(offset=1, sysFlag=6, suspendTimeoutMillis=100_000, subscription="B"))
     bench.give(frame)

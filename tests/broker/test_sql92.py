@@ -51,7 +51,7 @@ def test_what_matches(expression: str, props: dict[str, str], wanted: bool) -> N
         ("a BETWEEN 'x' AND 'y'", "numbers only"),
         ("n >= AND", "near 'AND'"),
         ("x" * 70_000, "characters"),
-        ("NOT " * 300 + "a", "nested deeper than 128, at line 1 column"),
+        ("NOT " * 300 + "a", "nested deeper than 64, at line 1 column"),
     ],
 )
 def test_what_is_refused_and_where(expression: str, says: str) -> None:

@@ -121,7 +121,7 @@ class TestHeldPulls:
         held.hold("T", 1, "b", 50)
         held.hold("T", 0, "c", 200)
         tried: list[str] = []
-        held.wake("T", 0, lambda pull: tried.append(pull) or pull == "a")
+        held.try_each(held.waiting("T", 0), lambda pull: tried.append(pull) or pull == "a")
         assert tried == ["a", "c"]
         assert len(held) == 2
         assert [h.pull for h in held.due(60)] == ["b"]
@@ -140,7 +140,7 @@ class TestHeldPulls:
         for number, (queue, deadline, wake) in enumerate(steps):
             held.hold("T", queue, number, deadline)
             if wake:
-                held.wake("T", queue, lambda n: n % 2 == 0 and not done.append(n))
+                held.try_each(held.waiting("T", queue), lambda n: n % 2 == 0 and not done.append(n))
         done += [h.pull for h in held.due(51)]
         assert sorted(done) == list(range(len(steps)))
         assert len(held) == 0
@@ -303,9 +303,9 @@ async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Benc
     assert store.confirmed == confirmed
     known = store.unconfirmed_control()
     assert len(known) == 3
-    forgotten = store.tail.batches[1]
-    store.tail.batches.remove(forgotten)
-    assert store.tail.gaps(store.confirmed, store.end) == [(forgotten.start, forgotten.end)]
+    forgotten = store.unconfirmed.batches[1]
+    store.unconfirmed.batches.remove(forgotten)
+    assert store.unconfirmed.gaps(store.confirmed, store.end) == [(forgotten.start, forgotten.end)]
     assert store.unconfirmed_control() == known
-    store.tail.clear()
+    store.unconfirmed.clear()
     assert store.unconfirmed_control() == known

@@ -96,7 +96,7 @@ async def test_what_was_delivered_out_of_order_is_kept_in_snapshots_and_in_the_l
     for change in confirmed.all_changes(1):
         copied.apply(change)
     assert copied.timer_done == confirmed.timer_done
-    snapshots.write(tmp_path, snapshots.render(bench.broker.meta, bench.store.history))
+    snapshots.write(tmp_path, snapshots.render(bench.broker.meta, bench.store.epochs))
     found = snapshots.load(tmp_path)
     assert found is not None
     assert found.tables.timer_done == confirmed.timer_done

@@ -131,7 +131,7 @@ async def test_a_damaged_half_and_those_behind_it_are_known_once_it_is_mended(be
     await made.loaded.wait()
     at = bench.broker.append([_put(bench, TRANS_HALF_TOPIC, b"%d" % n, "") for n in range(2)])[0].phys_offset
     bench.broker.appended(None)
-    store.walked_from = store.end  # As if they had been written long ago: then they are checked when they are read.
+    store.state.verified_from = store.end  # As if they were old: then a read verifies them.
     was = store.log.read(at, 20)
     store.log.overwrite(at, bytes(20))
     made._read()

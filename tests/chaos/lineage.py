@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record
-from gantry_broker.store.history import EPOCH_PROPERTY
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY
 
 FAILOVER, RESTART, HAND_OVER = "failover", "restart", "hand-over"
 _HEAD = struct.Struct(">II")

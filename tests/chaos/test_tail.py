@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record, encode_record
-from gantry_broker.store.history import EPOCH_PROPERTY
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY
 
 from tests.chaos.checker import check
 from tests.chaos.history import History, Led, Log, Place, Round, Sent

@@ -51,7 +51,7 @@ class Inbox:
 class OneBroker:
     """A group of one member, which can be stopped and started again at the same addresses."""
 
-    def __init__(self, directory: Path, name_server: str, group: str, **settings: object) -> None:
+    def __init__(self, directory: Path, name_server: NameServer, group: str, **settings: object) -> None:
         self._directory = directory
         self.group = group
         self._port = free_port()
@@ -70,7 +70,8 @@ class OneBroker:
             group_port=self._group_port,
             member_address=f"127.0.0.1:{self._port}",
             group_address=self.address,
-            name_servers=[name_server],
+            name_servers=[f"127.0.0.1:{name_server.port}"],
+            registration_addresses=[f"127.0.0.1:{name_server.registration_port}"],
             settings=BrokerSettings(
                 mappedFileSizeCommitLog=16 * 1024 * 1024, maxHashSlotNum=1000, maxIndexNum=4000, **settings
             ),
@@ -102,7 +103,7 @@ class Cluster:
 
     async def add(self, group: str, **settings: object) -> OneBroker:
         """Starts a broker group and waits until it has a route."""
-        broker = self.brokers[group] = OneBroker(self._directory, self.name_server, group, **settings)
+        broker = self.brokers[group] = OneBroker(self._directory, self._name_server, group, **settings)
         await broker.start()
         await until(lambda: self.registered(group), f"group {group} registers")
         return broker

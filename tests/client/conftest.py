@@ -15,7 +15,7 @@ from tests.client.cluster import Cluster, Inbox
 
 @pytest.fixture
 async def empty_cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with NameServer(NameServerSettings("ns", "127.0.0.1", 0)) as server:
+    async with NameServer(NameServerSettings("ns", "127.0.0.1", 0, cluster="test", registration_port=0)) as server:
         cluster = Cluster(tmp_path, server)
         yield cluster
         await cluster.close()

@@ -42,8 +42,8 @@ async def telling(answering: Answering, now: Callable[[], float]) -> AsyncIterat
     woken = asyncio.Event()
     server = await asyncio.start_server(answering, "127.0.0.1", 0)
     url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
-    async with make_client() as client:
-        member_client = MemberClient(client, lambda: None, woken.set, now)
+    async with make_client(lambda: None) as client:
+        member_client = MemberClient(client, woken.set, now)
         member_client.send_assignment(0, url, Assignment(CELL, "h:1", False))
         yield member_client, woken
         await member_client.close()
@@ -108,7 +108,7 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
     transport = httpx.MockTransport(lambda request: httpx.Response(401))
     async with httpx.AsyncClient(transport=transport) as client:
         woken = asyncio.Event()
-        member_client = MemberClient(client, lambda: None, woken.set, lambda: now)
+        member_client = MemberClient(client, woken.set, lambda: now)
 
         async def refused_again(after_s: float) -> float:
             nonlocal now
@@ -136,7 +136,7 @@ async def test_what_is_refused_is_told_again_soon_and_logged_once(caplog: pytest
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(refuse)) as client:
         woken = asyncio.Event()
-        member_client = MemberClient(client, lambda: None, woken.set, lambda: now)
+        member_client = MemberClient(client, woken.set, lambda: now)
         for _ in range(100):
             woken.clear()
             member_client.send_assignment(0, "http://m0", Assignment(CELL, "h:1", False))

@@ -62,7 +62,7 @@ async def follow(name: str) -> MemberWatch:
         writer.close()
 
     news = asyncio.Event()
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, make_client() as client:
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, make_client(lambda: None) as client:
         port = server.sockets[0].getsockname()[1]
         watch = MemberWatch("demo-a-0", f"http://127.0.0.1:{port}", client, news.set, time.monotonic)
         following = asyncio.create_task(watch.run())

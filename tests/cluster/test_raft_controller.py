@@ -42,9 +42,6 @@ class Place:
     def process_state(self, name: str) -> ProcessState:
         return self.known.get(name, ProcessState())
 
-    def token(self) -> str | None:
-        return None
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Nobody asks."""
 
@@ -59,7 +56,7 @@ class Told(MemberClient):
     """Answers as the test says."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        super().__init__(HTTP, wake, time.monotonic)
         self.handovers: list[MemberId] = []
         self.removals: list[int] = []
         self.handover_answer: tuple[bool, str] = (True, "")

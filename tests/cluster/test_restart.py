@@ -40,14 +40,15 @@ class Group:
         self.events: list[Event] = []
         self.controllers: list[MasterSlaveController] = []
         self.registry = FileRegistry(folder / "registry")
-        self.client = make_client()
+        self.client = make_client(lambda: None)
         self.failing: Callable[[], None] = lambda: None
         """Called in each pass of the first loop."""
 
     @staticmethod
     def _config(folder: Path, number: int) -> BrokerConfig:
-        port = free_port()
+        port, replication_port = free_port(), free_port()
         return BrokerConfig(
+            replication_port=replication_port, replication_address=f"127.0.0.1:{replication_port}",
             cluster="t", group="a", member=number, name=f"t-a-{number}", data_dir=folder / str(number),
             listen_host="127.0.0.1", port=port, http_port=free_port(), member_address=f"127.0.0.1:{port}",
             group_address=f"127.0.0.1:{port}",
@@ -84,16 +85,14 @@ class Group:
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [
-            MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.member_address) for c in self.configs
+            MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.replication_address)
+            for c in self.configs
         ]
 
     def process_state(self, name: str) -> ProcessState:
         if len(self.controllers) == 1:
             self.failing()
         return ProcessState(gone=name not in self.running)
-
-    def token(self) -> str | None:
-        return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """The address is each member's own here."""
@@ -216,3 +215,25 @@ def test_an_event_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -
     written = EventLog(tmp_path / "written", lambda line: print(line, file=open("/dev/full", "w")))  # noqa: SIM115
     written.add("Warning", "FailoverStarted", "the terminal is gone", "group a")
     assert [e["reason"] for e in last_events(tmp_path / "written", 5)] == ["FailoverStarted"]
+
+
+async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_nothing(group: Group) -> None:
+    """Its report counts as none until it is possible again; its epoch never gets into the registry."""
+    async with kept(group):
+        loop = group.controllers[-1]
+        before = group.registry.read_now("a")
+        assert before is not None
+        for config in group.configs:
+            core = group.running[config.name].broker.replication.core
+            told = core.told_epoch
+            core.told_epoch = 2**40  # type: ignore[misc]
+            await until("the problem is named", lambda: "told_epoch" in loop.problem)
+            assert f"{config.name}: its report cannot be used" in loop.problem
+            core.told_epoch = told  # type: ignore[misc]
+            await until("it is solved", lambda: not loop.problem)
+        now = group.registry.read_now("a")
+        assert now is not None
+        assert now.cell.master == before.cell.master
+        assert now.cell.epoch == before.cell.epoch
+        assert any("told_epoch: epoch 1099511627776 cannot follow" in text for text in failures(group))
+        assert group.master() is not None

@@ -45,22 +45,23 @@ START_S = 60.0
 class Pods:
     """Members as processes behind a Service, and the platform of their failover loop."""
 
-    def __init__(self, folder: Path, service: Service, name_server: str) -> None:
+    def __init__(self, folder: Path, service: Service, names: NameServer) -> None:
         self.service = service
         self.events: list[str] = []
-        self.configs = [self._config(folder, n, service.address, name_server) for n in range(MEMBERS)]
+        self.configs = [self._config(folder, n, service.address, names) for n in range(MEMBERS)]
         self._folder = folder
         self._grace_until: dict[int, float] = {}
         self._announced = 0
         self._processes: list[asyncio.subprocess.Process] = []
 
     @staticmethod
-    def _config(folder: Path, number: int, group_address: str, name_server: str) -> BrokerConfig:
-        port = free_port()
+    def _config(folder: Path, number: int, group_address: str, names: NameServer) -> BrokerConfig:
+        port, replication_port = free_port(), free_port()
         return BrokerConfig(
+            replication_port=replication_port, replication_address=f"127.0.0.1:{replication_port}",
             cluster="t", group="a", member=number, name=f"t-a-{number}", data_dir=folder / str(number),
             listen_host="127.0.0.1", port=port, http_port=free_port(), member_address=f"127.0.0.1:{port}",
-            group_address=group_address, name_servers=[name_server],
+            group_address=group_address, registration_addresses=[f"127.0.0.1:{names.registration_port}"],
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -85,14 +86,12 @@ class Pods:
 
     def members(self, group: str) -> Sequence[MemberEndpoint]:
         return [
-            MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.member_address) for c in self.configs
+            MemberEndpoint(c.name, c.member, f"http://127.0.0.1:{c.http_port}", c.replication_address)
+            for c in self.configs
         ]
 
     def process_state(self, name: str) -> ProcessState:
         return ProcessState()
-
-    def token(self) -> str | None:
-        return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         port = self.configs[master.member].port
@@ -180,13 +179,13 @@ async def _stored(name_server: str) -> Counter[int]:
 @asynccontextmanager
 async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, MasterSlaveController, str]]:
     """Members behind a Service, all in sync, their failover loop, and the NameServer's address."""
-    client = make_client()
+    client = make_client(lambda: None)
     async with (
         Service(lag_s=lag_s, seed=4) as service,
-        NameServer(NameServerSettings("ns", "127.0.0.1", 0)) as names,
+        NameServer(NameServerSettings("ns", "127.0.0.1", 0, cluster="t", registration_port=0)) as names,
     ):
         name_server = f"127.0.0.1:{names.port}"
-        pods = Pods(folder, service, name_server)
+        pods = Pods(folder, service, names)
         loop = MasterSlaveController("a", FileRegistry(folder / "registry"), pods, client, FailoverSettings)
         await pods.start()
         running = asyncio.create_task(loop.run())

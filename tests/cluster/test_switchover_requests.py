@@ -41,9 +41,6 @@ class Place:
     def process_state(self, name: str) -> ProcessState:
         return ProcessState(gone=name in self.gone)
 
-    def token(self) -> str | None:
-        return None
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Nobody asks."""
 
@@ -81,7 +78,7 @@ class FakeMembers(MemberClient):
     """Everybody does after `send_s` what it is told; hand-overs take `handover_s` and end as the test says."""
 
     def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
-        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        super().__init__(HTTP, wake, time.monotonic)
         self.take = take
         self.handovers: list[int] = []
         self.handover_s = 0.0

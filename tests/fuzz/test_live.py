@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError
+from gantry_broker.remoting.handshake import Identity
 
 from benchmarks.rig import gantry
 from benchmarks.rig.processes import usage
@@ -44,12 +45,14 @@ class Given:
     closed: bool = False
 
 
-def _give(address: str, inputs: list[bytes]) -> list[Given]:
-    """Each input over a connection of its own, all at once; then their ends are shut and everything is read."""
-    host, port = address.rsplit(":", 1)
+def _give(address: str, inputs: list[bytes], member: Identity | None = None) -> list[Given]:
+    """Each input over a connection of its own, all at once; then their ends are shut and everything is read.
+
+    `member`: each connection has proved before that it comes from that member.
+    """
     given: dict[socket.socket, Given] = {}
     for data in inputs:
-        s = socket.create_connection((host, int(port)), 5)
+        s = Wire(address, 5, member=member).socket
         given[s] = Given(data)
         s.setblocking(False)
     pending = {s: memoryview(g.data) for s, g in given.items()}
@@ -127,14 +130,14 @@ def _serves(target: Target) -> str:
         time.sleep(0.1)
 
 
-def _throw(target: Target, address: str, pid: int, seed: str) -> None:
+def _throw(target: Target, address: str, pid: int, seed: str, member: Identity | None = None) -> None:
     rng = random.Random(seed)
     base = 0
     growth_limit = 40 * 2**20
     done = 0
     while done < INPUTS:
         inputs = [corpus.bad_frame(rng) for _ in range(min(AT_ONCE, INPUTS - done))]
-        for given in _give(address, inputs):
+        for given in _give(address, inputs, member):
             assert given.closed, f"no answer and no end within {ANSWER_S} s: {given.data[:300]!r}"
             _frames(given.answer)
         done += len(inputs)
@@ -155,6 +158,18 @@ def test_broker(target: Target) -> None:
 @pytest.mark.timeout(600)
 def test_name_server(target: Target) -> None:
     _throw(target, target.namesrv, target.namesrv_pid, "live NameServer")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("member", [None, Identity("demo", "demo-a", 7)], ids=["stranger", "member"])
+def test_replication_port(target: Target, member: Identity | None) -> None:
+    _throw(target, target.replication, target.broker_pids[0], f"replication port {member}", member)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("member", [None, Identity("demo", "demo-a", 7)], ids=["stranger", "member"])
+def test_registration_port(target: Target, member: Identity | None) -> None:
+    _throw(target, target.registration, target.namesrv_pid, f"registration port {member}", member)
 
 
 @pytest.mark.timeout(120)

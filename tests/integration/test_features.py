@@ -66,6 +66,7 @@ class Seen:
 async def group(make_group: Callable[..., Awaitable[Group]]) -> Group:
     made = await make_group(1, settings=SETTINGS)
     await made.lead(0)
+    await made.registered()
     return made
 
 

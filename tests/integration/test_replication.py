@@ -196,7 +196,7 @@ async def test_a_hand_over_shows_no_error_loses_nothing_and_repeats_nothing(make
 def _told(group: Group, master: int) -> Any:
     from gantry_broker.replication.types import Assignment
 
-    return Assignment(group.cell, group.members[master].address)
+    return Assignment(group.cell, group.members[master].replication_address)
 
 
 async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_there(make_group: Any) -> None:

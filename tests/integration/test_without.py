@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from gantry_broker.client import Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
-from gantry_broker.namesrv.server import NameServer, NameServerSettings
+from gantry_broker.namesrv.server import NameServer
+
+from tests.support.free_ports import free_ports
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Group
@@ -56,7 +58,7 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
     group = await make_group(2)
     await group.lead(0)
     await group.all_in_sync()
-    port, seen = group.names.port, Seen()
+    port, registration_port, seen = group.names.port, group.names.registration_port or 0, Seen()
     async with (
         Producer(group.name_server) as producer,
         Consumer(group.name_server, "g", from_where=FromWhere.FIRST) as consumer,
@@ -74,7 +76,7 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
         await group.lead(1)
         sent |= await send(producer, b"after the switch")
         await seen.all_of(sent)
-        async with NameServer(NameServerSettings("ns", "127.0.0.1", port)) as names:
+        async with NameServer(group.name_server_settings(port, registration_port)) as names:
             took = await until(lambda: "T" in names.service.routes.topics(), HEARTBEAT_S)
             assert took < 5.0, "it should be told at once, not by the heartbeat"
             async with Producer(group.name_server, "new") as other:
@@ -84,11 +86,10 @@ async def test_running_clients_go_on_without_a_name_server_and_one_that_returns_
 
 async def test_brokers_may_be_started_before_the_name_server(make_group: Callable[..., Awaitable[Group]]) -> None:
     """apache/rocketmq-operator 50"""
-    async with NameServer(NameServerSettings("later", "127.0.0.1", 0)) as chosen:
-        port = chosen.port
-    group = await make_group(1, name_servers=[f"127.0.0.1:{port}"])
+    port, registration_port = free_ports(2)
+    group = await make_group(1, registration_addresses=[f"127.0.0.1:{registration_port}"])
     await group.lead(0)
-    async with NameServer(NameServerSettings("later", "127.0.0.1", port)) as names:
+    async with NameServer(group.name_server_settings(port, registration_port)) as names:
         await until(lambda: "demo-a" in names.service.routes.groups, 5.0)
         async with Producer(f"127.0.0.1:{port}") as producer:
             await send(producer, b"x")

@@ -99,6 +99,8 @@ BODIES: dict[int, str] = {
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: "groupConfigList",
 }
 """Codes of the broker whose request is in the body, and what a refusal calls it."""
+REGISTRATION: frozenset[int] = frozenset({Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION})
+"""Codes of a NameServer that ours takes from brokers alone, on a port of its own."""
 WITHOUT: frozenset[int] = frozenset({
     Code.GET_ALL_TOPIC_CONFIG, Code.GET_BROKER_CONFIG, Code.TRIGGER_DELETE_FILES, Code.GET_BROKER_RUNTIME_INFO,
     Code.GET_ALL_CONSUMER_OFFSET, Code.GET_ALL_DELAY_OFFSET, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
@@ -116,7 +118,7 @@ _VALUES: dict[str, str] = {
     "topicFilterType": "SINGLE_TAG", "readQueueNums": "4", "writeQueueNums": "4", "defaultTopicQueueNums": "4",
     "maxMsgNums": "1", "maxNum": "1", "sysFlag": "0", "key": "k", "clientID": "nobody", "clientId": "nobody",
     "statsName": "TOPIC_PUT_NUMS", "statsKey": TOPIC, "count": "1", "namespace": "fields", "value": "v",
-    "brokerName": "fields", "brokerAddr": "127.0.0.1:1", "clusterName": "fields", "cluster": "demo", "brokerId": "0",
+    "brokerName": "fields", "brokerAddr": "127.0.0.1:1", "clusterName": "demo", "cluster": "demo", "brokerId": "0",
     "delayLevel": "0", "commitOrRollback": "8",
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ import pytest
 from gantry_broker.protocol.codes import RequestCode as Code
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.remoting.handshake import Identity
 
 from benchmarks.rig.target import Target
 from benchmarks.rig.wire import Wire
@@ -34,12 +35,15 @@ def plain(_targets: Callable[[str], Target]) -> Target:
 
 
 class Both:
-    """A connection to the broker and one to the NameServer."""
+    """A connection to the broker, and two to the NameServer: as a client and as a broker."""
 
     def __init__(self, plain: Target) -> None:
         self.broker, self.names = Wire(plain.broker_address, 5), Wire(plain.namesrv, 5)
+        self.registration = Wire(plain.registration, 5, member=Identity("demo", "fields", 0))
 
     def ask(self, case: Case) -> Frame:
+        if case.code in fields.REGISTRATION:
+            return self.registration.ask(case.code, case.ext, case.body)
         wire = self.names if case.code in fields.NAME_SERVER else self.broker
         return wire.ask(case.code, case.ext, case.body)
 
@@ -59,6 +63,7 @@ class Both:
     def close(self) -> None:
         self.broker.socket.close()
         self.names.socket.close()
+        self.registration.socket.close()
 
 
 TAKEN = {

@@ -63,7 +63,7 @@ class Group(MasterSlaveController):
     def __init__(self, pods: KubernetesPlatform) -> None:
         self.registry = Registry()
         super().__init__("a", self.registry, pods, HTTP, FailoverSettings)
-        self._member_client = Told(HTTP, lambda: None, self.wake, self._clock.now)
+        self._member_client = Told(HTTP, self.wake, self._clock.now)
         for id in IDS:
             watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"

@@ -507,5 +507,22 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
             assert live is not None
             assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
             fake.remove(kind, "mq", name)
-        await until(lambda: controller._groups.controllers and fake.get("StatefulSet", "demo-a"))
+        await until(lambda: controller._masters.controllers and fake.get("StatefulSet", "demo-a"))
         assert not controller._result.problems
+
+
+async def test_what_the_chart_does_not_allow_changes_nothing_that_runs_and_is_told(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api) as controller:
+        await until(lambda: fake.get("StatefulSet", "demo-a"))
+        before = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
+        obj = fake.objects["BrokerCluster", "mq", "demo"]
+        changed = obj | {
+            "metadata": obj["metadata"] | {"generation": 2},
+            "spec": obj["spec"] | {"image": "evil:1", "brokerGroups": [{"name": "a", "members": 5}]},
+        }
+        controller.update(changed)
+        await until(lambda: controller._result.refused)
+        assert 'spec.image is "evil:1"' in controller._result.refused
+        await until(lambda: any(e.get("reason") == "SpecRefused" for k, e in fake.objects.items() if k[0] == "Event"))
+        after = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
+        assert after == before

@@ -50,7 +50,7 @@ class Told(MemberClient):
     """Everybody does at once what it is told."""
 
     def __init__(self, take: Callable[[int, Assignment], None], wake: Callable[[], None]) -> None:
-        super().__init__(HTTP, lambda: None, wake, time.monotonic)
+        super().__init__(HTTP, wake, time.monotonic)
         self._take = take
         self.handed_over: Callable[[MemberId], None] = lambda target: None
 

@@ -238,3 +238,41 @@ def test_two_clusters_never_make_the_same_object(first: tuple[str, str], second:
 def test_no_two_clusters_of_a_namespace_share_an_object(one: BrokerCluster, two: BrokerCluster) -> None:
     if one.name != two.name:
         assert not set(by_key(rendered(one))) & set(by_key(rendered(two)))
+
+
+INTERNAL = {names.BROKER_REPLICATION_PORT, names.NAME_SERVER_REGISTRATION_PORT}
+
+
+@settings(max_examples=100, deadline=None)
+@given(clusters())
+def test_the_ports_between_members_are_for_members(cluster: BrokerCluster) -> None:
+    objects = rendered(cluster)
+    (policy,) = (o for o in objects if o["kind"] == "NetworkPolicy")
+    open_to = {rule["port"]: entry.get("from") for entry in policy["spec"]["ingress"] for rule in entry["ports"]}
+    brokers = [{"podSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}}]
+    assert {port: open_to[port] for port in INTERNAL} == dict.fromkeys(INTERNAL, brokers)
+    for obj in objects:
+        if obj["kind"] == "Service":
+            ports = {p["port"] for p in obj["spec"]["ports"]} & INTERNAL
+            one_server = "statefulset.kubernetes.io/pod-name" in obj["spec"].get("selector", {})
+            headless = obj["spec"].get("clusterIP") == "None"
+            public = obj["metadata"]["name"].endswith("-external")
+            assert bool(ports) == (not public and (one_server or headless)), obj["metadata"]["name"]
+        if obj["kind"] == "StatefulSet":
+            pod = obj["spec"]["template"]["spec"]
+            assert {"name": "admin", "secret": {"secretName": names.admin_secret(cluster.name)}} in pod["volumes"]
+
+
+def test_configs_name_the_ports_between_members_and_the_token() -> None:
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}], mode="Raft")
+    maps = [o["data"] for o in rendered(cluster) if o["kind"] == "ConfigMap"]
+    texts = {name: text for data in maps for name, text in data.items()}
+    broker = BrokerConfig.model_validate_json(texts["demo-a-1.json"])
+    server = NameServerConfig.model_validate_json(texts["demo-namesrv-0.json"])
+    assert broker.replication_address == "demo-a-1.demo-a.mq.svc:10912"
+    assert broker.members[2] == "demo-a-2.demo-a.mq.svc:10912"
+    assert (broker.member_address, broker.replication_port) == ("demo-a-1.demo-a.mq.svc:10911", 10912)
+    assert broker.name_servers[0] == "demo-namesrv-0.mq.svc:9876"
+    assert broker.registration_addresses[0] == "demo-namesrv-0.mq.svc:9878"
+    assert (server.cluster, server.registration_port) == ("demo", 9878)
+    assert str(broker.token_file) == str(server.token_file) == "/etc/gantry-admin/token"

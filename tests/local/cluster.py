@@ -23,7 +23,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.ports import Ports, registration, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.status import local_status
 from gantry_operator.platforms.local.supervisor import save_manifest
@@ -46,8 +46,9 @@ class Cluster:
         made = BrokerCluster.model_validate(json.loads(self.file.read_text()))
         save_manifest(self.folder, made)
         ports = Ports(self.folder.ports)
-        uses = [s.name for s in plan(made).name_servers] + [f"group/{g.name}" for g in plan(made).groups]
-        uses += [name for m in plan(made).members for name in (m.name, f"{m.name}/http")]
+        uses = [use for s in plan(made).name_servers for use in (s.name, registration(s.name))]
+        uses += [f"group/{g.name}" for g in plan(made).groups]
+        uses += [use for m in plan(made).members for use in (m.name, replication(m.name), f"{m.name}/http")]
         ports.taken = dict(zip(uses, free_ports(len(uses)), strict=True))
         self.folder.ports.write_text(json.dumps(ports.taken))
 
@@ -95,7 +96,7 @@ class Cluster:
     @property
     def name_servers(self) -> str:
         ports = Ports.load(self.folder.ports)
-        return ";".join(ports.address(use) for use in ports.taken if "-namesrv-" in use)
+        return ";".join(ports.address(use) for use in ports.taken if "-namesrv-" in use and "/" not in use)
 
     def until(self, what: str, condition: Callable[[], Any], timeout_s: float = 30) -> Any:
         deadline = time.monotonic() + timeout_s

@@ -8,9 +8,10 @@ import zlib
 
 import pytest
 from gantry_broker.namesrv.kv import KvConfig
-from gantry_broker.namesrv.service import _ANSWERS, NameService
+from gantry_broker.namesrv.service import SERVED, NameService
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.handshake import Identity
 
 FIELDS = [
     "brokerName", "brokerAddr", "clusterName", "brokerId", "haServerAddr", "compressed", "bodyCrc32", "topic",
@@ -33,11 +34,13 @@ BODIES = [
 async def test_any_request_gets_an_answer(seed: int) -> None:
     rng = random.Random(seed)
     service = NameService("ns", KvConfig(None), clock=lambda: rng.randrange(10**6))
-    conn = Connection(service)
-    service.on_open(conn)
+    client, broker = Connection(service), Connection(service)
+    broker.identity = Identity("c", "a", 1)
+    for conn in (client, broker):
+        service.on_open(conn)
     for _ in range(2500):
         frame = Frame(
-            rng.choice(list(_ANSWERS)),
+            rng.choice(sorted(SERVED)),
             rng.randrange(-(2**31), 2**31),
             0,
             {name: rng.choice(VALUES) for name in rng.sample(FIELDS, rng.randrange(len(FIELDS)))},
@@ -47,7 +50,7 @@ async def test_any_request_gets_an_answer(seed: int) -> None:
         if rng.randrange(3) == 0:
             frame.ext.pop("bodyCrc32", None)
             frame.ext |= {"brokerName": rng.choice("ab"), "brokerAddr": "h:1", "clusterName": "c", "brokerId": "0"}
-        answer = service.answer(conn, frame)
+        answer = service.answer(rng.choice((client, broker)), frame)
         assert answer.opaque == frame.opaque
         assert FrameDecoder().feed(encode_frame(answer)) == [answer]
         service.expire()

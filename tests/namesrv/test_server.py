@@ -17,27 +17,47 @@ from gantry_broker.namesrv.early import PATIENCE_MS, YOUNG_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import KvConfig, KvFull
 from gantry_broker.namesrv.registration import decode_registration, encode_compressed
 from gantry_broker.namesrv.server import NameServer
+from gantry_broker.namesrv.service import metrics
 from gantry_broker.namesrv.settings import ListenerSettings, NameServerSettings
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import Membership
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "vectors" / "vectors.jsonl"
 
 
-class Asker:
-    """Asks one NameServer."""
+BROKERS_CODES = (103, 104, 322)
 
-    def __init__(self, server: NameServer) -> None:
+
+def broker_client(cluster: str = "c", group: str = "a", member: int = 0) -> RemotingClient:
+    """For the registration port."""
+    return RemotingClient(membership=Membership(Identity(cluster, group, member), None))
+
+
+class Asker:
+    """Asks one NameServer, as a client and as a broker."""
+
+    def __init__(self, server: NameServer, member: int = 0) -> None:
         self.server = server
         self.client = RemotingClient()
+        self.broker = broker_client(member=member)
         self.address = f"127.0.0.1:{server.port}"
+        self.registration = f"127.0.0.1:{server.registration_port}"
 
     async def __call__(self, code: int, body: bytes = b"", address: str = "", **ext: object) -> Frame:
         frame = Frame(code, ext={key: str(value) for key, value in ext.items()}, body=body)
+        if code in BROKERS_CODES and not address:
+            return await self.broker.request(self.registration, frame, 5)
         return await self.client.request(address or self.address, frame, 5)
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.broker.close()
 
     async def register(self, *, compressed: bool = False, **ext: object) -> Frame:
         body = RegisterBody(TopicConfigs({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 1)))
@@ -60,11 +80,20 @@ class Asker:
 
 @pytest.fixture
 async def ask(tmp_path: Path) -> AsyncIterator[Asker]:
-    settings = NameServerSettings("ns", "127.0.0.1", 0, 0, tmp_path / "ns", [ListenerSettings("external", 0)])
+    settings = NameServerSettings(
+        "ns",
+        "127.0.0.1",
+        0,
+        0,
+        tmp_path / "ns",
+        [ListenerSettings("external", 0)],
+        cluster="c",
+        registration_port=0,
+    )
     async with NameServer(settings) as server:
         asker = Asker(server)
         yield asker
-        await asker.client.close()
+        await asker.close()
 
 
 def recorded(direction: str, code: int, version: str) -> Frame:
@@ -75,10 +104,19 @@ def recorded(direction: str, code: int, version: str) -> Frame:
     raise AssertionError(f"no {direction} {code} of {version}")
 
 
+def registered_by(ask: Asker, cluster: str, group: str) -> Connection:
+    """A connection as the registration port has one with a broker."""
+    conn = Connection(ask.server.service)
+    conn.identity = Identity(cluster, group, 0)
+    ask.server.service.on_open(conn)
+    return conn
+
+
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 async def test_a_recorded_registration_gives_the_recorded_routes(ask: Asker, version: str) -> None:
     registration = recorded("client->server", 103, version)
-    answer = await ask.client.request(ask.address, registration, 5)
+    ext = registration.ext
+    answer = ask.server.service.answer(registered_by(ask, ext["clusterName"], ext["brokerName"]), registration)
     assert answer.code == 0
     table = fastjson.loads(registration.body)["topicConfigSerializeWrapper"]["topicConfigTable"]
     told = recorded("server->client", 105, version)
@@ -148,10 +186,25 @@ async def test_a_slave_is_told_its_master_and_orders(ask: Asker) -> None:
     assert fastjson.loads((await ask(105, topic="T")).body)["orderTopicConf"] == "a:4"
 
 
-async def test_an_old_master_is_refused_with_the_epoch_that_is(ask: Asker) -> None:
-    assert (await ask.register(gantryEpoch=5, gantryMember=1)).ext["gantryEpoch"] == "5"
+async def test_an_old_master_is_refused(ask: Asker) -> None:
+    """No answer says an epoch: a broker that believed it would believe whoever registered before."""
+    other = Asker(ask.server, member=1)
+    assert "gantryEpoch" not in (await other.register(gantryEpoch=5, gantryMember=1)).ext
     answer = await ask.register(gantryEpoch=4, gantryMember=0)
-    assert (answer.code, answer.ext["gantryEpoch"]) == (2000, "5")
+    assert (answer.code, "gantryEpoch" in answer.ext) == (2000, False)
+    assert "has reached epoch 5" in (answer.remark or "")
+    await other.close()
+
+
+async def test_a_registration_with_an_impossible_epoch_is_refused_and_counted(ask: Asker) -> None:
+    await ask.register(gantryEpoch=5, gantryMember=0)
+    for epoch, reason in ((2**63 - 1, "range"), (5 + 2**21, "epoch-jump")):
+        answer = await ask.register(gantryEpoch=epoch, gantryMember=0)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "gantryEpoch" in (answer.remark or "")
+        series = f'gantry_refused_values_total{{entrance="registration",reason="{reason}"}} 1'
+        assert series in metrics(ask.server.service)
+    assert (await ask.register(gantryEpoch=5, gantryMember=0)).code == ResponseCode.SUCCESS
 
 
 async def test_listeners_give_out_their_own_addresses(ask: Asker) -> None:
@@ -165,12 +218,12 @@ async def test_listeners_give_out_their_own_addresses(ask: Asker) -> None:
 
 async def test_a_broken_connection_ends_a_registration(ask: Asker) -> None:
     await ask.register()
-    await ask.client.close()
+    await ask.close()
     watcher = Asker(ask.server)
     deadline = time.monotonic() + 5
     while (await watcher(105, topic="T")).code != 17:
         assert time.monotonic() < deadline
-    await watcher.client.close()
+    await watcher.close()
 
 
 async def test_farewell_permissions_versions_and_deletion(ask: Asker) -> None:
@@ -270,7 +323,7 @@ async def http(port: int | None, request: str) -> tuple[str, str]:
 async def test_health_and_metrics(ask: Asker) -> None:
     await ask.register()
     port = ask.server.http_port
-    assert (await http(port, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+    assert (await http(port, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
     status, body = await http(port, "GET /metrics HTTP/1.1\r\n\r\n")
     assert status == "HTTP/1.1 200 OK"
     assert "gantry_namesrv_brokers 1\n" in body
@@ -287,13 +340,17 @@ def test_what_the_planner_writes_is_what_the_process_reads(tmp_path: Path) -> No
         NameServerConfig(name="ns-0"),
         NameServerConfig(
             name="ns-1", listen_host="127.0.0.1", port=1, http_port=2, data_dir=tmp_path,
-            listeners=[Listener(name="external", port=3)],
+            listeners=[Listener(name="external", port=3)], cluster="demo", registration_port=4,
+            token_file=tmp_path / "token",
         ),
     ):  # fmt: skip
         path.write_text(config.model_dump_json())
         read = NameServerSettings.load(path)
         assert (read.name, read.listen_host, read.port, read.http_port, read.data_dir) == (
             config.name, config.listen_host, config.port, config.http_port, config.data_dir,
+        )  # fmt: skip
+        assert (read.cluster, read.registration_port, read.token_file) == (
+            config.cluster, config.registration_port, config.token_file,
         )  # fmt: skip
         assert [(item.name, item.port) for item in read.listeners] == [
             (item.name, item.port) for item in config.listeners
@@ -307,6 +364,8 @@ def test_what_the_planner_writes_is_what_the_process_reads(tmp_path: Path) -> No
         ('{"name":"a","prot":1}', "'prot'"),
         ('{"name":"a","port":70000}', "port"),
         ("{}", "config.name"),
+        ('{"name":"a","registration_port":1,"cluster":"c"}', "token_file"),
+        ('{"name":"a","registration_port":1,"listen_host":"127.0.0.1"}', "cluster"),
     ],
 )
 def test_a_bad_config_says_which_field(tmp_path: Path, text: str, words: str) -> None:
@@ -399,19 +458,20 @@ def test_questions_wait_while_a_name_server_is_young_and_knows_no_master() -> No
 
 async def test_a_former_master_that_stops_leaves_its_successors_route(ask: Asker) -> None:
     """At its end a master that was replaced still calls itself broker 0 at the group's address."""
-    former, successor = RemotingClient(), ask.client
+    former, successor = broker_client(member=0), broker_client(member=1)
     try:
         body = fastjson.dumps(RegisterBody(TopicConfigs({"T": TopicConfig("T", 4, 4)}, DataVersion(1, 1))).to_json())
         who = {"brokerName": "a", "brokerAddr": "h:1", "clusterName": "c", "brokerId": "0"}
         for client, epoch, member in ((former, 1, 0), (successor, 2, 1)):
             told = {**who, "gantryEpoch": str(epoch), "gantryMember": str(member)}
-            assert (await client.request(ask.address, Frame(103, ext=told, body=body), 5)).code == 0
-        assert (await former.request(ask.address, Frame(104, ext=who), 5)).code == 0
+            assert (await client.request(ask.registration, Frame(103, ext=told, body=body), 5)).code == 0
+        assert (await former.request(ask.registration, Frame(104, ext=who), 5)).code == 0
         assert (await ask(105, topic="T")).code == ResponseCode.SUCCESS
-        assert (await successor.request(ask.address, Frame(104, ext=who), 5)).code == 0
+        assert (await successor.request(ask.registration, Frame(104, ext=who), 5)).code == 0
         assert (await ask(105, topic="T")).code == ResponseCode.TOPIC_NOT_EXIST
     finally:
         await former.close()
+        await successor.close()
 
 
 async def test_a_wall_clock_set_forward_makes_no_broker_silent(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,17 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 def test_broker_config_says_what_the_spec_says(tmp_path: Path) -> None:
     member = plan(CLUSTER).member("demo-a-1")
     addresses = BrokerAddresses(
-        10911, 10921, "demo-a-1:10911", "demo-a-master:10911", None, {"external": {"group": "h:1", "member": "h:2"}}
-    )
+        10911, 10921, 10912, "demo-a-1:10912", "demo-a-1:10911", "demo-a-master:10911", None,
+        {"external": {"group": "h:1", "member": "h:2"}},
+    )  # fmt: skip
     config = broker_config(
-        CLUSTER, member, addresses, listen_host="0.0.0.0", data_dir=tmp_path, name_servers=["ns:9876"]
-    )
+        CLUSTER, member, addresses, listen_host="0.0.0.0", data_dir=tmp_path, name_servers=["ns:9876"],
+        registration_addresses=["ns:9878"], token_file=tmp_path / "token",
+    )  # fmt: skip
     assert (config.group, config.member, config.name, config.min_in_sync) == ("a", 1, "demo-a-1", 1)
     assert (config.replication, config.flush, config.settings.deleteWhen) == ("Sync", "Async", "05")
+    assert (config.replication_port, config.replication_address) == (10912, "demo-a-1:10912")
+    assert (config.name_servers, config.registration_addresses) == (["ns:9876"], ["ns:9878"])
     assert config.listener_addresses["external"]["member"] == "h:2"
     file = tmp_path / "broker.json"
     file.write_text(config.model_dump_json())
@@ -49,12 +53,14 @@ def test_broker_config_says_what_the_spec_says(tmp_path: Path) -> None:
 
 def test_name_server_config(tmp_path: Path) -> None:
     config = name_server_config(
-        plan(CLUSTER).name_servers[1], listen_host="127.0.0.1", port=9876, listeners={"external": 9877}
-    )
+        CLUSTER, plan(CLUSTER).name_servers[1], listen_host="127.0.0.1", port=9876, listeners={"external": 9877},
+        registration_port=9878, token_file=tmp_path / "token",
+    )  # fmt: skip
     file = tmp_path / "namesrv.json"
     file.write_text(config.model_dump_json())
     assert NameServerConfig.load(file) == config
     assert (config.name, config.listeners[0].port) == ("demo-namesrv-1", 9877)
+    assert (config.cluster, config.registration_port) == ("demo", 9878)
 
 
 @settings(max_examples=300, deadline=None)

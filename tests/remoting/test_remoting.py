@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
-from gantry_broker.protocol.codes import ResponseCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
+from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting import client as client_module
-from gantry_broker.remoting import connection as connection_module
+from gantry_broker.remoting.budget import DEFAULT_BUDGET
 from gantry_broker.remoting.client import RemotingClient, split_address
-from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.connection import Connection, Shared
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.remoting.server import RemotingServer
 
@@ -53,6 +56,10 @@ class Served:
         self.server = server
         self.handler = handler
         self.address = f"127.0.0.1:{server.port}"
+
+    def limit(self, **parts: int) -> None:
+        """Other limits for the connections of this server."""
+        self.server.shared.budget = dataclasses.replace(self.server.shared.budget, **parts)
 
 
 @pytest.fixture
@@ -207,10 +214,8 @@ async def test_a_connection_in_place_of_a_silent_one_is_given_less_patience(
     assert served.handler.opened == 4
 
 
-async def test_unfinished_frames_of_all_connections_are_bounded(
-    served: Served, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "HELD_LIMIT", 3_000_000)
+async def test_unfinished_frames_of_all_connections_are_bounded(served: Served, client: RemotingClient) -> None:
+    served.limit(unfinished_bytes=3_000_000)
     begun = encode_frame(Frame(ECHO, body=bytes(4_000_000)))[:1_000_000]
     streams = [await asyncio.open_connection("127.0.0.1", served.server.port) for _ in range(5)]
     for _, writer in streams:
@@ -383,13 +388,11 @@ async def test_a_slow_reader_stops_being_read_and_costs_no_memory(served: Served
                 sock.send(request)
             await asyncio.sleep(0)
         assert served.handler.reads == []
-        assert conn.unsent < connection_module.HARD_LIMIT + 2_000_000
+        assert conn.unsent < served.server.shared.budget.unsent_bytes_each + 2_000_000
 
 
-async def test_answers_under_way_to_a_reader_that_stopped_are_bounded(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "HARD_LIMIT", 8_000_000)
+async def test_answers_under_way_to_a_reader_that_stopped_are_bounded(served: Served) -> None:
+    served.limit(unsent_bytes_each=8_000_000)
     with socket.socket() as sock:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", served.server.port))
@@ -401,6 +404,98 @@ async def test_answers_under_way_to_a_reader_that_stopped_are_bounded(
                 break
         assert conn.closed
         assert conn.unsent <= 9_000_000
+
+
+async def test_answers_to_all_slow_readers_are_bounded_and_the_slowest_is_cut(served: Served) -> None:
+    served.limit(unsent_bytes=12_000_000)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", served.server.port))
+        await until(lambda: served.handler.opened == 3, "connected")
+        conns = sorted(served.server.connections, key=lambda conn: conn.peer[1])
+        for conn, size in zip(conns, (9, 7, 12), strict=True):
+            for _ in range(size):
+                conn.write(bytes(1_000_000))
+        assert sum(conn.unsent for conn in conns if not conn.closed) <= 15_000_000
+        assert [conn.closed for conn in conns] != [False, False, False]
+        for conn in conns:
+            conn.abort()
+        await until(lambda: served.handler.closed == 3, "all have ended")
+        assert served.server.shared.unsent == 0
+
+
+@contextlib.asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Served]:
+    handler = Echo()
+    server = RemotingServer(handler, "127.0.0.1", 0, **options)
+    await server.start()
+    yield Served(server, handler)
+    await server.close(0.1)
+
+
+async def test_a_frame_that_does_not_end_in_time_ends_its_connection(client: RemotingClient) -> None:
+    async with serving(frame_s=0.4) as served:
+        served_address = f"127.0.0.1:{served.server.port}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+        writer.write(encode_frame(Frame(ECHO, body=bytes(100_000)))[:50_000])
+        ended = asyncio.create_task(reader.read())
+        while not ended.done():  # it sends a byte now and then, so it is not idle
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+            assert (await client.request(served_address, Frame(ECHO), 5)).code == 0, "others go on"
+        with contextlib.suppress(ConnectionResetError):
+            assert await ended == b""
+        assert served.server.shared.held == 0
+        writer.close()
+
+
+async def test_connections_of_one_address_are_bounded() -> None:
+    async with serving(shared=Shared(per_address=lambda: 2)) as served:
+        streams = [await asyncio.open_connection("127.0.0.1", served.server.port) for _ in range(3)]
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(streams[2][0].read(), 5) == b""
+        assert (served.handler.opened, served.handler.closed, served.server.shared.refused) == (2, 0, 1)
+        streams[0][1].close()
+        await until(lambda: served.handler.closed == 1, "one has left")
+        async with RemotingClient() as client:
+            assert (await client.request(served.address, Frame(ECHO), 5)).code == 0
+        for _, writer in streams:
+            writer.close()
+        await until(lambda: served.server.shared.connections == 0, "all have left")
+
+
+async def test_servers_of_one_process_share_the_limit_of_connections() -> None:
+    shared = Shared(dataclasses.replace(DEFAULT_BUDGET, connections=3))
+    async with serving(shared=shared) as one, serving(shared=shared) as other:
+        streams = [await asyncio.open_connection("127.0.0.1", s.server.port) for s in (one, one, other, other)]
+        assert await asyncio.wait_for(streams[-1][0].read(), 5) == b""
+        assert (one.handler.opened, other.handler.opened, other.server.refused) == (2, 1, 1)
+        for _, writer in streams:
+            writer.close()
+
+
+async def test_a_request_over_its_limit_is_refused_before_its_body_comes_and_the_next_is_answered() -> None:
+    async with serving(limits=RequestLimits(lambda: 200_000)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+        large = encode_frame(Frame(RequestCode.HEART_BEAT, 7, body=bytes(5_000_000)))
+        writer.write(large[:1000])
+        decoder, frames = FrameDecoder(), list[Frame]()
+        while not frames:
+            frames += decoder.feed(await asyncio.wait_for(reader.read(65_536), 5))
+        assert (frames[0].opaque, frames[0].code) == (7, ResponseCode.SYSTEM_ERROR)
+        assert frames[0].remark == "the body of request 34 has 5000000 bytes, the limit is 524288"
+        for at in range(1000, len(large), 400_000):
+            writer.write(large[at : at + 400_000])
+            await writer.drain()
+            assert served.server.shared.held <= 8, "the body is not kept"
+        writer.write(encode_frame(Frame(ECHO, 8, body=b"next")))
+        frames.clear()
+        while not frames:
+            frames += decoder.feed(await asyncio.wait_for(reader.read(65_536), 5))
+        assert (frames[0].opaque, frames[0].body) == (8, b"next")
+        writer.close()
 
 
 async def exchange(served: Served, data: bytes) -> list[Frame]:

@@ -13,6 +13,8 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService
@@ -31,11 +33,15 @@ class Node:
         self.root = root / f"m{member}"
         self.member = member
         self.options = config
-        self.server = RemotingServer(self, "127.0.0.1", 0)
+        self.membership = Membership(Identity("c", "g", member), None)
+        self.server = self.make_server(0)
         self.refuse_fetches = False
         self.reports: list[str] = []
         self.roles: list[str] = []
         self.up = False
+
+    def make_server(self, port: int) -> RemotingServer:
+        return RemotingServer(self, "127.0.0.1", port, guard=HandshakeGuard(self.membership))
 
     async def listen(self) -> str:
         """Bind the port, so that the others can be told of it; `start` does it otherwise."""
@@ -53,7 +59,10 @@ class Node:
                 "member": self.member,
                 "name": f"g-{self.member}",
                 "data_dir": self.root,
-                "port": port,
+                "listen_host": "127.0.0.1",
+                "port": 0,
+                "replication_port": port,
+                "replication_address": self.address,
                 "http_port": 0,
                 "member_address": self.address,
                 "group_address": "127.0.0.1:0",
@@ -65,7 +74,7 @@ class Node:
         )
         sync = self.config.flush == "Sync"
         self.store = MessageStore.open(StoreConfig(self.root, self.config.settings, sync_flush=sync))
-        self.client = RemotingClient()
+        self.client = RemotingClient(membership=self.membership)
         self.service = ReplicationService(
             self.config,
             self.store,

@@ -349,8 +349,8 @@ def test_a_follower_that_was_removed_and_comes_back_is_proposed_at_once() -> Non
     assert core.ask is not None
     newer = MemberId(B.member, "newer")
     core, log = removed_while_it_fetches()
-    ask(core, log, newer, 310)
-    assert core.ask is not None, "another disk"
+    ask(core, log, newer, 1_800)
+    assert core.ask is not None, "another disk, once the former one is silent"
 
 
 def test_a_follower_that_was_removed_for_its_silence_is_proposed_once_it_speaks() -> None:

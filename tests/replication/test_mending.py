@@ -37,7 +37,7 @@ async def _filled(group: Group) -> None:
         lambda: len({n.store.confirmed for n in group.nodes}) == 1, "everybody knows what is confirmed", PATIENCE_S
     )
     for node in group.nodes:
-        node.store.walked_from = node.store.end  # As after a start: only what lies above was looked at.
+        node.store.state.verified_from = node.store.end  # As after a start: only what lies above was looked at.
 
 
 def _place(node: Node) -> int:
@@ -131,7 +131,7 @@ async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: 
         assert "it is damaged here, too" in caplog.text
         assert _shown(master, BAD) == ([], at)
         with pytest.raises(BadRecords):
-            master.store.check(at, 1)
+            master.store.verify(at, 1)
         _spoil(group.nodes[2], at, BODIES[BAD][12:14])
         await until(lambda: master.mender.mended == 1, "the copy that is sound again has mended it", PATIENCE_S)
         await asyncio.sleep(0)

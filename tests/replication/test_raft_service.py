@@ -53,7 +53,7 @@ async def kill(node: Node) -> None:
 
 async def again(node: Node) -> None:
     port = int(node.address.rpartition(":")[2])
-    node.server = type(node.server)(node, "127.0.0.1", port)
+    node.server = node.make_server(port)
     await node.start()
 
 
@@ -173,7 +173,7 @@ async def test_everybody_comes_back_on_other_ports(tmp_path: Path) -> None:
             await kill(node)
         held = [await asyncio.start_server(lambda r, w: w.close(), *n.address.split(":")) for n in nodes]
         for node in nodes:
-            node.server = type(node.server)(node, "127.0.0.1", 0)
+            node.server = node.make_server(0)
         addresses = {node.member: await node.listen() for node in nodes}
         for node in nodes:
             node.options["members"] = addresses

@@ -127,7 +127,7 @@ def others_take_the_place(path: Path, store: MessageStore) -> tuple[MessageStore
 def test_a_change_that_a_power_failure_took_does_not_come_back(tmp_path: Path) -> None:
     store, log = with_changes(tmp_path)
     at = log.member_changes[1].at
-    store.cut(at)  # The unflushed end is lost; the list is not.
+    store.truncate(at)  # The unflushed end is lost; the list is not.
 
     store, log = crashed(tmp_path, store)
     assert members_of(log) == [3]

@@ -18,7 +18,7 @@ from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication import fetching, mending, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import commitlog, cutting, retention
+from gantry_broker.store.log import commit_log
 from gantry_broker.store.types import Put
 
 from tests.replication.group import HOST, Group, Node, until
@@ -53,7 +53,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
         for _ in range(15):
             await one.put(b"x" * 100_000)
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
-    retention.remove_before(other.store, 1 << 20)
+    other.store.remove_before(1 << 20)
     await other.stop()
     group.cell = group.cell.with_set(group.ids(0))
     await group.tell((0,))
@@ -76,7 +76,7 @@ async def _one_has_nothing_in_common(group: Group) -> tuple[Node, Node]:
     old, new = await _one_is_away(group)
     for _ in range(25):
         await old.put(b"only here" * 10_000)
-    retention.remove_before(old.store, 1 << 20)
+    old.store.remove_before(1 << 20)
     await _the_other_leads(group)
     return old, new
 
@@ -87,20 +87,38 @@ class Steps:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: int, happens: Callable[[], None]) -> None:
         self.left = step
         self._happens = happens
-        for name in ("_lower_points", "set_history", "save_points"):
-            monkeypatch.setattr(cutting, name, self._before(getattr(cutting, name), node))
-        monkeypatch.setattr(node.store.log, "reset", self._before(node.store.log.reset, None))
-        monkeypatch.setattr(node.store.queues, "clear", self._before(node.store.queues.clear, None))
+        self._resetting = False
+        store = node.store
+        steps: list[tuple[object, str]] = [
+            (store._checkpointer, "lower"),
+            (store._checkpointer, "save"),
+            (store.epoch_cache, "set"),
+            (store.log, "reset"),
+            (store.queues, "clear"),
+        ]
+        for owner, name in steps:
+            monkeypatch.setattr(owner, name, self._before(getattr(owner, name)))
+        monkeypatch.setattr(store, "reset", self._during(store.reset))
 
-    def _before(self, real: Any, node: Node | None) -> Any:
+    def _before(self, real: Any) -> Any:
         def step(*given: Any, **named: Any) -> Any:
-            if node is None or given[0] is node.store:
+            if self._resetting:
                 self.left -= 1
                 if self.left == 0:
                     self._happens()
             return real(*given, **named)
 
         return step
+
+    def _during(self, real: Any) -> Any:
+        def reset(*given: Any) -> None:
+            self._resetting = True
+            try:
+                real(*given)
+            finally:
+                self._resetting = False
+
+        return reset
 
 
 @pytest.mark.parametrize("step", range(1, 7))
@@ -114,7 +132,7 @@ async def test_a_full_copy_that_was_interrupted_is_begun_anew(
         common = leader.store.end
         for _ in range(25):
             await leader.put(b"y" * 100_000)
-        retention.remove_before(leader.store, (common | (1 << 20) - 1) + 1)
+        leader.store.remove_before((common | (1 << 20) - 1) + 1)
         assert leader.store.start > common
         await away.start()
         image = tmp_path / "image"
@@ -326,7 +344,7 @@ async def test_an_unconfirmed_record_where_an_epoch_has_no_room_to_begin_is_undo
 class Shorts:
     """The steps of a cut; at the given one there is no descriptor."""
 
-    STEPS = ("erase", "sync", "set_history", "queues", "index")
+    STEPS = ("erase", "sync", "set_epochs", "queues", "index")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, node: Node, step: str) -> None:
         self.happened = 0
@@ -335,15 +353,15 @@ class Shorts:
         where: dict[str, tuple[object, str]] = {
             "erase": (store.log, "_erase"),
             "sync": (store.log, "sync"),
-            "set_history": (cutting, "take_history"),
-            "queues": (store.queues, "cut"),
-            "index": (store.index, "cut"),
+            "set_epochs": (store.epoch_cache, "set_lazily"),
+            "queues": (store.queues, "truncate"),
+            "index": (store.index, "truncate"),
         }
         owner, name = where[step]
         real = getattr(owner, name)
 
         def short(*given: Any, **named: Any) -> Any:
-            if not self.happened and (step != "set_history" or given[0] is store):
+            if not self.happened:
                 self.happened += 1
                 raise OSError(errno.EMFILE, "Too many open files")
             return real(*given, **named)
@@ -445,7 +463,7 @@ async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monk
         node = group.nodes[0]
         await group.promote(0, (0,))
         await node.put(b"a" * 1_000)
-        real, failed = commitlog.read_all, 0
+        real, failed = commit_log.read_all, 0
 
         def read_all(fd: int, count: int, at: int) -> bytes:
             nonlocal failed
@@ -454,7 +472,7 @@ async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monk
                 raise OSError(errno.EIO, "Input/output error")
             return real(fd, count, at)
 
-        monkeypatch.setattr(commitlog, "read_all", read_all)
+        monkeypatch.setattr(commit_log, "read_all", read_all)
         node.mender.start()
         await until(lambda: failed > 20, "it walks on", PATIENCE_S)
 

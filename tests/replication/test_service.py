@@ -15,7 +15,6 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.retention import remove_before
 
 from tests.replication.group import Group, Node, until
 
@@ -160,7 +159,7 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
         await group.tell((0,))
         for number in range(50):
             assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
-        remove_before(master.store, 2 << 20)
+        master.store.remove_before(2 << 20)
         await away.start()
         await group.tell()
         await until(lambda: master.service.core.ask is not None, "a proposal")
@@ -190,12 +189,12 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
         await follower.start()
         assert 0 < follower.store.end < began
         cuts: list[int] = []
-        follower.store.cut = cuts.append  # type: ignore[method-assign]
+        follower.store.truncate = cuts.append  # type: ignore[method-assign]
         await group.promote(0, (0,))
         assert await leader.put(b"new") is SendStatus.SEND_OK
         await until(lambda: follower.store.confirmed == leader.store.end, "the follower has everything")
         await until(lambda: leader.service.core.ask is not None, "a proposal")
-        assert follower.store.history == leader.store.history == ((0, 0), (1, began))
+        assert follower.store.epochs == leader.store.epochs == ((0, 0), (1, began))
         assert not cuts
 
 
@@ -307,7 +306,7 @@ async def test_rule_21_a_master_that_restarts_waits_for_a_new_epoch(tmp_path: Pa
         node = group.nodes[0]
         me = node.service.me
         await node.stop(clean=False)
-        node.server = type(node.server)(node, "127.0.0.1", 0)
+        node.server = node.make_server(0)
         await node.start()
         assert node.service.me == me, "the machine has not booted since: its log is proven"
         assert node.service.role is Role.WAITING

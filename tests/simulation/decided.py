@@ -100,7 +100,9 @@ class DecidingOperator:
         self.cell = plan.cell
         if plan.handover is not None:
             source, target = (self._world.members[n] for n in plan.handover)
-            if source.alive:
+            saved = target.disk.saved
+            # Another life of the target's disk never leads by this cell: whoever is promoted next is checked then.
+            if source.alive and saved is not None and saved.me == plan.cell.master:
                 self._world.checker.handed_over(source, target)
 
     # ---- inner parts

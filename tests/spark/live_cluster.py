@@ -42,11 +42,14 @@ class LiveCluster:
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         name_server = free_port()
         self.name_server = f"127.0.0.1:{name_server}"
+        self.registration_port = free_port()
         group_port = free_port()
         self.configs = [self._config(number, group_port) for number in range(2)]
         self.urls = [f"http://127.0.0.1:{c.http_port}" for c in self.configs]
         names = folder / "namesrv.json"
-        names.write_text(json.dumps({"name": "ns", "listen_host": "127.0.0.1", "port": name_server}))
+        settings = {"name": "ns", "listen_host": "127.0.0.1", "port": name_server, "cluster": "demo"}
+        settings |= {"registration_port": self.registration_port, "token_file": token and str(self.token_file)}
+        names.write_text(json.dumps(settings))
         self.processes = [self._start("gantry_broker.namesrv", names)]
         for config in self.configs:
             path = folder / f"{config.name}.json"
@@ -55,7 +58,7 @@ class LiveCluster:
         members = [until(lambda u=u: self.status(u), f"{u} answers").member.value() for u in self.urls]
         cell = Cell().promoted(members[0], members)
         for url in self.urls:
-            told = AssignmentModel.of(Assignment(cell, self.configs[0].member_address))
+            told = AssignmentModel.of(Assignment(cell, self.configs[0].replication_address))
             answer = httpx.put(
                 f"{url}/v1/assignment", content=told.model_dump_json(),
                 headers={"Content-Type": "application/json", **self.headers},
@@ -63,8 +66,10 @@ class LiveCluster:
             assert answer.json()["accepted"], answer.text
 
     def _config(self, number: int, group_port: int) -> BrokerConfig:
-        port = free_port()
+        port, replication_port = free_port(), free_port()
         return BrokerConfig(
+            replication_port=replication_port, replication_address=f"127.0.0.1:{replication_port}",
+            registration_addresses=[f"127.0.0.1:{self.registration_port}"],
             cluster="demo", group="a", member=number, name=f"demo-a-{number}", data_dir=self.folder / f"data-{number}",
             listen_host="127.0.0.1", port=port, http_port=free_port(), group_port=group_port,
             member_address=f"127.0.0.1:{port}", group_address=f"127.0.0.1:{group_port}",

@@ -219,7 +219,7 @@ def test_topics_are_selected_by_pattern(spark: SparkSession, tmp_path: Path) -> 
         run(spark, Job(paths=(str(root),), now_ms=NOW, topics=("Nothing",)))
     # The topic exists but has no record in the window.
     quiet = Job(paths=(str(root),), now_ms=NOW, topics=("Prices",), since_ms=NOW)
-    assert "No record of the log was looked at" in run(spark, quiet).report["notes"][-1]
+    assert "The report covers no record" in run(spark, quiet).report["notes"][-1]
 
 
 def test_the_disk_fills_with_the_whole_log(

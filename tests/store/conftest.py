@@ -11,7 +11,7 @@ from gantry_broker.settings import BrokerSettings
 
 @pytest.fixture
 def quick_dir(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where the system has one: thousands of histories would wear a disk out."""
+    """A directory in memory if the system has one: thousands of histories would wear out a disk."""
     shm = Path("/dev/shm")
     if not shm.is_dir():
         yield tmp_path
@@ -25,7 +25,7 @@ def quick_dir(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def small() -> BrokerSettings:
-    """Settings with which every kind of file is soon full."""
+    """Settings with small files, so that every kind of file fills up soon."""
     return BrokerSettings(
         mappedFileSizeCommitLog=65_536, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=100, maxIndexNum=400
     )

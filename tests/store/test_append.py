@@ -1,4 +1,4 @@
-"""Appending as a master: bytes, numbers, all or nothing."""
+"""Appends of a leader: bytes, queue offsets, all or nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, GetStatus
 from gantry_broker.protocol.message import MAGIC_BLANK, decode_record, encode_record, pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import append
 from gantry_broker.store.errors import FlushFailed, MessageTooLarge
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -37,7 +36,9 @@ def host(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_what_is_written_equals_the_protocols_own_encoding(quick_dir: Path, small: BrokerSettings, host: str) -> None:
+def test_stored_bytes_equal_the_encoding_of_the_protocol_module(
+    quick_dir: Path, small: BrokerSettings, host: str
+) -> None:
     rng = random.Random(1)
     store = MessageStore.open(StoreConfig(quick_dir / "s", small, store_host=(host, 10911)))
     numbers: dict[str, int] = {}
@@ -121,7 +122,7 @@ def test_a_batch_with_one_impossible_message_leaves_nothing(
     assert len(list(store.walk(0, store.end))) == 3
 
 
-def test_half_messages_and_rollbacks_have_no_place_in_their_queue(store: MessageStore) -> None:
+def test_half_messages_and_rollbacks_have_no_queue_entry(store: MessageStore) -> None:
     stored = store.put([message(sys_flag=s, keys=("k",)) for s in (0, 4, 8, 12, 1)], 1)
     assert [s.queue_offset for s in stored] == [0, 0, 1, 0, 2]
     store.confirm(store.end)
@@ -147,7 +148,7 @@ def test_delayed_messages_are_queued_by_their_time_of_delivery(store: MessageSto
 def test_rule_9_nothing_is_shown_before_it_is_confirmed(store: MessageStore) -> None:
     (first,) = store.put([message(properties=b"KEYS\x01k\x02", keys=("k",))], 100)
     (second,) = store.put([message(properties=b"KEYS\x01k\x02", keys=("k",))], 200)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
 
     def seen() -> tuple[int, int, int, int]:
         got = store.get("Orders", 0, 0, 32, 10**6)
@@ -162,10 +163,10 @@ def test_rule_9_nothing_is_shown_before_it_is_confirmed(store: MessageStore) -> 
     with pytest.raises(Exception, match="outside"):
         store.record(first.phys_offset)
     done = store.confirm(first.phys_offset + first.size)
-    assert done.grew == [("Orders", 0)]
+    assert done.available == [("Orders", 0)]
     assert seen() == (1, 1, 1, 1)
     assert store.offset_at_time("Orders", 0, 150) == 1
-    # A reader that is told "moved" would start over; unconfirmed records may yet get there.
+    # Unconfirmed records may reach the offset; after "moved" the reader would start over.
     assert store.get("Orders", 0, 2, 32, 10**6).status == GetStatus.OFFSET_OVERFLOW_ONE
     store.confirm(second.phys_offset + second.size)
     assert seen() == (2, 2, 2, 2)
@@ -173,7 +174,7 @@ def test_rule_9_nothing_is_shown_before_it_is_confirmed(store: MessageStore) -> 
 
 
 @pytest.mark.parametrize("wrong", [lambda s: s.end + 1, lambda s: s.end - 1])
-def test_confirming_what_is_no_border_or_beyond_the_end_is_refused(
+def test_confirm_refuses_an_offset_within_a_record_or_beyond_the_end(
     store: MessageStore, wrong: Callable[[MessageStore], int]
 ) -> None:
     store.put([message(), message()], 1)
@@ -189,41 +190,39 @@ def test_rule_7_an_epoch_begins_with_its_record_and_is_in_the_history(quick_dir:
     first = store.begin_epoch(3, b"three", 1)
     store.put([message()], 2)
     second = store.begin_epoch(4, b"four", 3)
-    assert store.history == ((3, first.phys_offset), (4, second.phys_offset))
+    assert store.epochs == ((3, first.phys_offset), (4, second.phys_offset))
     with pytest.raises(ValueError, match="does not come after"):
         store.begin_epoch(4, b"", 4)
     done = store.confirm(store.end)
     assert done.control == [(first.phys_offset, b"three"), (second.phys_offset, b"four")]
-    # The log itself tells the epochs to whom the file has been lost.
+    # Without the file, recovery reads the epochs from the log.
     store.close(clean=False)
-    (quick_dir / "s" / "config" / "storePoint.json").unlink()
+    (quick_dir / "s" / "config" / "recoveryPoint.json").unlink()
     store = MessageStore.open(StoreConfig(quick_dir / "s", small))
-    assert store.history == ((3, first.phys_offset), (4, second.phys_offset))
+    assert store.epochs == ((3, first.phys_offset), (4, second.phys_offset))
     store.close(clean=False)
 
 
-def test_a_tail_that_nobody_confirms_costs_bounded_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantry_broker.store.tail.MAX_WAITING", 50)
+def test_unconfirmed_records_take_bounded_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_broker.store.unconfirmed.MAX_WAITING", 50)
     for n in range(40):
         store.put([message(properties=b"KEYS\x01k%d\x02" % n, keys=(f"k{n}",))] * 5, n)
-    assert store.tail.waiting <= 55
+    assert store.unconfirmed.waiting <= 55
     store.confirm(store.end)
     assert store.max_offset("Orders", 0) == 200
     assert len(store.query("Orders", "k39", 99, 0, 10**9)) == 5
     assert decode_record(store.get("Orders", 0, 199, 1, 1).data).queue_offset == 199
 
 
-def test_nothing_is_appended_behind_what_could_not_be_taken_back(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Queues would get its entries, and a start would take its bytes for records."""
+def test_the_store_takes_no_writes_after_a_failed_undo(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise queues would get its entries, and recovery would read its bytes as records."""
     store.begin_epoch(1, b"one", 1)
 
     def short(*given: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as without:
-        without.setattr(append, "set_history", short)
+        without.setattr(store.epoch_cache, "set", short)
         without.setattr(store.log, "bases", short)
         with pytest.raises(OSError, match="Too many open files"):
             store.begin_epoch(2, b"two", 2)

@@ -1,4 +1,4 @@
-"""A disk that no longer holds what was written: nobody is shown it, and it can be mended from another copy."""
+"""A disk that changed written bytes: no reader gets them, and another copy repairs them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def put(number: int, host: bytes = HOST) -> Put:
 
 
 def write(path: Path, settings: BrokerSettings, host: bytes = HOST) -> list[Stored]:
-    """A store that was closed cleanly: a start walks nothing of it."""
+    """A cleanly closed store: recovery scans nothing of it."""
     store = MessageStore.open(StoreConfig(path, settings))
     stored = store.put([put(n, host) for n in range(COUNT)], 1_000)
     store.confirm(store.end)
@@ -47,7 +47,7 @@ def bodies(data: bytes) -> list[int]:
 
 
 def read_all(store: MessageStore, tags: frozenset[int] | None = None) -> tuple[list[int], int]:
-    """What a consumer is shown from the beginning on, and where it meets damage (-1: nowhere)."""
+    """The messages that a consumer reads from the beginning, and the offset of the damage that it meets (-1: none)."""
     shown: list[int] = []
     offset = 0
     while True:
@@ -60,36 +60,36 @@ def read_all(store: MessageStore, tags: frozenset[int] | None = None) -> tuple[l
 
 @pytest.mark.parametrize("host", [HOST, HOST_V6], ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("where", [0, 4, 8, 31, -1, -20, 100], ids=str)
-def test_a_damaged_record_is_never_shown_and_can_be_mended(
+def test_no_reader_gets_a_damaged_record_and_a_repair_restores_it(
     quick_dir: Path, small: BrokerSettings, where: int, host: bytes
 ) -> None:
-    """Bytes of its size, magic, CRC, own offset, properties' end, properties' length and body."""
-    sound, spoilt = quick_dir / "sound", quick_dir / "spoilt"
-    stored = write(sound, small, host)
+    """The places are in size, magic, CRC, own offset, end and length of the properties, and body."""
+    valid, spoilt = quick_dir / "valid", quick_dir / "spoilt"
+    stored = write(valid, small, host)
     write(spoilt, small, host)
     bad = stored[BAD]
     length_at = bad.size - len(put(BAD).properties) - 1
     spoil(spoilt, bad.phys_offset + {-1: length_at, -20: length_at - 1}.get(where, where))
 
-    told: list[int] = []
+    reported: list[int] = []
     store = MessageStore.open(StoreConfig(spoilt, small))
-    other = MessageStore.open(StoreConfig(sound, small))
-    store.on_damage = told.append
+    other = MessageStore.open(StoreConfig(valid, small))
+    store.on_damage = reported.append
     try:
-        assert store.damage is None  # A start looks at the end of the log only.
+        assert store.damage is None  # Recovery scans only the end of the log.
         assert read_all(store) == (list(range(BAD)), bad.phys_offset)
-        assert told == [bad.phys_offset]
+        assert reported == [bad.phys_offset]
         assert read_all(store, frozenset({tags_hash("tag0")})) == ([0, 2], bad.phys_offset)
         assert read_all(store, frozenset({tags_hash("tag1")})) == ([1, 3, 5, 7, 9], -1)
         with pytest.raises(BadRecords) as found:
-            store.check(store.check(0, 1), 1 << 20)
+            store.verify(store.verify(0, 1), 1 << 20)
         assert found.value.at == bad.phys_offset
         with pytest.raises(BadRecords):
-            store.sound_bytes(0, 1 << 20)
+            store.verified_bytes(0, 1 << 20)
 
-        store.mend(bad.phys_offset, other.sound_bytes(bad.phys_offset, 1))
+        store.repair(bad.phys_offset, other.verified_bytes(bad.phys_offset, 1))
         assert read_all(store) == (list(range(COUNT)), -1)
-        assert store.check(0, 1 << 20) == store.confirmed
+        assert store.verify(0, 1 << 20) == store.confirmed
         assert store.read_raw(0, 1 << 20) == other.read_raw(0, 1 << 20)
     finally:
         store.close(clean=False)
@@ -109,25 +109,25 @@ def test_a_filter_does_not_pass_over_a_damaged_record(quick_dir: Path, small: Br
         store.close(clean=False)
 
 
-def test_what_is_to_mend_it_must_fit(quick_dir: Path, small: BrokerSettings) -> None:
+def test_a_repair_needs_whole_valid_records_of_that_place(quick_dir: Path, small: BrokerSettings) -> None:
     stored = write(quick_dir, small)
     store = MessageStore.open(StoreConfig(quick_dir, small))
     try:
         first, second = stored[0], stored[1]
         with pytest.raises(BadRecords):
-            store.mend(first.phys_offset, store.sound_bytes(second.phys_offset, 1))
+            store.repair(first.phys_offset, store.verified_bytes(second.phys_offset, 1))
         with pytest.raises(BadRecords):
-            store.mend(first.phys_offset, store.sound_bytes(first.phys_offset, 1)[:-1])
+            store.repair(first.phys_offset, store.verified_bytes(first.phys_offset, 1)[:-1])
         with pytest.raises(ValueError, match="is confirmed"):
-            store.mend(store.confirmed, store.sound_bytes(first.phys_offset, 1))
+            store.repair(store.confirmed, store.verified_bytes(first.phys_offset, 1))
         with pytest.raises(OffsetGone):
-            store.check(store.confirmed, 1)
+            store.verify(store.confirmed, 1)
         assert read_all(store) == (list(range(COUNT)), -1)
     finally:
         store.close(clean=False)
 
 
-def test_the_walk_goes_over_segments_and_large_records(quick_dir: Path, small: BrokerSettings) -> None:
+def test_verify_covers_segments_and_large_records(quick_dir: Path, small: BrokerSettings) -> None:
     store = MessageStore.open(StoreConfig(quick_dir, small))
     try:
         for number in range(12):
@@ -138,22 +138,22 @@ def test_the_walk_goes_over_segments_and_large_records(quick_dir: Path, small: B
         assert store.end > 3 * small.mappedFileSizeCommitLog
         at, steps = 0, 0
         while at < store.confirmed:
-            following = store.check(at, 1_000)
-            assert store.sound_bytes(at, 1_000) == store.read_raw(at, following - at)
+            following = store.verify(at, 1_000)
+            assert store.verified_bytes(at, 1_000) == store.read_raw(at, following - at)
             at, steps = following, steps + 1
         assert (at, steps >= 12) == (store.confirmed, True)
     finally:
         store.close(clean=False)
 
 
-@pytest.mark.parametrize("points", ["kept", "lost"])
-def test_damage_that_a_start_found_is_said_until_it_is_heeded(
-    quick_dir: Path, small: BrokerSettings, points: str
+@pytest.mark.parametrize("recovery_point", ["kept", "lost"])
+def test_every_start_reports_damage_until_it_is_acknowledged(
+    quick_dir: Path, small: BrokerSettings, recovery_point: str
 ) -> None:
-    """The process may end before it has written down that its disk proves nothing; and the cut hides the damage."""
+    """The process may end before it has recorded that its disk proves nothing, and the truncation hides the damage."""
     written = write(quick_dir, small)
-    seen = quick_dir / "config" / "storePoint.json"
-    if points == "lost":
+    seen = quick_dir / "config" / "recoveryPoint.json"
+    if recovery_point == "lost":
         seen.write_bytes(b"")
     else:
         seen.write_bytes(
@@ -165,5 +165,5 @@ def test_damage_that_a_start_found_is_said_until_it_is_heeded(
         assert store.end == written[5].phys_offset
         assert (store.damage is not None) is (start < 2)
         if start == 1:
-            store.damage_heeded()
+            store.acknowledge_damage()
         store.close(clean=False)

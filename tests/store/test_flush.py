@@ -1,4 +1,4 @@
-"""Group commit: one fsync answers many, nothing blocks the loop, and a disk that fails is believed no more."""
+"""Group commit: one fsync serves many callers, nothing blocks the loop, and a failed disk gets no more writes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 import pytest_asyncio
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import commitlog, files, flush, upkeep
-from gantry_broker.store.consumequeue import ConsumeQueue
+from gantry_broker.store import checkpoint, files, group_commit
+from gantry_broker.store.checkpoint import Checkpoint
 from gantry_broker.store.errors import FlushFailed
-from gantry_broker.store.flush import GroupCommit
-from gantry_broker.store.points import Points, PointsFile
+from gantry_broker.store.group_commit import GroupCommit
+from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.log import commit_log
+from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
-from gantry_broker.store.upkeep import Checkpoint
 
 HOST = pack_host("10.1.2.3", 50_000)
 
@@ -45,7 +46,7 @@ async def commit(store: MessageStore) -> AsyncIterator[GroupCommit]:
 
 
 class SlowDisk:
-    """fdatasync that waits until it is let go; counts."""
+    """An fdatasync that counts its calls and waits for a release."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -65,11 +66,11 @@ class SlowDisk:
         monkeypatch.setattr(files.os, "fdatasync", fdatasync)
 
     async def entered(self) -> None:
-        """Until the first fsync has begun."""
+        """Wait until the first fsync has begun."""
         assert await asyncio.to_thread(self.started.wait, 30)
 
 
-async def test_one_fsync_answers_all_who_wait_and_the_loop_goes_on(
+async def test_one_fsync_serves_all_waiting_callers_and_the_loop_runs(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
@@ -78,7 +79,7 @@ async def test_one_fsync_answers_all_who_wait_and_the_loop_goes_on(
         store.put(messages(2), 1)
         waits.append(asyncio.create_task(commit.wait(store.end)))
     await disk.entered()
-    # While the disk works, others come; nobody is answered, nothing is blocked.
+    # Other callers arrive during the fsync; none of them returns, and the loop runs.
     started = time.monotonic()
     for _ in range(50):
         store.put(messages(2), 1)
@@ -94,7 +95,7 @@ async def test_one_fsync_answers_all_who_wait_and_the_loop_goes_on(
     assert disk.calls == 2
 
 
-async def test_rule_11_flushed_is_what_the_disk_has_and_not_what_was_asked_for(
+async def test_rule_11_flushed_counts_only_durable_bytes(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
@@ -107,7 +108,7 @@ async def test_rule_11_flushed_is_what_the_disk_has_and_not_what_was_asked_for(
     assert await waiting == end < store.end
 
 
-async def test_small_flushes_find_zeros_written_ahead_which_are_never_records_nor_make_a_segment_longer(
+async def test_zeros_written_ahead_are_never_records_and_never_extend_a_segment(
     store: MessageStore, commit: GroupCommit, small: BrokerSettings
 ) -> None:
     for _ in range(300):
@@ -117,7 +118,7 @@ async def test_small_flushes_find_zeros_written_ahead_which_are_never_records_no
     assert len(written) == store.end > 2 * small.mappedFileSizeCommitLog
     assert {os.stat(store.log.path(base)).st_size for base in store.log.bases()} == {small.mappedFileSizeCommitLog}
     assert not any(store.log.raw(store.end, small.mappedFileSizeCommitLog))
-    assert os.stat(store.log.path(store.end)).st_blocks * 512 >= small.mappedFileSizeCommitLog  # It has no hole.
+    assert os.stat(store.log.path(store.end)).st_blocks * 512 >= small.mappedFileSizeCommitLog  # The file has no hole.
     path, count = store.config.path, len(list(store.walk(store.start, store.end)))
     store.close(clean=False)
     again = MessageStore.open(StoreConfig(path, small, sync_flush=True))
@@ -125,7 +126,7 @@ async def test_small_flushes_find_zeros_written_ahead_which_are_never_records_no
     again.close()
 
 
-async def test_no_room_for_zeros_is_no_error(
+async def test_a_full_disk_for_zeros_is_no_error(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> int:
@@ -137,21 +138,21 @@ async def test_no_room_for_zeros_is_no_error(
     assert store.failed is None
 
 
-async def test_a_cut_during_a_flush_is_not_taken_for_flushed(
+async def test_a_flush_does_not_count_after_a_truncation_during_it(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put(messages(2), 1)
-    border = store.end
+    boundary = store.end
     await commit.flush()
     store.put(messages(20), 1)
     point = store.flush()
-    store.cut(border)
+    store.truncate(boundary)
     store.put(messages(30), 2)
-    assert store.mark_flushed(point) == border
+    assert store.mark_flushed(point) == boundary
     assert await commit.flush() == store.end
 
 
-async def test_after_a_failed_fsync_nothing_is_promised_any_more(
+async def test_a_failed_fsync_ends_all_writes(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
@@ -163,7 +164,7 @@ async def test_after_a_failed_fsync_nothing_is_promised_any_more(
         await commit.wait(store.end)
     assert store.flushed == 0
     disk.error = None
-    # A second fsync would answer well, and lie.
+    # A second fsync would report success without the lost bytes.
     with pytest.raises(FlushFailed):
         await commit.wait(store.end)
     with pytest.raises(FlushFailed):
@@ -171,7 +172,7 @@ async def test_after_a_failed_fsync_nothing_is_promised_any_more(
     assert store.get("Orders", 0, 0, 1, 1).count == 1
 
 
-async def test_a_waiter_that_gives_up_does_not_end_the_flush_of_others(
+async def test_a_cancelled_waiter_does_not_end_the_flush_of_others(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
@@ -186,14 +187,12 @@ async def test_a_waiter_that_gives_up_does_not_end_the_flush_of_others(
     assert await patient == store.end
 
 
-async def test_a_checkpoint_moves_the_point_from_which_a_power_loss_is_recovered(
-    store: MessageStore, commit: GroupCommit
-) -> None:
+async def test_a_checkpoint_moves_the_recovery_point_for_a_power_loss(store: MessageStore, commit: GroupCommit) -> None:
     store.put(messages(200), 1)
     store.confirm(store.end)
-    assert store.points.durable == 0
+    assert store.recovery_point.durable == 0
     await commit.checkpoint()
-    assert store.points.durable == store.points.durable_index == store.end == store.flushed
+    assert store.recovery_point.durable == store.recovery_point.durable_index == store.end == store.flushed
 
 
 async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
@@ -203,38 +202,38 @@ async def test_the_loop_waits_for_no_fsync_and_no_replaced_file(
     for name in ("fsync", "fdatasync", "replace"):
         real = getattr(os, name)
 
-        def told(*words: object, real: Callable[..., None] = real) -> None:
+        def recording(*words: object, real: Callable[..., None] = real) -> None:
             threads.add(threading.current_thread().name)
             real(*words)
 
-        monkeypatch.setattr(files.os, name, told)
+        monkeypatch.setattr(files.os, name, recording)
     store.put(messages(200), 1)
     store.confirm(store.end)
     await commit.checkpoint()
     store.put(messages(200), 2)
-    store.upkeep(10_000)
+    store.run_periodic_tasks(10_000)
     await commit.close()
-    assert threads == {"store-flush", "store-checkpoint_0", "store-points_0"}
-    points = Points.load(store.points_file.path)
-    assert points is not None
-    assert points.durable == store.confirmed
+    assert threads == {"store-flush", "store-checkpoint_0", "store-background_0"}
+    recovery_point = RecoveryPoint.load(store.recovery_point_file.path)
+    assert recovery_point is not None
+    assert recovery_point.durable == store.confirmed
 
 
-def test_points_that_were_asked_for_first_never_replace_later_ones(tmp_path: Path) -> None:
-    file = PointsFile(tmp_path / "config" / "storePoint.json")
-    before = file.prepare(Points(confirmed=1_000), durable=False)
-    cut = file.prepare(Points(confirmed=10), durable=True)
+def test_an_older_recovery_point_never_replaces_a_newer_one(tmp_path: Path) -> None:
+    file = RecoveryPointFile(tmp_path / "config" / "recoveryPoint.json")
+    before = file.prepare(RecoveryPoint(confirmed=1_000), durable=False)
+    truncate = file.prepare(RecoveryPoint(confirmed=10), durable=True)
     assert file.busy
-    cut()
+    truncate()
     before()
-    assert Points.load(file.path) == Points(confirmed=10)
+    assert RecoveryPoint.load(file.path) == RecoveryPoint(confirmed=10)
     assert not file.busy
 
 
-async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
+async def test_many_confirmed_bytes_start_a_checkpoint(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantry_broker.store.upkeep.CHECKPOINT_BYTES", 1_000)
+    monkeypatch.setattr("gantry_broker.store.checkpoint.CHECKPOINT_BYTES", 1_000)
     store.put(messages(50), 1)
     store.confirm(store.end)
     done = asyncio.Event()
@@ -247,13 +246,13 @@ async def test_much_that_was_filed_brings_a_checkpoint_by_itself(
     monkeypatch.setattr(store, "checkpointed", checkpointed)
     await commit.flush()
     await asyncio.wait_for(done.wait(), 20)
-    assert store.points.durable == store.end
+    assert store.recovery_point.durable == store.end
 
 
 async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantry_broker.store.upkeep.CHECKPOINT_BYTES", -1)
+    monkeypatch.setattr("gantry_broker.store.checkpoint.CHECKPOINT_BYTES", -1)
     beats = 0
 
     async def beat() -> None:
@@ -275,13 +274,13 @@ async def test_flushes_and_checkpoints_at_the_same_time_never_stop_the_loop(
     beating.cancel()
     await commit.flush()
     await commit.checkpoint()
-    assert store.points.durable <= store.flushed == store.end
+    assert store.recovery_point.durable <= store.flushed == store.end
 
 
-async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_open(
+async def test_a_new_segment_is_not_taken_for_an_open_one_of_the_same_name(
     commit: GroupCommit, store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flush keeps the last segment open; after a cut its file may be another one of the same name."""
+    """The flush keeps the last segment open; after a truncation the name may belong to another file."""
     synced: list[tuple[int, int]] = []
     real = os.fdatasync
 
@@ -295,18 +294,18 @@ async def test_a_segment_that_was_made_anew_is_not_taken_for_the_one_that_was_op
         await commit.flush()
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     for _ in range(3):
-        store.cut(size)
+        store.truncate(size)
         while store.end < size + size // 2:
             store.put(messages(5), 1)
             await commit.flush()
             assert synced[-1] == (os.stat(store.log.path(store.end)).st_ino, 1)
 
 
-async def test_the_name_of_a_new_segment_is_made_durable_by_the_flush_that_comes_after_one_without_descriptors(
+async def test_a_flush_after_one_without_descriptors_makes_the_name_of_a_segment_durable(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flush, "AGAIN_S", 0.01)
-    real, tried = commitlog.fsync_dir, 0
+    monkeypatch.setattr(group_commit, "AGAIN_S", 0.01)
+    real, tried = commit_log.fsync_dir, 0
 
     def fsync_dir(path: Path) -> None:
         nonlocal tried
@@ -315,21 +314,21 @@ async def test_the_name_of_a_new_segment_is_made_durable_by_the_flush_that_comes
             raise OSError(errno.EMFILE, "Too many open files")
         real(path)
 
-    monkeypatch.setattr(commitlog, "fsync_dir", fsync_dir)
+    monkeypatch.setattr(commit_log, "fsync_dir", fsync_dir)
     store.put(messages(1), 1)
     assert await commit.flush() == store.end
     assert tried == 2
 
 
-def test_a_flush_while_a_segment_is_made_does_not_speak_for_its_name(
+def test_a_flush_during_the_creation_of_a_segment_does_not_cover_its_name(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that flushes does not wait for the loop."""
+    """The flush thread does not wait for the loop."""
     log = store.log
     while store.end < log.segment_size - 5_000:
         store.put(messages(5), 1)
     store.mark_flushed(store.flush())
-    real, fsync_dir = files.open_sized, commitlog.fsync_dir
+    real, fsync_dir = files.open_sized, commit_log.fsync_dir
     durable: list[str] = []
 
     def synced(path: Path) -> None:
@@ -341,7 +340,7 @@ def test_a_flush_while_a_segment_is_made_does_not_speak_for_its_name(
             log.sync(0, store.end)
         return real(path, create_size)
 
-    monkeypatch.setattr(commitlog, "fsync_dir", synced)
+    monkeypatch.setattr(commit_log, "fsync_dir", synced)
     monkeypatch.setattr(files, "open_sized", open_sized)
     while store.end < log.segment_size:
         store.put(messages(5), 1)
@@ -350,10 +349,10 @@ def test_a_flush_while_a_segment_is_made_does_not_speak_for_its_name(
     assert os.path.basename(log.path(store.end)) in durable
 
 
-async def test_what_a_checkpoint_that_was_given_up_had_to_do_is_done_by_the_close(
+async def test_a_close_syncs_the_files_of_a_failed_checkpoint(
     store: MessageStore, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a clean stop claims entries of queues that a power loss takes."""
+    """Otherwise a clean stop claims queue entries that a power loss removes."""
     disk = SlowDisk(monkeypatch)
     store.put(messages(1), 1)
     commit.begin()
@@ -369,13 +368,13 @@ async def test_what_a_checkpoint_that_was_given_up_had_to_do_is_done_by_the_clos
     with pytest.raises(FlushFailed):
         await asked
     synced: list[str] = []
-    monkeypatch.setattr(upkeep, "sync_file", synced.append)
+    monkeypatch.setattr(checkpoint, "sync_file", synced.append)
     path = store.queues.topics["Orders"].queues[0].files()[0]
     store.close()
     assert path in synced
 
 
-def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
+def test_a_flush_that_fails_at_the_close_proves_nothing(
     tmp_path: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = StoreConfig(tmp_path / "store", small)
@@ -384,9 +383,9 @@ def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
     store.mark_flushed(store.flush())
     flushed = store.flushed
     store.put(messages(1), 1)
-    store.upkeep(10_000)
-    told: list[str] = []
-    store.on_failed = lambda: told.append("failed")
+    store.run_periodic_tasks(10_000)
+    reported: list[str] = []
+    store.on_failed = lambda: reported.append("failed")
 
     def fdatasync(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -395,51 +394,49 @@ def test_a_flush_that_fails_at_the_end_proves_no_more_than_one_before(
         broken.setattr(files.os, "fdatasync", fdatasync)
         with pytest.raises(OSError, match="Input/output error"):
             store.close()
-    assert told == ["failed"]
-    points = Points.load(config.path / "config" / "storePoint.json")
-    assert points is not None
-    assert (points.boot, points.flushed, points.clean) == ("", flushed, False)
+    assert reported == ["failed"]
+    recovery_point = RecoveryPoint.load(config.path / "config" / "recoveryPoint.json")
+    assert recovery_point is not None
+    assert (recovery_point.boot, recovery_point.flushed, recovery_point.clean) == ("", flushed, False)
 
 
-def test_a_start_makes_the_names_durable_that_the_process_before_it_had_made(
+def test_a_start_makes_the_names_of_the_last_process_durable(
     tmp_path: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was killed before it had flushed them, and the start says that all is flushed."""
+    """The process was killed before a flush, and the start reports everything as flushed."""
     config = StoreConfig(tmp_path / "store", small)
     store = MessageStore.open(config)
     while store.end < store.log.segment_size:
         store.put(messages(5), 1)
     store.close(clean=False)
     durable: list[str] = []
-    monkeypatch.setattr(commitlog, "fsync_dir", lambda path: durable.extend(os.listdir(path)))
+    monkeypatch.setattr(commit_log, "fsync_dir", lambda path: durable.extend(os.listdir(path)))
     store = MessageStore.open(config)
     assert os.path.basename(store.log.path(store.end)) in durable
     store.close(clean=False)
 
 
-async def test_a_checkpoint_that_is_due_waits_for_no_flush(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk takes no message, and retention waits until entries are known to be on disk."""
+async def test_a_due_checkpoint_does_not_wait_for_a_flush(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes no message, and retention waits until the entries are durable."""
     commit = GroupCommit(store)
     store.put(messages(3), 1)
     await commit.flush()
     store.confirm(store.end)
-    commit.keep_up()
-    assert store.points.durable < store.end
-    for name in ("CHECKPOINT_S", "KEEP_UP_S"):
-        monkeypatch.setattr(flush, name, 0.0)
-    commit.keep_up()
+    commit.checkpoint_if_behind()
+    assert store.recovery_point.durable < store.end
+    for name in ("CHECKPOINT_S", "RETRY_CHECKPOINT_S"):
+        monkeypatch.setattr(group_commit, name, 0.0)
+    commit.checkpoint_if_behind()
     await commit.checkpoint()
-    assert store.points.durable == store.end
+    assert store.recovery_point.durable == store.end
     await commit.close()
 
 
-async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_once(
+async def test_a_checkpoint_that_moves_nothing_is_not_repeated_at_once(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One queue's file cannot be written, the log can, and much lies between the two."""
-    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 1_000)
+    """The file of one queue refuses writes, the log does not, and many bytes lie between the two."""
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000)
     real, made = ConsumeQueue._write, 0
 
     def write(queue: ConsumeQueue, offset: int, data: bytes) -> str:
@@ -447,14 +444,14 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
             raise OSError(errno.EIO, "Input/output error")
         return real(queue, offset, data)
 
-    def checkpoint(store: MessageStore) -> Checkpoint:
+    def counted() -> Checkpoint:
         nonlocal made
         made += 1
-        return begin(store)
+        return begin()
 
-    begin = upkeep.checkpoint
+    begin = store.checkpoint
     monkeypatch.setattr(ConsumeQueue, "_write", write)
-    monkeypatch.setattr(upkeep, "checkpoint", checkpoint)
+    monkeypatch.setattr(store, "checkpoint", counted)
     commit = GroupCommit(store)
 
     async def send(times: int) -> None:
@@ -466,18 +463,18 @@ async def test_a_checkpoint_that_brings_nothing_is_not_followed_by_another_at_on
 
     await send(20)
     assert made == 1
-    monkeypatch.setattr(flush, "KEEP_UP_S", 0.0)
+    monkeypatch.setattr(group_commit, "RETRY_CHECKPOINT_S", 0.0)
     await send(5)
     assert made > 2
     monkeypatch.undo()
-    monkeypatch.setattr(upkeep, "CHECKPOINT_BYTES", 1_000)
-    monkeypatch.setattr(flush, "KEEP_UP_S", 1e9)
-    await commit.checkpoint()  # Perhaps one that had begun before.
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_BYTES", 1_000)
+    monkeypatch.setattr(group_commit, "RETRY_CHECKPOINT_S", 1e9)
+    await commit.checkpoint()  # It may be one that had begun before.
     await send(1)
     await commit.checkpoint()
     async with asyncio.timeout(30):
-        for _ in range(3):  # Each of them brings something now, so that the next one need not wait.
-            before = store.points.durable
-            while store.points.durable == before:
+        for _ in range(3):  # Each checkpoint moves something now, so the next one does not wait.
+            before = store.recovery_point.durable
+            while store.recovery_point.durable == before:
                 await send(1)
     await commit.close()

@@ -1,4 +1,4 @@
-"""A disk without room: writes are refused whole, reads go on, and when there is room it goes on as if nothing was."""
+"""A full disk: the store refuses whole writes, still reads, and continues once there is room."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import snapshot
-from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import StoreFull
-from gantry_broker.store.history import EpochFile
-from gantry_broker.store.points import Points
+from gantry_broker.store.index.consume_queue import ConsumeQueue
+from gantry_broker.store.log.epochs import EpochFile
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -28,7 +28,7 @@ SETTINGS = BrokerSettings(
 
 
 class SmallDisk:
-    """A tmpfs of 2 MiB, and something that fills it."""
+    """A tmpfs of 2 MiB, and a file that fills it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -65,7 +65,7 @@ def messages(first: int, count: int, size: int = 1_000) -> list[Put]:
 
 
 def put_until_full(store: MessageStore, first: int) -> int:
-    """Numbers up to which messages were stored."""
+    """The number of stored messages."""
     for n in range(first, first + 5_000, 16):
         end = store.end
         numbers = [store.next_offset("Orders", q) for q in range(2)]
@@ -90,16 +90,16 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.put(messages(0, 64), 1)
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     disk.fill()
     last = put_until_full(store, 64)
     store.confirm(store.end)
     for now in range(5):
-        store.upkeep(10**12 + now * 1_000)
+        store.run_periodic_tasks(10**12 + now * 1_000)
     assert readable(store) == last
     with pytest.raises(StoreFull):
         store.put(messages(last, 16), 1)
-    # What the refused batch had written is zeros again: nothing of it appears after a crash.
+    # The bytes of the refused batch are zeros again: none of its records appears after a crash.
     segment = disk.root / "store" / "commitlog" / f"{store.end - store.end % (1 << 20):020d}"
     with segment.open("rb") as file:
         file.seek(store.end % (1 << 20))
@@ -107,7 +107,7 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
     disk.free()
     store.put(messages(last, 16), 1)
     store.confirm(store.end)
-    store.upkeep(10**12 + 100_000)
+    store.run_periodic_tasks(10**12 + 100_000)
     assert readable(store) == last + 16
     for n in (0, 63, last - 1, last + 15):
         assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
@@ -120,14 +120,14 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(disk: SmallDisk) -
     store.close()
 
 
-def test_the_index_stops_on_a_full_disk_and_goes_on_from_where_it_is(disk: SmallDisk) -> None:
+def test_the_index_stops_on_a_full_disk_and_continues_at_its_position(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     disk.fill()
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     assert store.index is not None
-    # No room for an index file, and yet every message is shown.
+    # Without room for an index file, readers still see every message.
     assert store.index.behind
     assert readable(store) == 16
     last = put_until_full(store, 16)
@@ -137,30 +137,30 @@ def test_the_index_stops_on_a_full_disk_and_goes_on_from_where_it_is(disk: Small
     now = 10**12
     while store.index.behind:
         now += 1_000
-        store.upkeep(now)
+        store.run_periodic_tasks(now)
         assert now < 10**12 + 60_000
     for n in (0, 1, 15, last - 1):
         assert len(store.query("Orders", f"k{n}", 9, 0, 10**9)) == 1
     store.close()
 
 
-def test_a_store_opens_reads_is_cut_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
+def test_a_store_opens_reads_truncates_and_closes_on_a_full_disk(disk: SmallDisk) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.put(messages(0, 32), 1)
     store.confirm(store.end)
-    store.upkeep(10**12)
-    border = store.end
+    store.run_periodic_tasks(10**12)
+    boundary = store.end
     store.put(messages(32, 32), 1)
     store.close(clean=False)
     disk.fill()
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     assert not store.was_clean
     assert readable(store) == 32
-    store.cut(border)
-    assert (store.end, store.confirmed) == (border, border)
+    store.truncate(boundary)
+    assert (store.end, store.confirmed) == (boundary, boundary)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    assert store.end == border
+    assert store.end == boundary
     assert store.damage is None
     disk.free()
     store.confirm(store.end)
@@ -171,56 +171,54 @@ def test_a_store_opens_reads_is_cut_and_closes_on_a_full_disk(disk: SmallDisk) -
     store.close()
 
 
-def test_an_epoch_that_was_cut_off_on_a_full_disk_does_not_come_back(
-    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_truncated_on_a_full_disk_does_not_come_back(disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
     store.begin_epoch(5, b"{}", 1)
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
-    border = store.end
+    boundary = store.end
     store.begin_epoch(6, b"{}", 1)
-    cut_log = store.log.cut
+    cut_log = store.log.truncate
 
     def others_are_faster(to: int) -> None:
         cut_log(to)
         disk.fill()
 
-    monkeypatch.setattr(store.log, "cut", others_are_faster)
-    store.cut(border)
-    store.upkeep(10**12)
-    assert EpochFile.load(store.epochs_path) != (store.log.segment_size, store.history)
+    monkeypatch.setattr(store.log, "truncate", others_are_faster)
+    store.truncate(boundary)
+    store.run_periodic_tasks(10**12)
+    assert EpochFile.load(store.epoch_cache.path) != (store.log.segment_size, store.epochs)
     disk.free()
     store.put(messages(16, 16), 1)
     store.confirm(store.end)
-    store.upkeep(10**12 + 10_000)
+    store.run_periodic_tasks(10**12 + 10_000)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(disk.root / "store", SETTINGS))
-    assert store.walked_from > border
-    assert [epoch for epoch, _ in store.history] == [5]
+    assert store.state.verified_from > boundary
+    assert [epoch for epoch, _ in store.epochs] == [5]
     store.close()
 
 
-def test_a_stop_whose_first_points_find_no_room_shows_nothing_unconfirmed(
+def test_a_stop_without_room_for_its_first_recovery_point_shows_nothing_unconfirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     store.put(messages(16, 16), 1)
     store.confirm(store.end)
     end = store.confirmed
-    save, full = Points.save, True
+    save, full = RecoveryPoint.save, True
 
-    def once(points: Points, path: Path, *, durable: bool) -> None:
+    def once(recovery_point: RecoveryPoint, path: Path, *, durable: bool) -> None:
         nonlocal full
         if full:
             full = False
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(points, path, durable=durable)
+        save(recovery_point, path, durable=durable)
 
-    monkeypatch.setattr(Points, "save", once)
+    monkeypatch.setattr(RecoveryPoint, "save", once)
     store.close()
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     assert not full
@@ -228,53 +226,51 @@ def test_a_stop_whose_first_points_find_no_room_shows_nothing_unconfirmed(
     store.close()
 
 
-def test_what_is_refused_each_second_is_logged_once_a_minute(
+def test_a_write_refused_each_second_is_logged_once_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(points: Points, path: Path, *, durable: bool) -> None:
+    def refuse(recovery_point: RecoveryPoint, path: Path, *, durable: bool) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     with monkeypatch.context() as full:
-        full.setattr(Points, "save", refuse)
+        full.setattr(RecoveryPoint, "save", refuse)
         store.put(messages(0, 16), 1)
         store.confirm(store.end)
         now = 10**12
         for _ in range(50):
-            store.upkeep(now := now + 1_000)
+            store.run_periodic_tasks(now := now + 1_000)
         assert [r.getMessage() for r in caplog.records] == [
-            f"cannot save {store.points_file.path}: [Errno 28] No space left on device"
+            f"cannot save {store.recovery_point_file.path}: [Errno 28] No space left on device"
         ]
         later = time.monotonic() + 61
         full.setattr(time, "monotonic", lambda: later)
-        store.upkeep(now + 1_000)
+        store.run_periodic_tasks(now + 1_000)
         assert len(caplog.records) == 2
     store.close()
 
 
-def test_points_that_differ_are_not_clean_ones(tmp_path: Path) -> None:
-    """As a stop may have left them behind for which there was room only in the end: queues hold more than they say."""
+def test_a_recovery_point_with_durable_above_written_is_not_clean(tmp_path: Path) -> None:
+    """A stop on a disk that got room only at its end leaves such a file: the queues contain more than it claims."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
-    border = store.end
+    boundary = store.end
     store.put(messages(16, 16), 1)
     store.confirm(store.end)
-    path, end = store.points_file.path, store.end
+    path, end = store.recovery_point_file.path, store.end
     store.close()
-    found = Points.load(path)
+    found = RecoveryPoint.load(path)
     assert found is not None
-    replace(found.at_most(border), durable=end).save(path, durable=False)
+    replace(found.at_most(boundary), durable=end).save(path, durable=False)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    assert (store.was_clean, store.confirmed) == (False, border)
+    assert (store.was_clean, store.confirmed) == (False, boundary)
     assert sum(store.max_offset("Orders", q) for q in range(2)) == 16
     store.close()
 
 
-def test_a_queue_of_which_only_a_part_was_written_hides_nothing_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is room in its old file and none for a new one; what waits of it is younger than what others wait for."""
+def test_a_partly_written_queue_hides_no_entries_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its old file has room and a new one has none; its waiting entries are younger than those of other queues."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 2_200, size=10), 1)
     store.confirm(store.end)
@@ -286,7 +282,7 @@ def test_a_queue_of_which_only_a_part_was_written_hides_nothing_of_the_others(
         return real(queue, offset, data)
 
     monkeypatch.setattr(ConsumeQueue, "_write", write)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     monkeypatch.undo()
     written, unsynced = set((tmp_path / "store" / "consumequeue").glob("*/*/*")), set(map(Path, store.queues.unsynced))
     store.close(clean=False)
@@ -320,17 +316,17 @@ def test_an_epoch_whose_file_was_replaced_before_the_disk_failed_does_not_come_b
     with pytest.raises(OSError, match="Input/output error"):
         store.begin_epoch(6, b"{}", 1)
     monkeypatch.undo()
-    assert [epoch for epoch, _ in store.history] == [5]
+    assert [epoch for epoch, _ in store.epochs] == [5]
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
-    assert [epoch for epoch, _ in store.history] == [5]
+    assert [epoch for epoch, _ in store.epochs] == [5]
     store.close()
 
 
-def test_a_follower_takes_nothing_of_what_it_has_no_room_for(disk: SmallDisk, tmp_path: Path) -> None:
+def test_a_follower_without_room_appends_nothing(disk: SmallDisk, tmp_path: Path) -> None:
     leader = MessageStore.open(StoreConfig(tmp_path / "leader", SETTINGS))
     leader.begin_epoch(1, b"", 1)
     for n in range(0, 1_600, 16):
@@ -346,20 +342,20 @@ def test_a_follower_takes_nothing_of_what_it_has_no_room_for(disk: SmallDisk, tm
         except StoreFull:
             refused = True
     assert follower.end == end < leader.end
-    assert follower.history in ((), ((1, 0),))
+    assert follower.epochs in ((), ((1, 0),))
     disk.free()
     while follower.end < leader.end:
         try:
             follower.append_raw(follower.end, leader.read_raw(follower.end, 50_000))
         except StoreFull:
-            break  # Two megabytes are two megabytes.
+            break  # The disk is full.
     follower.confirm(follower.end)
     assert readable(follower) >= 900
     follower.close(clean=False)
     leader.close(clean=False)
 
 
-def test_a_snapshot_that_has_no_room_leaves_the_old_one(disk: SmallDisk) -> None:
+def test_a_snapshot_without_room_leaves_the_old_one(disk: SmallDisk) -> None:
     path = disk.root / "config" / "topics.json"
     assert snapshot.save_snapshot(path, {"old": 1})
     disk.fill()
@@ -368,10 +364,8 @@ def test_a_snapshot_that_has_no_room_leaves_the_old_one(disk: SmallDisk) -> None
     assert snapshot.load_snapshot(path) == {"old": 1}
 
 
-def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next leader may still have what this member lacks: then it goes on from there."""
+def test_a_reset_without_room_leaves_the_store_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next leader may still have the missing records; then the member continues from its end."""
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 16), 1)
     store.confirm(store.end)
@@ -385,18 +379,19 @@ def test_a_reset_for_which_there_is_no_room_leaves_the_store_as_it_was(
             store.reset(3 << 20, [(1, 0)], {("Orders", 0): 100})
     store.put(messages(16, 16), 1)
     store.confirm(store.end)
-    store.upkeep(10**12)
-    assert (store.points.written, store.points.confirmed) == (store.end, store.end)
+    store.run_periodic_tasks(10**12)
+    assert (store.recovery_point.written, store.recovery_point.confirmed) == (store.end, store.end)
     assert readable(store) == 32
     store.close()
 
 
-def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the files before it had gone a start took it for one of a store with other settings, and found nothing."""
+def test_a_queue_file_of_size_zero_gets_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, without the files before it, a start takes it for a file of other settings and finds no entries."""
+    monkeypatch.setattr("gantry_broker.store.checkpoint._SECONDS_AT_ONCE", 60.0)
     store = MessageStore.open(StoreConfig(tmp_path / "store", SETTINGS))
     store.put(messages(0, 2_000, size=10), 1)
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     real = os.ftruncate
 
     def ftruncate(fd: int, size: int) -> None:
@@ -408,13 +403,13 @@ def test_a_queues_file_that_was_left_without_its_size_gets_it(tmp_path: Path, mo
         full.setattr(os, "ftruncate", ftruncate)
         store.put(messages(2_000, 100, size=10), 1)
         store.confirm(store.end)
-        store.upkeep(10**12)
+        store.run_periodic_tasks(10**12)
         queue = store.queues.find("Orders", 0)
         assert queue is not None
         assert [os.stat(path).st_size for path in queue.files()] == [20_000, 0]
-        queue.cut(store.end)  # It is opened for that.
+        queue.truncate(store.end)  # This opens the file.
     store.confirm(store.end)
-    store.upkeep(10**12 + 2_000)
+    store.run_periodic_tasks(10**12 + 2_000)
     sizes = {path.stat().st_size for path in (tmp_path / "store" / "consumequeue").glob("*/*/*")}
     assert sizes == {SETTINGS.mappedFileSizeConsumeQueue}
     store.close()

@@ -1,4 +1,4 @@
-"""Seeded histories of appends, cuts, crashes and power losses, each compared with a list in memory.
+"""Seeded histories of appends, truncations, crashes and power losses, each compared with a list in memory.
 
 A failing seed reproduces: `STORE_SEED=17 pytest tests/store/test_histories.py`; more of them: `STORE_HISTORIES=2000`.
 """
@@ -46,19 +46,19 @@ class Written:
 
 @dataclass
 class Model:
-    """What a store holds: records in order, and the epochs."""
+    """The expected content of a store: records in order, and the epochs."""
 
     records: list[Written] = field(default_factory=list)
-    history: list[tuple[int, int]] = field(default_factory=list)
+    epochs: list[tuple[int, int]] = field(default_factory=list)
     confirmed: int = 0
     end: int = 0
 
     def next_number(self, topic: str, queue_id: int) -> int:
         return sum(r.queued and r.topic == topic and r.queue_id == queue_id for r in self.records)
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         self.records = [r for r in self.records if r.phys < to]
-        self.history = [h for h in self.history if h[1] < to]
+        self.epochs = [h for h in self.epochs if h[1] < to]
         self.confirmed = min(self.confirmed, to)
         self.end = to
 
@@ -115,10 +115,10 @@ def put(store: MessageStore, model: Model, puts: list[Put], now_ms: int) -> None
 
 
 def check(store: MessageStore, model: Model, rng: random.Random) -> None:
-    """The store holds what the model holds, and shows of it what is confirmed, by every way of reading."""
+    """The store has the records of the model, and every kind of read shows the confirmed ones."""
     assert store.end == model.end
     assert store.confirmed == model.confirmed
-    assert list(store.history) == model.history
+    assert list(store.epochs) == model.epochs
     shown: dict[tuple[str, int], list[Written]] = {}
     for written in model.records:
         queue = shown.setdefault((written.topic, written.queue_id), [])
@@ -156,24 +156,24 @@ def check(store: MessageStore, model: Model, rng: random.Random) -> None:
 
 
 class Disk:
-    """The image that a power loss leaves: what was flushed is there, of the rest any part may be."""
+    """The image that a power loss leaves: all flushed bytes, and any part of the others."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.image = root.parent / (root.name + ".image")
 
     def remember(self) -> None:
-        """Everything on disk now is durable (a checkpoint has run)."""
+        """Take everything on disk as durable, after a checkpoint."""
         shutil.rmtree(self.image, ignore_errors=True)
         shutil.copytree(self.root, self.image)
-        self.fsync_points()
+        self.fsync_recovery_point()
 
-    def fsync_points(self) -> None:
-        """The points as they are now are durable."""
-        self.points = self._points_path().read_bytes()
+    def fsync_recovery_point(self) -> None:
+        """Take the recovery point file as durable."""
+        self.recovery_point = self._recovery_point_path().read_bytes()
 
-    def _points_path(self) -> Path:
-        return self.root / "config" / "storePoint.json"
+    def _recovery_point_path(self) -> Path:
+        return self.root / "config" / "recoveryPoint.json"
 
     def lose_power(self, rng: random.Random, flushed: int, segment_size: int) -> None:
         block = rng.choice((512, 4096))
@@ -185,12 +185,12 @@ class Disk:
                 self._lose(rng, path, None, max(0, flushed - int(path.name)), block, 0.3)
             elif kind in ("consumequeue", "index"):
                 self._lose(rng, path, old.read_bytes() if old.exists() else None, 0, block, 0.5)
-        points = self.points if rng.random() < 0.3 else self._points_path().read_bytes()
-        self._points_path().write_text(json.dumps({**json.loads(points), "boot": "another boot"}))
+        recovery_point = self.recovery_point if rng.random() < 0.3 else self._recovery_point_path().read_bytes()
+        self._recovery_point_path().write_text(json.dumps({**json.loads(recovery_point), "boot": "another boot"}))
 
     @staticmethod
     def _lose(rng: random.Random, path: Path, old: bytes | None, safe: int, block: int, chance: float) -> None:
-        """Blocks that begin at or above `safe`, or contain it, may be as they were before."""
+        """Blocks that begin at or above `safe`, or contain it, may have their old bytes."""
         data = bytearray(path.read_bytes())
         before = (old or b"").ljust(len(data), b"\0")
         for start in range(0, len(data), block):
@@ -207,7 +207,7 @@ SEEDS = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range
 
 
 class History:
-    """One store and its model, through many lives."""
+    """A store and its model, through many restarts."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -220,7 +220,11 @@ class History:
         self.epoch = 0
 
     def step(self) -> str:
-        names = ["put"] * 8 + ["confirm"] * 5 + ["upkeep", "flush", "checkpoint", "begin", "cut", "cut_deep", "kill"]
+        names = (
+            ["put"] * 8
+            + ["confirm"] * 5
+            + ["run_periodic_tasks", "flush", "checkpoint", "begin", "truncate", "truncate_deep", "kill"]
+        )
         names += ["close", "power", "torn", "other_kill"]
         name = self.rng.choice(names)
         getattr(self, name)()
@@ -230,17 +234,17 @@ class History:
         self.serial += 1
         put(self.store, self.model, random_puts(self.rng, self.serial), 10_000 + self.serial)
 
-    def _border(self, low: int) -> int:
-        borders = [r.phys for r in self.model.records if r.phys >= low]
-        return self.rng.choice([*borders, self.model.end])
+    def _boundary(self, low: int) -> int:
+        boundaries = [r.phys for r in self.model.records if r.phys >= low]
+        return self.rng.choice([*boundaries, self.model.end])
 
     def confirm(self) -> None:
-        offset = self._border(self.model.confirmed)
+        offset = self._boundary(self.model.confirmed)
         done = self.store.confirm(offset)
-        grown = {
+        expected = {
             (r.topic, r.queue_id) for r in self.model.records if r.queued and self.model.confirmed <= r.phys < offset
         }
-        assert set(done.grew) == grown
+        assert set(done.available) == expected
         assert [body for _, body in done.control] == [
             r.body
             for r in self.model.records
@@ -248,9 +252,9 @@ class History:
         ]
         self.model.confirmed = max(self.model.confirmed, offset)
 
-    def upkeep(self) -> None:
+    def run_periodic_tasks(self) -> None:
         self.serial += 1
-        self.store.upkeep(1_000_000 * self.serial)
+        self.store.run_periodic_tasks(1_000_000 * self.serial)
 
     def flush(self) -> None:
         self.store.mark_flushed(self.store.flush())
@@ -261,7 +265,7 @@ class History:
         checkpoint.run()
         self.disk.remember()
         self.store.checkpointed(checkpoint)
-        self.disk.fsync_points()
+        self.disk.fsync_recovery_point()
 
     def epoch_body(self) -> bytes:
         return f"epoch {self.epoch}".encode()
@@ -275,20 +279,20 @@ class History:
             Written(stored.phys_offset, stored.size, "rmq_sys_GANTRY_CONTROL", 0, number, self.epoch_body(), (), True)
         )
         self.model.end = stored.phys_offset + stored.size
-        self.model.history.append((self.epoch, stored.phys_offset))
+        self.model.epochs.append((self.epoch, stored.phys_offset))
 
-    def cut(self) -> None:
-        to = self._border(self.model.confirmed)
-        self.store.cut(to)
-        self.disk.fsync_points()
-        self.model.cut(to)
+    def truncate(self) -> None:
+        to = self._boundary(self.model.confirmed)
+        self.store.truncate(to)
+        self.disk.fsync_recovery_point()
+        self.model.truncate(to)
 
-    def cut_deep(self) -> None:
+    def truncate_deep(self) -> None:
         if self.rng.random() < 0.5:
-            to = self._border(0)
-            self.store.cut(to)
-            self.disk.fsync_points()
-            self.model.cut(to)
+            to = self._boundary(0)
+            self.store.truncate(to)
+            self.disk.fsync_recovery_point()
+            self.model.truncate(to)
 
     def close(self) -> None:
         self.store.close()
@@ -298,13 +302,13 @@ class History:
         self.disk.remember()
 
     def kill(self) -> None:
-        """The process dies between two calls: what was written is in the kernel's cache."""
+        """The process dies between two calls: the kernel has all written bytes."""
         self.store.close(clean=False)
         self._reopen()
         assert self.store.damage is None
 
     def other_kill(self) -> None:
-        """The files as another process would find them while this one lives."""
+        """Open a copy of the files, as another process would find them now."""
         copy = self.root.parent / (self.root.name + ".copy")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.root, copy)
@@ -315,13 +319,13 @@ class History:
         shutil.rmtree(copy)
 
     def torn(self) -> None:
-        """The process dies within an append: the last record is there in part."""
+        """The process dies during an append: a part of the last record is there."""
         end = self.store.end
         self.serial += 1
         put(self.store, self.model, random_puts(self.rng, self.serial), 10_000 + self.serial)
-        borders = [r.phys for r in self.model.records if r.phys >= end]
+        boundaries = [r.phys for r in self.model.records if r.phys >= end]
         self.store.close(clean=False)
-        last = borders[-1]
+        last = boundaries[-1]
         record = self.model.records[-1]
         keep = self.rng.randrange(record.size)
         path = self.root / "commitlog" / f"{last - last % 65_536:020d}"
@@ -336,7 +340,7 @@ class History:
         self.store.close(clean=False)
         self.disk.lose_power(self.rng, flushed, 65_536)
         self._reopen()
-        self.store.damage_heeded()  # What was confirmed and not flushed may be lost, and it says so.
+        self.store.acknowledge_damage()  # Confirmed records that were not flushed may be lost.
         self.store.damage = None
         assert self.store.end >= flushed
         self.disk.remember()
@@ -346,13 +350,13 @@ class History:
         self.store = MessageStore.open(config(self.root))
         assert not self.store.was_clean or self.store.end == 0
         assert self.store.confirmed <= confirmed
-        borders = {0, *(r.phys for r in self.model.records), *(r.phys + r.size for r in self.model.records)}
-        assert self.store.end in borders or self.store.end % 65_536 == 0
+        boundaries = {0, *(r.phys for r in self.model.records), *(r.phys + r.size for r in self.model.records)}
+        assert self.store.end in boundaries or self.store.end % 65_536 == 0
         assert self.store.end <= self.model.end
-        self.model.cut(self.store.end)
+        self.model.truncate(self.store.end)
         self.model.confirmed = self.store.confirmed
         assert self.store.flushed == self.store.end
-        self.disk.fsync_points()
+        self.disk.fsync_recovery_point()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -362,7 +366,7 @@ def test_a_store_agrees_with_a_list_through_crashes_cuts_and_power_losses(seed: 
     try:
         for number in range(60):
             steps.append(history.step())
-            if number % 4 == 0 or steps[-1] in ("kill", "power", "torn", "cut", "cut_deep"):
+            if number % 4 == 0 or steps[-1] in ("kill", "power", "torn", "truncate", "truncate_deep"):
                 check(history.store, history.model, random.Random(number))
         history.close()
         check(history.store, history.model, random.Random(number))

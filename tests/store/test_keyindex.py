@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from gantry_broker.store.keyindex import KeyIndex
+from gantry_broker.store.index.key_index import KeyIndex
 
 
-def test_names_rise_though_the_clock_went_back_by_years(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look for the next later time took as long as the clock had to go, and answered nobody meanwhile."""
+def test_names_rise_after_the_clock_went_back_by_years(quick_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for a higher name must not take time that grows with the clock's error."""
     made = KeyIndex(quick_dir, 10, 20, known=True)
     asked = 0
     real = time.strftime

@@ -1,4 +1,4 @@
-"""Seeded histories of two stores that take turns as master: divergence, cuts, crashes; what was confirmed stays.
+"""Seeded histories of two stores that take turns as master, with divergence, truncations and crashes.
 
 `STORE_SEED` and `STORE_HISTORIES` as in test_histories.py.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from gantry_broker.protocol.message import decode_records, pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.history import History
+from gantry_broker.store.log.epochs import LeaderEpochs
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -24,8 +24,8 @@ SETTINGS = BrokerSettings(
 )
 
 
-def divergence(mine: History, my_end: int, other: History, other_end: int) -> int:
-    """Where two logs part: the end of the last epoch that both have, in the log in which it is shorter."""
+def divergence(mine: LeaderEpochs, my_end: int, other: LeaderEpochs, other_end: int) -> int:
+    """The offset where two logs diverge: the end of the last common epoch, in the log where it is shorter."""
     common = 0
     for index, epoch in enumerate(mine):
         if epoch not in other:
@@ -51,20 +51,20 @@ class Pair:
         self.promote()
 
     def promote(self) -> None:
-        # The one with the better log, as the rules choose it.
+        # The member with the better log, by the rules.
         self.master = max((0, 1), key=lambda n: (self.stores[n].last_epoch, self.stores[n].end))
         self.epoch += 1
         self.stores[self.master].begin_epoch(self.epoch, b"%d" % self.epoch, self.serial)
         self.align()
 
     def align(self) -> None:
-        """The follower cuts what the master does not have."""
+        """The follower truncates records that the master does not have."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
-        to = divergence(follower.history, follower.end, leader.history, leader.end)
+        to = divergence(follower.epochs, follower.end, leader.epochs, leader.end)
         if to < follower.end:
-            # Never below what it has shown.
+            # Never below its confirmed offset.
             assert to >= follower.confirmed
-            follower.cut(to)
+            follower.truncate(to)
 
     def put(self) -> None:
         batch = []
@@ -89,7 +89,7 @@ class Pair:
             follower.append_raw(follower.end, leader.read_raw(follower.end, 100_000))
 
     def confirm(self) -> None:
-        """What both have cannot be undone (the follower hears of it one answer later)."""
+        """Confirm the records that both have; the follower learns it one answer later."""
         leader, follower = self.stores[self.master], self.stores[1 - self.master]
         if follower.last_epoch != leader.last_epoch:
             return
@@ -99,7 +99,7 @@ class Pair:
         self.look()
 
     def look(self) -> None:
-        """Nothing that was ever shown changes or goes, in any store that shows the place."""
+        """A record that was read once never changes or disappears, in any store that shows its offset."""
         for store in self.stores:
             for queue_id in range(3):
                 high = store.max_offset("T", queue_id)
@@ -114,19 +114,19 @@ class Pair:
     def crash(self) -> None:
         victim = self.rng.randrange(2)
         if self.rng.random() < 0.5:
-            self.stores[victim].upkeep(self.serial * 10_000)
+            self.stores[victim].run_periodic_tasks(self.serial * 10_000)
         ends = self.stores[victim].end
         self.stores[victim].close(clean=self.rng.random() < 0.3)
         self.stores[victim] = MessageStore.open(StoreConfig(self.paths[victim], SETTINGS))
         assert self.stores[victim].end == ends
-        # A master that restarts never goes on in its epoch (rule 21).
+        # A restarted master never continues its epoch (rule 21).
         self.promote()
 
     def switch(self) -> None:
         self.promote()
 
     def run(self, steps: int) -> None:
-        actions = ["put"] * 5 + ["fetch"] * 4 + ["confirm"] * 4 + ["crash", "switch", "upkeep"]
+        actions = ["put"] * 5 + ["fetch"] * 4 + ["confirm"] * 4 + ["crash", "switch", "run_periodic_tasks"]
         for _ in range(steps):
             getattr(self, self.rng.choice(actions))()
         self.fetch_all()
@@ -134,14 +134,14 @@ class Pair:
         self.stores[1 - self.master].confirm(self.stores[self.master].end)
         self.look()
         one, other = self.stores
-        assert one.history == other.history
+        assert one.epochs == other.epochs
         assert one.read_raw(0, 10**9) == other.read_raw(0, 10**9)
         assert [one.max_offset("T", q) for q in range(3)] == [other.max_offset("T", q) for q in range(3)]
         assert [one.next_offset("T", q) for q in range(3)] == [other.next_offset("T", q) for q in range(3)]
 
-    def upkeep(self) -> None:
+    def run_periodic_tasks(self) -> None:
         for store in self.stores:
-            store.upkeep(self.serial * 10_000)
+            store.run_periodic_tasks(self.serial * 10_000)
 
     def close(self) -> None:
         for store in self.stores:

@@ -1,6 +1,6 @@
-"""What is left when a machine loses power: of each file what was synced, and of the rest any block or none.
+"""Files after a power loss: all synced bytes, and any or no block of the others.
 
-The histories are those of test_failing_calls.py, in which the follower's machine loses power as well. `STORE_SEED` and
+The histories are those of test_failing_calls.py, with power losses of the follower's machine. `STORE_SEED` and
 `STORE_HISTORIES` as there.
 """
 
@@ -18,23 +18,23 @@ import pytest
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import append, retention
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.points import Points
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
 
 from tests.store import test_failing_calls
 from tests.store.test_failing_calls import FILE_SIZES, STEP_WEIGHTS, Died, Keeper, Pair, play
-from tests.store.test_replica import HOST, copy, fill, fill_and_file, message
+from tests.store.test_replica import HOST, copy, fill, fill_and_index, message
 
 HISTORIES: Final = int(os.environ.get("STORE_HISTORIES", "40"))
 SEEDS: Final = [int(os.environ["STORE_SEED"])] if "STORE_SEED" in os.environ else range(HISTORIES)
 ANOTHER_BOOT: Final = "another"
 WITHOUT_RECORDS: Final = ("abort", "checkpoint", "lock")
-"""Small files that are written as a whole, as those of config/ are."""
+"""Small files that are written as a whole, as in config/."""
 
 
 class Disk:
-    """As ext4 orders what it writes: a sync of a new file, or of a directory, makes all names durable."""
+    """A disk with the order of ext4: a sync of a new file, or of a directory, makes all names durable."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -66,7 +66,7 @@ class Disk:
         return {str(path): path.stat().st_ino for path in self._root.rglob("*") if path.is_file()}
 
     def lose(self, rng: random.Random | None = None) -> None:
-        """The machine loses power, and boots; without `rng` nothing is there that was not synced."""
+        """The machine loses power and boots. Without `rng`, all unsynced bytes are lost."""
         block = 4_096 if rng is None else rng.choice((512, 4_096))
         chance = 1.0 if rng is None else rng.choice((0, 0.3, 1.0))
         now = self._files()
@@ -77,9 +77,9 @@ class Disk:
         for path, data in left.items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_bytes(data)
-        points = self._root / "config" / "storePoint.json"
+        recovery_point = self._root / "config" / "recoveryPoint.json"
         with suppress(FileNotFoundError, ValueError):
-            points.write_text(json.dumps({**json.loads(points.read_text()), "boot": ANOTHER_BOOT}))
+            recovery_point.write_text(json.dumps({**json.loads(recovery_point.read_text()), "boot": ANOTHER_BOOT}))
         self._names = self._files()
         self._data = {inode: Path(path).read_bytes() for path, inode in self._names.items()}
 
@@ -103,12 +103,18 @@ class PowerPair(Pair):
         self.disk = Disk(root / "follower", monkeypatch)
         super().__init__(root, seed, settings, monkeypatch)
 
-    def _filed(self, store: MessageStore) -> int:
-        return min(super()._filed(store), store.points.durable) if store is self.follower else super()._filed(store)
+    def _indexed(self, store: MessageStore) -> int:
+        return (
+            min(super()._indexed(store), store.recovery_point.durable)
+            if store is self.follower
+            else super()._indexed(store)
+        )
 
     def look_at_files(self) -> None:
-        points = Points.load(self.follower.points_file.path)
-        if points is None or points.boot != ANOTHER_BOOT:  # Else there was no room to say what was lost.
+        recovery_point = RecoveryPoint.load(self.follower.recovery_point_file.path)
+        if (
+            recovery_point is None or recovery_point.boot != ANOTHER_BOOT
+        ):  # Otherwise the disk had no room for the file.
             super().look_at_files()
 
     def follower_loses_power(self) -> None:
@@ -125,15 +131,15 @@ class PowerPair(Pair):
                 break
         self.trace.append(f"  flushed {flushed}, now {self.ends()}, {self.follower.damage}")
         assert self.follower.end >= flushed, "what was flushed is there"
-        self.follower.damage_heeded()
+        self.follower.acknowledge_damage()
         self.follower.damage = None
         self.tables = Keeper(self.follower)
         self.look()
-        self.half_reset = None
+        self.reset_in_progress = None
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_follower_agrees_with_its_log_whatever_its_disk_lost(
+def test_a_follower_agrees_with_its_log_after_power_losses(
     seed: int, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_failing_calls, "STEP_WEIGHTS", {**STEP_WEIGHTS, "follower_loses_power": 6})
@@ -161,11 +167,11 @@ def next_numbers(store: MessageStore) -> list[int]:
     return [store.next_offset("Orders", queue_id) for queue_id in range(3)]
 
 
-def test_what_a_killed_process_had_written_is_synced_by_the_next_one(config: StoreConfig, disk: Disk) -> None:
-    """Its checkpoint says that all is on disk, though the other one wrote it."""
+def test_the_next_process_syncs_the_writes_of_a_killed_one(config: StoreConfig, disk: Disk) -> None:
+    """Its checkpoint covers the bytes that the killed process wrote."""
     store = MessageStore.open(config)
     store.begin_epoch(1, b"", 1)
-    fill_and_file(store, 30)
+    fill_and_index(store, 30)
     store.close(clean=False)
     store = MessageStore.open(config)
     store.put([message(1, "Other")], 1)
@@ -179,7 +185,7 @@ def test_what_a_killed_process_had_written_is_synced_by_the_next_one(config: Sto
     store.close()
 
 
-def test_a_reset_is_durable_with_the_numbers_of_empty_queues(config: StoreConfig, disk: Disk) -> None:
+def test_a_reset_is_durable_with_the_queue_offsets_of_empty_queues(config: StoreConfig, disk: Disk) -> None:
     store = MessageStore.open(config)
     store.begin_epoch(1, b"", 1)
     fill(store, 0, 20)
@@ -192,7 +198,7 @@ def test_a_reset_is_durable_with_the_numbers_of_empty_queues(config: StoreConfig
     store.close()
 
 
-def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
+def test_retention_removes_only_records_whose_queue_offsets_are_durable(
     config: StoreConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
@@ -204,7 +210,7 @@ def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
         store.put([message(1, "Other", 3_000)], 2_000)
     store.confirm(store.end)
     store.mark_flushed(store.flush())
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
     assert store.expire(10**13) == 0
     store.close(clean=False)
     disk.lose()
@@ -222,10 +228,10 @@ def test_retention_takes_only_what_the_disk_knows_the_numbers_of(
 
 @pytest.mark.parametrize("zeros", [31, 40, 200, 600])
 @pytest.mark.parametrize("earlier", [False, True])
-def test_zeros_in_properties_are_no_block_that_was_lost(
+def test_zeros_in_properties_are_no_lost_page(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch, zeros: int, earlier: bool
 ) -> None:
-    """Neither where this version let them in, nor, where an earlier one did, in what was flushed before."""
+    """Neither with `put` as it is, nor in flushed records that have more zeros."""
     if earlier:
         monkeypatch.setattr(append, "_with_zeros", lambda properties: properties)
     for before in range(0, 512, 64):
@@ -234,14 +240,14 @@ def test_zeros_in_properties_are_no_block_that_was_lost(
         store = MessageStore.open(config)
         store.begin_epoch(1, b"x" * (10 + before), 1)
         fill(store, 0, 1)
-        store.upkeep(10**12)
+        store.run_periodic_tasks(10**12)
         store.put([Put("T", 0, 0, 0, 1, HOST, b"body", b"k\x01" + bytes(zeros) + b"x\x02")], 2)
         fill(store, 1, 2)
         store.mark_flushed(store.flush())
         store.confirm(store.end)
         end = store.end
         if earlier:
-            check_point(store)  # Which is how that is known.
+            check_point(store)  # It moves the flushed offset of the recovery point.
         store.close(clean=False)
         disk.lose()
         store = MessageStore.open(config)
@@ -249,10 +255,10 @@ def test_zeros_in_properties_are_no_block_that_was_lost(
         store.close()
 
 
-def test_a_history_that_has_no_room_outlives_retention(
+def test_epochs_without_room_for_their_file_survive_retention(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch that was cut off must not come back once its place in the log is gone."""
+    """A truncated epoch must not come back after retention has removed its offset."""
     monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(10**6, 0, 0.99))
     leader = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
@@ -263,7 +269,7 @@ def test_a_history_that_has_no_room_outlives_retention(
     follower.confirm(follower.end)
     follower.begin_epoch(2, b"", 1)
     parted = leader.end
-    follower.upkeep(10**12)
+    follower.run_periodic_tasks(10**12)
     follower.mark_flushed(follower.flush())
     while leader.end < 2 * 65_536 + 10_000:
         leader.put([message(1, "Other", 3_000)], 2_000)
@@ -276,15 +282,15 @@ def test_a_history_that_has_no_room_outlives_retention(
         return opens(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", full)
-    follower.cut(parted)
+    follower.truncate(parted)
     copy(leader, follower)
     follower.confirm(follower.end)
-    follower.upkeep(10**12 + 5_000)
+    follower.run_periodic_tasks(10**12 + 5_000)
     check_point(follower)
     follower.expire(10**13)
     follower.close(clean=False)
     monkeypatch.setattr(os, "open", opens)
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-    assert follower.history == leader.history
+    assert follower.epochs == leader.epochs
     for store in (leader, follower):
         store.close(clean=False)

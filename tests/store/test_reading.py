@@ -1,4 +1,4 @@
-"""Reading as a pull does it, by time and by key; and what that costs in files and memory."""
+"""Reads by queue, by time and by key, and their cost in files and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import decode_records, java_hash, pack_host, tags_hash
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords, OffsetGone
-from gantry_broker.store.keyhash import KeyHasher
+from gantry_broker.store.index.key_hash import KeyHasher
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -58,20 +58,20 @@ def test_statuses_are_those_of_rocketmq(store: MessageStore, written_out: bool) 
     assert store.get("Orders", 0, 0, 32, 10**6).status == GetStatus.NO_MATCHED_LOGIC_QUEUE
     put(store, 10)
     if written_out:
-        store.upkeep(10**12)
+        store.run_periodic_tasks(10**12)
     got = store.get("Orders", 0, 3, 4, 10**6)
     assert (got.status, got.count, got.next_offset, got.min_offset, got.max_offset) == (GetStatus.FOUND, 4, 7, 0, 10)
     assert numbers(got.data) == [3, 4, 5, 6]
     at_end = store.get("Orders", 0, 10, 4, 10**6)
     assert (at_end.status, at_end.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 10)
     beyond = store.get("Orders", 0, 11, 4, 10**6)
-    # RocketMQ sends such a reader back to the first message while that is number 0.
+    # RocketMQ sends such a reader back to the first message as long as its queue offset is 0.
     assert (beyond.status, beyond.next_offset) == (GetStatus.OFFSET_OVERFLOW_BADLY, 0)
     assert store.get("Orders", 0, -1, 4, 10**6).status == GetStatus.OFFSET_TOO_SMALL
     assert store.get("Orders", 7, 0, 4, 10**6).status == GetStatus.NO_MATCHED_LOGIC_QUEUE
 
 
-def test_an_answer_is_bounded_in_bytes_but_has_at_least_one_message(store: MessageStore) -> None:
+def test_a_read_is_bounded_in_bytes_and_returns_at_least_one_message(store: MessageStore) -> None:
     put(store, 20, size=1_000)
     size = store.record(0).size
     assert store.get("Orders", 0, 0, 32, 1).count == 1
@@ -80,7 +80,7 @@ def test_an_answer_is_bounded_in_bytes_but_has_at_least_one_message(store: Messa
     assert store.get("Orders", 0, 0, 5, 10**9).count == 5
 
 
-def test_tags_are_filtered_by_their_hash_and_the_reader_goes_on_behind_what_was_passed_over(
+def test_a_read_filters_by_tag_hash_and_continues_behind_rejected_entries(
     store: MessageStore,
 ) -> None:
     for first in range(0, 200, 50):
@@ -98,14 +98,14 @@ def test_tags_are_filtered_by_their_hash_and_the_reader_goes_on_behind_what_was_
     assert (nothing.status, nothing.data, nothing.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, b"", 200)
 
 
-def test_a_filter_may_look_at_the_whole_record(store: MessageStore) -> None:
+def test_a_filter_gets_the_whole_record(store: MessageStore) -> None:
     put(store, 40)
     got = store.get("Orders", 0, 0, 9, 10**6, None, lambda record: int(record.props["n"]) % 10 == 7)
     assert numbers(got.data) == [7, 17, 27, 37]
 
 
-def test_one_read_looks_at_a_bounded_number_of_entries(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantry_broker.store.reading.MAX_SCAN", 64)
+def test_one_read_examines_a_bounded_number_of_entries(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantry_broker.store.read.MAX_SCAN", 64)
     for first in range(0, 300, 50):
         put(store, 50, first=first)
     got = store.get("Orders", 0, 0, 9, 10**6, frozenset({1}))
@@ -129,13 +129,13 @@ def test_the_offset_at_a_time_is_the_first_message_of_that_time_or_later(store: 
 
 
 @pytest.mark.parametrize("phys", [1, 50, 100, -1, 10**12])
-def test_an_id_that_names_no_record_is_refused(store: MessageStore, phys: int) -> None:
+def test_record_refuses_an_offset_without_a_record(store: MessageStore, phys: int) -> None:
     put(store, 3)
     with pytest.raises((BadRecords, OffsetGone)):
         store.record(phys)
 
 
-def test_bytes_are_given_from_any_offset_but_only_confirmed_ones(store: MessageStore) -> None:
+def test_read_bytes_returns_confirmed_bytes_from_any_offset(store: MessageStore) -> None:
     put(store, 3)
     end = store.end
     store.put([Put("Orders", 0, 0, 0, 1, HOST, b"x", b"")], 1)
@@ -159,7 +159,7 @@ def test_the_hash_of_a_key_is_javas(store: MessageStore) -> None:
             )
             value = abs(java_hash(f"{topic}#{key}"))
             assert hasher.hash(key) == (0 if value == 1 << 31 else value)
-    # abs() of the smallest number is itself in Java; such a key counts as 0.
+    # In Java, abs() of the smallest number is itself; such a key counts as 0.
     assert java_hash("polygenelubricants") == -(1 << 31)
     assert KeyHasher("polygenelubr").hash("x") >= 0
 
@@ -197,7 +197,7 @@ for turn in range(2):
         store.put([Put(f"topic-{topic}", q, 0, 0, 1, host, b"x" * 100, b"") for q in range(8)], 1)
     store.confirm(store.end)
     while store.queues.dirty:
-        store.upkeep(1)
+        store.run_periodic_tasks(1)
 for topic in range(0, 1000, 7):
     assert store.get(f"topic-{topic}", 3, 0, 32, 10**6).count == 2
 print((rss() - before) // 1024, len(os.listdir("/proc/self/fd")))
@@ -222,7 +222,7 @@ host = bytes((1, 2, 3, 4, 0, 0, 0, 9))
 for n in range(1000):
     store.put([Put("Deep", 0, 0, 0, 1, host, b"x" * 1000, b"") for _ in range(60)], n)
     store.confirm(store.end)
-store.upkeep(1)
+store.run_periodic_tasks(1)
 offset, before = 0, rss()
 while offset < 60_000:
     offset = store.get("Deep", 0, offset, 32, 262_144).next_offset

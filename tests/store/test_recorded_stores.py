@@ -1,4 +1,4 @@
-"""Stores that real brokers wrote: opened (a copy), every message read back by queue offset, by key and by id."""
+"""Stores of real brokers: a copy opens, and reads by queue offset, key and id return every message."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 def check_all(store: MessageStore, name: str) -> None:
-    told = manifest(name)
-    records = told["stores"][name.partition("-")[2]]["records"]
+    recorded = manifest(name)
+    records = recorded["stores"][name.partition("-")[2]]["records"]
     assert records
     for expected in records:
         phys, topic = expected["physicOffset"], expected["topic"]
@@ -68,17 +68,17 @@ def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_
     assert store.was_clean == name.endswith("clean")
     assert store.damage is None
     assert store.confirmed == store.end
-    assert store.history == ((0, 0),)
+    assert store.epochs == ((0, 0),)
     check_all(store, name)
     sent = [one for one in manifest(name)["sent"] if one["offsetMsgId"] and one["status"] == "SEND_OK"]
     assert len(sent) > 50
     for one in sent:
-        # A batch is told the ids of all its messages.
+        # The answer to a batch has the ids of all its messages.
         for message_id in one["offsetMsgId"].split(","):
             _, port, phys = parse_message_id(message_id)
             assert port == 10911
             record = store.record(phys)
-            # A transaction's id is that of its half message.
+            # The id of a transaction is that of its half message.
             assert record.topic in (one["topic"], "RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX")
             if "," not in one["offsetMsgId"] and record.topic == one["topic"]:
                 assert hashlib.sha256(record.payload()).hexdigest() == one["bodySha256"]
@@ -86,14 +86,14 @@ def test_every_message_is_read_back_by_queue_offset_key_and_id(name: str, quick_
     store.close()
     again = MessageStore.open(StoreConfig(root))
     assert again.was_clean
-    assert again.history == ((0, 0),)
+    assert again.epochs == ((0, 0),)
     check_all(again, name)
     again.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lost", ["consumequeue", "index", "both", "config"])
-def test_queues_and_index_are_made_again_from_the_log(name: str, lost: str, quick_dir: Path) -> None:
+def test_queues_and_index_are_rebuilt_from_the_log(name: str, lost: str, quick_dir: Path) -> None:
     root = unpack(name, quick_dir)
     for part in ("consumequeue", "index") if lost == "both" else (lost,):
         shutil.rmtree(root / part)
@@ -103,7 +103,7 @@ def test_queues_and_index_are_made_again_from_the_log(name: str, lost: str, quic
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_store_goes_on_as_ours(name: str, quick_dir: Path) -> None:
+def test_a_recorded_store_continues_as_ours(name: str, quick_dir: Path) -> None:
     root = unpack(name, quick_dir)
     before = {path: path.read_bytes() for path in (root / "consumequeue").rglob("0*") if path.is_file()}
     store = MessageStore.open(StoreConfig(root))
@@ -120,11 +120,11 @@ def test_a_recorded_store_goes_on_as_ours(name: str, quick_dir: Path) -> None:
     store.confirm(store.end)
     store.close(clean=False)
     store = MessageStore.open(StoreConfig(root))
-    assert store.history == ((0, 0), (1, epoch.phys_offset))
+    assert store.epochs == ((0, 0), (1, epoch.phys_offset))
     store.confirm(store.end)
     assert len(store.query("LabTopic", "ours", 9, 0, FOREVER)) == 3
     assert decode_record(store.get("LabTopic", 0, number, 1, 1).data).body == b"new"
-    # The files keep the sizes that they had, and what was in them.
+    # The files keep their sizes and their content.
     for path, data in before.items():
         now = path.read_bytes()
         assert len(now) == len(data)
@@ -135,7 +135,7 @@ def test_a_recorded_store_goes_on_as_ours(name: str, quick_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_store_is_cut_at_the_first_damaged_record(name: str, quick_dir: Path) -> None:
+def test_recovery_truncates_a_recorded_store_at_the_first_damaged_record(name: str, quick_dir: Path) -> None:
     root = unpack(name, quick_dir)
     (root / "abort").touch()
     records = manifest(name)["stores"][name.partition("-")[2]]["records"]
@@ -172,7 +172,7 @@ def test_the_tables_of_recorded_stores_are_read(name: str, quick_dir: Path) -> N
     assert snapshot.load_snapshot(config / "nothing.json") is None
 
 
-def test_settings_of_another_size_do_not_matter_for_an_existing_store(quick_dir: Path) -> None:
+def test_an_existing_store_keeps_its_sizes_under_other_settings(quick_dir: Path) -> None:
     root = unpack("49-clean", quick_dir)
     settings = BrokerSettings(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2_000, maxHashSlotNum=4_242)
     store = MessageStore.open(StoreConfig(root, settings))

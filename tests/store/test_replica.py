@@ -1,4 +1,4 @@
-"""Two stores: what a follower takes, refuses, cuts and starts anew; the rules of replication that bind the store."""
+"""Two stores: appends, refusals, truncations and resets of a follower, and the store's rules of replication."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.replication.epochs import divergence
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store import append
-from gantry_broker.store.consumequeue import ConsumeQueue
 from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.index.consume_queue import ConsumeQueue
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
 
@@ -42,11 +42,11 @@ def fill(store: MessageStore, first: int, count: int, size: int = 50) -> None:
         store.put([message(m, size=size) for m in range(n, min(n + 4, first + count))], 1_000 + n)
 
 
-def fill_and_file(store: MessageStore, count: int, size: int = 50) -> None:
-    """Confirmed, in their queues' files, and known to be there."""
+def fill_and_index(store: MessageStore, count: int, size: int = 50) -> None:
+    """Confirmed, in the files of their queues, and below the recovery point."""
     fill(store, 0, count, size=size)
     store.confirm(store.end)
-    store.upkeep(10**12)
+    store.run_periodic_tasks(10**12)
 
 
 def copy(leader: MessageStore, follower: MessageStore, stop: int | None = None, chunk: int = 5_000) -> None:
@@ -58,7 +58,7 @@ def copy(leader: MessageStore, follower: MessageStore, stop: int | None = None, 
 
 
 def content(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
-    """Everything that a reader can see."""
+    """All that a reader can see."""
     seen = {}
     for topic, queues in store.topics_queues().items():
         for queue_id in queues:
@@ -81,7 +81,7 @@ def follower(quick_dir: Path, small: BrokerSettings) -> Iterator[MessageStore]:
     store.close(clean=False)
 
 
-def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
+def test_a_follower_gets_the_same_bytes_queues_keys_and_epochs(
     leader: MessageStore, follower: MessageStore, quick_dir: Path
 ) -> None:
     leader.begin_epoch(1, b"one", 1)
@@ -92,7 +92,7 @@ def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
     leader.confirm(leader.end)
     done = follower.confirm(leader.end)
     assert [body for _, body in done.control] == [b"one", b"two"]
-    assert follower.history == leader.history
+    assert follower.epochs == leader.epochs
     assert content(follower) == content(leader)
     for n in (0, 399, 439):
         (mine,) = follower.query("Orders", f"k{n}", 9, 0, 10**9)
@@ -104,11 +104,11 @@ def test_a_follower_gets_the_same_bytes_queues_keys_and_history(
     other = follower.queues.find("Orders", 1)
     assert queue is not None
     assert other is not None
-    # The tag codes as well, which the leader is told and the follower reads from the record.
+    # The tag codes too: the leader gets them with the message, the follower reads them from the record.
     assert [other.entry(n)[:2] for n in range(other.max)] == [queue.entry(n)[:2] for n in range(queue.max)]
 
 
-def test_rule_6_answers_end_on_record_borders(leader: MessageStore, follower: MessageStore) -> None:
+def test_rule_6_answers_end_on_record_boundaries(leader: MessageStore, follower: MessageStore) -> None:
     fill(leader, 0, 300, size=900)
     rng = random.Random(7)
     while follower.end < leader.end:
@@ -118,11 +118,11 @@ def test_rule_6_answers_end_on_record_borders(leader: MessageStore, follower: Me
     assert leader.read_raw(leader.end, 1_000) == b""
     with pytest.raises(OffsetGone):
         leader.read_raw(leader.end + 1, 1_000)
-    with pytest.raises(ValueError, match="border"):
+    with pytest.raises(ValueError, match="boundary"):
         leader.read_raw(1, 1_000)
 
 
-@pytest.mark.parametrize("damage", ["body", "size", "place", "cut", "magic", "topic", "order"])
+@pytest.mark.parametrize("damage", ["body", "size", "place", "truncate", "magic", "topic", "order"])
 def test_damaged_bytes_are_refused_and_nothing_is_appended(
     leader: MessageStore, follower: MessageStore, damage: str
 ) -> None:
@@ -138,7 +138,7 @@ def test_damaged_bytes_are_refused_and_nothing_is_appended(
         data[second + 3] ^= 1
     elif damage == "place":
         data[second + 35] ^= 1
-    elif damage == "cut":
+    elif damage == "truncate":
         del data[-1]
     elif damage == "magic":
         data[second + 4] ^= 1
@@ -167,16 +167,16 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
     middle = leader.end
     follower.confirm(middle)
     before = content(follower)
-    # The follower was master once, without anybody else: its epoch 2 is not the leader's.
+    # The follower was once a master alone: its epoch 2 is not the leader's.
     follower.begin_epoch(2, b"mine", 2)
     fill(follower, 1_000, 100, size=900)
     follower.mark_flushed(follower.flush())
     end = follower.end
-    follower.cut(middle)
+    follower.truncate(middle)
     assert (follower.end, follower.flushed, follower.confirmed) == (middle, middle, middle)
-    assert follower.history == ((1, 0),)
+    assert follower.epochs == ((1, 0),)
     assert follower.next_offset("Orders", 0) == follower.max_offset("Orders", 0)
-    # What lies beyond is zeros, so that no crash makes the stale tail valid again.
+    # All bytes beyond are zeros, so no crash makes stale records valid again.
     files = sorted((quick_dir / "follower" / "commitlog").iterdir())
     assert [int(f.name) for f in files if int(f.name) > middle] == []
     assert not any(files[-1].read_bytes()[middle % 65_536 :])
@@ -198,12 +198,12 @@ def test_rule_5_a_cut_is_durable_and_moves_everything_that_derives_from_the_log(
 
 def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: MessageStore) -> None:
     fill(leader, 0, 60)
-    border = leader.end
+    boundary = leader.end
     fill(leader, 60, 60)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
-    leader.cut(border)
-    assert leader.confirmed == border
+    leader.run_periodic_tasks(10**12)
+    leader.truncate(boundary)
+    assert leader.confirmed == boundary
     assert sum(leader.max_offset("Orders", q) for q in range(3)) == 60
     assert leader.query("Orders", "k60", 9, 0, 10**9) == []
     assert len(leader.query("Orders", "k59", 9, 0, 10**9)) == 1
@@ -211,41 +211,42 @@ def test_an_unclean_cut_below_confirmed_takes_queues_and_index_with_it(leader: M
     assert stored.queue_offset == 20
 
 
-def test_a_cut_that_fails_between_two_queues_says_that_the_disk_failed(
+def test_a_truncation_that_fails_between_two_queues_marks_the_store_as_failed(
     leader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One queue has nothing left in memory, the others have what is undone: the process has to end."""
+    """One queue has no entries left in memory, the others have undone ones: the process has to end."""
     fill(leader, 0, 60)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
-    border = leader.end
+    while leader.queues.dirty:
+        leader.run_periodic_tasks(10**12)
+    boundary = leader.end
     fill(leader, 60, 60)
     leader.confirm(leader.end)
-    told: list[str] = []
-    leader.on_failed = lambda: told.append("failed")
-    real, cuts = ConsumeQueue.cut, 0
+    reported: list[str] = []
+    leader.on_failed = lambda: reported.append("failed")
+    real, truncations = ConsumeQueue.truncate, 0
 
-    def cut(queue: ConsumeQueue, limit: int) -> bool:
-        nonlocal cuts
-        cuts += 1
-        if cuts == 2:
+    def truncate(queue: ConsumeQueue, limit: int) -> bool:
+        nonlocal truncations
+        truncations += 1
+        if truncations == 2:
             raise OSError(errno.EIO, "Input/output error")
         return real(queue, limit)
 
-    monkeypatch.setattr(ConsumeQueue, "cut", cut)
+    monkeypatch.setattr(ConsumeQueue, "truncate", truncate)
     with pytest.raises(OSError, match="Input/output error"):
-        leader.cut(border)
-    assert told == ["failed"]
+        leader.truncate(boundary)
+    assert reported == ["failed"]
     assert leader.failed is not None
-    assert (leader.points.boot, leader.points.written) == ("", border)
+    assert (leader.recovery_point.boot, leader.recovery_point.written) == ("", boundary)
 
 
-def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_start(
+def test_a_start_restores_the_size_of_a_segment_after_a_kill_within_a_truncation(
     leader: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A filler is no more than its head: the rest has to be there already, or nobody could read on."""
+    """A filler is only its head: its other bytes must exist already, or no reader gets past it."""
     fill(leader, 0, 60)
-    border = leader.end
+    boundary = leader.end
     fill(leader, 60, 60)
     real = os.ftruncate
 
@@ -255,12 +256,12 @@ def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_s
 
     monkeypatch.setattr(os, "ftruncate", ftruncate)
     with pytest.raises(KeyboardInterrupt):
-        leader.cut(border)
+        leader.truncate(boundary)
     monkeypatch.undo()
     leader.close(clean=False)
     store = MessageStore.open(leader.config)
     store.put([message(60, size=60_000)], 1)
-    assert len(store.read_raw(border, 1 << 20)) == store.end - border
+    assert len(store.read_raw(boundary, 1 << 20)) == store.end - boundary
     store.close(clean=False)
     store = MessageStore.open(leader.config)
     assert store.end > store.log.segment_size
@@ -268,11 +269,11 @@ def test_a_segment_that_was_left_short_by_a_kill_within_a_cut_is_whole_after_a_s
 
 
 @pytest.mark.parametrize("where", [-1, 5, 10**9])
-def test_a_cut_that_is_no_border_or_outside_of_the_log_is_refused(leader: MessageStore, where: int) -> None:
+def test_truncate_refuses_an_offset_within_a_record_or_outside_of_the_log(leader: MessageStore, where: int) -> None:
     fill(leader, 0, 8)
     end = leader.end
     with pytest.raises((ValueError, OffsetGone)):
-        leader.cut(where)
+        leader.truncate(where)
     assert leader.end == end
 
 
@@ -284,18 +285,17 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     fill(leader, 0, 300, size=900)
     leader.confirm(leader.end)
     fill(follower, 0, 8)
-    from gantry_broker.store.retention import remove_before
 
-    remove_before(leader, 131_072)
+    leader.remove_before(131_072)
     assert leader.start == 131_072
-    follower.reset(leader.start, leader.history, leader.queue_starts())
+    follower.reset(leader.start, leader.epochs, leader.queue_starts())
     assert (follower.start, follower.end, follower.confirmed, follower.flushed) == (131_072,) * 4
     for again in (False, True):
         if again:
             follower.close(clean=False)
             follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
-        assert follower.history == leader.history
-        # No record of this topic is left, but its numbers go on.
+        assert follower.epochs == leader.epochs
+        # No record of this topic is left, but its queue offsets continue.
         assert follower.next_offset("Seldom", 2) == follower.min_offset("Seldom", 2) == 1
     copy(leader, follower)
     follower.confirm(leader.end)
@@ -307,11 +307,11 @@ def test_a_follower_that_is_too_far_behind_starts_where_the_leaders_log_starts(
     follower.close()
 
 
-def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
+def test_a_failed_reset_claims_no_removed_records(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is to be copied anew: the next start must not take it for damage, nor the one after that."""
-    fill_and_file(follower, 300, size=900)
+    """The follower copies everything again: no start in between may report damage."""
+    fill_and_index(follower, 300, size=900)
 
     def unreadable(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -321,7 +321,7 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
         with pytest.raises(OSError, match="Input/output error"):
             follower.reset(1 << 20, ((1, 0),), {})
     (quick_dir / "follower" / "commitlog" / f"{1 << 20:020d}").unlink()
-    follower.upkeep(10**12 + 10_000)
+    follower.run_periodic_tasks(10**12 + 10_000)
     follower.close()
     for _ in range(2):
         follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
@@ -329,11 +329,11 @@ def test_a_reset_that_failed_claims_nothing_of_what_is_gone(
         follower.close(clean=False)
 
 
-def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
+def test_an_entry_that_a_truncation_left_in_part_is_replaced(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    """A start was to cut a queue after a kill, and its machine lost power in the middle of an entry."""
-    fill_and_file(leader, 30)
+    """A start truncated a queue after a kill, and its machine lost power in the middle of an entry."""
+    fill_and_index(leader, 30)
     fill(leader, 30, 30)
     leader.confirm(leader.end)
     leader.queues.write_out()
@@ -351,11 +351,11 @@ def test_an_entry_of_which_a_cut_left_a_part_is_written_anew(
     leader.close()
 
 
-def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
+def test_an_entry_that_a_truncation_left_in_part_takes_no_queue_offset(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    """The log was cut as well: no record comes that would write it anew."""
-    fill_and_file(leader, 30)
+    """The log was truncated as well: no later record replaces the entry."""
+    fill_and_index(leader, 30)
     leader.close(clean=False)
     for path in (quick_dir / "leader" / "consumequeue" / "Orders").glob("*/*"):
         data = path.read_bytes()
@@ -365,17 +365,17 @@ def test_an_entry_of_which_a_cut_left_a_part_takes_no_number(
     leader.close()
 
 
-def test_damage_that_was_heeded_is_not_found_again(
+def test_acknowledged_damage_is_not_reported_again(
     follower: MessageStore, quick_dir: Path, small: BrokerSettings
 ) -> None:
-    fill_and_file(follower, 30)
+    fill_and_index(follower, 30)
     follower.close(clean=False)
     for segment in (quick_dir / "follower" / "commitlog").iterdir():
         segment.unlink()
     for start in range(2):
         follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
         assert (follower.damage is None) is (start == 1)
-        follower.damage_heeded()
+        follower.acknowledge_damage()
         follower.close(clean=False)
 
 
@@ -395,7 +395,7 @@ def test_rocketmq_7689_numbers_after_a_crash_continue_behind_the_unconfirmed_tai
     fill(leader, 0, 30)
     leader.confirm(leader.end)
     fill(leader, 30, 30)
-    leader.upkeep(10**12)
+    leader.run_periodic_tasks(10**12)
     leader.close(clean=False)
     store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
     assert [store.max_offset("Orders", q) for q in range(3)] == [10, 10, 10]
@@ -425,7 +425,7 @@ def test_rocketmq_467_what_was_not_indexed_when_the_process_died_is_indexed_late
 ) -> None:
     fill(leader, 0, 100)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
+    leader.run_periodic_tasks(10**12)
     fill(leader, 100, 100)
     leader.confirm(leader.end)
     assert leader.index is not None
@@ -444,7 +444,7 @@ def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
     for n in range(600):
         leader.put([Put("Wide", n, 0, 0, 1, HOST, b"%d" % n, b"")], n)
     leader.confirm(leader.end)
-    leader.upkeep(10**12)
+    leader.run_periodic_tasks(10**12)
     assert leader.queues.dirty
     leader.close(clean=False)
     store = MessageStore.open(StoreConfig(quick_dir / "leader", small))
@@ -454,14 +454,14 @@ def test_a_process_that_dies_while_many_queues_wait_in_memory_loses_no_entry(
 
 
 @pytest.mark.parametrize("more", [1, 8])
-def test_an_epoch_begins_where_an_earlier_version_left_a_record(
+def test_an_epoch_begins_where_a_record_has_less_room_than_usual(
     quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
-    """It began them in a segment's last bytes; the former master's, unconfirmed, must not look like the new ones."""
+    """The former master's unconfirmed record in the last bytes of a segment must not look like a new one."""
     old = MessageStore.open(StoreConfig(quick_dir / "old", small))
     new = MessageStore.open(StoreConfig(quick_dir / "new", small))
     with monkeypatch.context() as earlier:
-        earlier.setattr(append.put, "__kwdefaults__", {"room_min": 0})
+        earlier.setattr(append.Appender.put, "__kwdefaults__", {"room_min": 0})
         old.begin_epoch(1, bytes(250), 1)
         while old.log.room(old.end) > 1_500:
             old.put([message(1, size=200)], 1)
@@ -471,9 +471,9 @@ def test_an_epoch_begins_where_an_earlier_version_left_a_record(
             old.put([message(number, size=200)], 2)
     new.begin_epoch(2, bytes(250), 3)
     new.put([message(7)], 3)
-    assert new.history[-1].start == parted
-    assert divergence(new.history, new.end, old.history, old.end) == parted
-    old.cut(parted)
+    assert new.epochs[-1].start == parted
+    assert divergence(new.epochs, new.end, old.epochs, old.end) == parted
+    old.truncate(parted)
     copy(new, old)
     assert old.log.read(0, old.end) == new.log.read(0, new.end)
     for store in (old, new):
@@ -487,7 +487,7 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     small: BrokerSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The log is empty, as it was to be, so nobody asks for it again: later damage must be told."""
+    """The log is empty, as the reset wants it, and no caller repeats it: a start must report later damage."""
     fill(leader, 0, 100)
     leader.confirm(leader.end)
     follower.reset(65_536, [(0, 0)], {})
@@ -505,7 +505,7 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     copy(leader, follower)
     follower.confirm(follower.end)
     follower.mark_flushed(follower.flush())
-    follower.upkeep(10**12)
+    follower.run_periodic_tasks(10**12)
     follower.close(clean=False)
     (quick_dir / "follower" / "commitlog" / f"{0:020d}").unlink()
     follower = MessageStore.open(StoreConfig(quick_dir / "follower", small))
@@ -513,8 +513,8 @@ def test_a_reset_that_failed_at_its_end_is_over_once_the_log_begins(
     follower.close()
 
 
-def test_a_part_that_is_confirmed_takes_no_number_back(leader: MessageStore, follower: MessageStore) -> None:
-    """Of a queue whose first record here is not its first one."""
+def test_a_partial_confirm_lowers_no_queue_offset(leader: MessageStore, follower: MessageStore) -> None:
+    """The first record of the queue in this log is not its first one."""
     fill(leader, 0, 30)
     while leader.end < 65_536:
         leader.put([message(1, "Other", 3_000)], 2_000)
@@ -527,11 +527,11 @@ def test_a_part_that_is_confirmed_takes_no_number_back(leader: MessageStore, fol
     assert follower.max_offset("Orders", 0) == 11
 
 
-def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
+def test_a_truncated_entry_in_memory_does_not_come_back_in_part(
     leader: MessageStore, quick_dir: Path, small: BrokerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk took two of three entries, before two of the three records were undone."""
-    fill_and_file(leader, 30)
+    """A full disk took two of three entries before a truncation undid two of the three records."""
+    fill_and_index(leader, 30)
     stored = [leader.put([message(0)], 1)[0] for _ in range(3)]
     leader.confirm(leader.end)
     pwrite = os.pwrite
@@ -544,8 +544,8 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", full)
-        leader.upkeep(10**12 + 5_000)
-    leader.cut(stored[1].phys_offset)
+        leader.run_periodic_tasks(10**12 + 5_000)
+    leader.truncate(stored[1].phys_offset)
     leader.begin_epoch(2, b"x" * 100, 1)
     leader.put([message(1)], 1)
     leader.confirm(leader.end)
@@ -555,25 +555,23 @@ def test_a_part_of_what_was_cut_in_memory_does_not_come_back(
     leader.close()
 
 
-def test_a_queue_that_begins_in_the_tail_goes_on_where_it_is_told_to(
+def test_a_queue_that_begins_unconfirmed_continues_at_its_override(
     leader: MessageStore, follower: MessageStore
 ) -> None:
-    """The record is undone, and with it what the number was known by."""
+    """The truncation undoes the record that told the queue offset."""
     leader.begin_epoch(1, b"", 1)
-    border = leader.end
+    boundary = leader.end
     leader.ensure_next("Orders", 0, 57)
     leader.put([message(0)], 5)
     follower.append_raw(0, leader.read_raw(0, 10**6))
-    follower.confirm(border)
+    follower.confirm(boundary)
     follower.ensure_next("Orders", 0, 57)
     assert follower.next_offset("Orders", 0) == 58
-    follower.cut(border)
+    follower.truncate(boundary)
     assert follower.next_offset("Orders", 0) == 57
 
 
-def test_a_queue_of_which_the_first_records_are_gone_begins_where_its_leaders_does(
-    leader: MessageStore, follower: MessageStore
-) -> None:
+def test_a_queue_without_its_first_records_begins_as_the_leaders(leader: MessageStore, follower: MessageStore) -> None:
     leader.begin_epoch(1, b"", 1)
     leader.ensure_next("Orders", 0, 57)
     first = leader.put([message(0)], 5)[0]
@@ -581,11 +579,11 @@ def test_a_queue_of_which_the_first_records_are_gone_begins_where_its_leaders_do
     leader.confirm(leader.end)
     copy(leader, follower)
     follower.confirm(follower.end)
-    for filed in (False, True):
-        if filed:
-            follower.upkeep(10**12)
+    for indexed in (False, True):
+        if indexed:
+            follower.run_periodic_tasks(10**12)
         assert follower.min_offset("Orders", 0) == leader.min_offset("Orders", 0) == 57
         assert follower.queue_starts() == leader.queue_starts()
         assert follower.get("Orders", 0, 57, 9, 10**6).count == 2
-    follower.cut(first.phys_offset)
+    follower.truncate(first.phys_offset)
     assert follower.next_offset("Orders", 0) == 57

@@ -1,4 +1,4 @@
-"""What is removed, when, and what stays readable around it."""
+"""Retention: which segments it removes and when, and which reads still work."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from gantry_broker.protocol.codes import GetStatus
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store import commitlog, retention
+from gantry_broker.store import retention
 from gantry_broker.store.errors import OffsetGone, StoreFull
-from gantry_broker.store.points import Points
+from gantry_broker.store.log import commit_log
+from gantry_broker.store.recovery_point import RecoveryPoint
 from gantry_broker.store.retention import segments_to_remove
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import DiskUsage, Put, StoreConfig
@@ -26,7 +27,7 @@ SEGMENT = 65_536
 
 
 def at_hour(hour: int) -> int:
-    """A time (ms) at which the local clock shows that hour."""
+    """A time (ms) with that hour of the local clock."""
     now = time.localtime(1_700_000_000)
     return int(time.mktime((now.tm_year, now.tm_mon, now.tm_mday, hour, 30, 0, 0, 0, -1)) * 1000)
 
@@ -48,7 +49,7 @@ def settings(**more: object) -> BrokerSettings:
         (5, [100, 80, 73, 71], 0.1, 10**9, 0),
         (5, [100, 80, 73, 71], 0.76, 10**9, 3),
         (5, [3, 2, 1], 0.76, 10**9, 0),
-        # A tenth of the disk each: below 85 % it is enough.
+        # Each segment is a tenth of the disk: below 85 % retention stops.
         (5, [3, 2, 1], 0.97, 10**9, 2),
         (5, [3, 2, 1], 0.97, SEGMENT, 1),
         (4, [100, 80, 73, 71], 0.1, 2 * SEGMENT, 2),
@@ -56,7 +57,7 @@ def settings(**more: object) -> BrokerSettings:
         (4, [100] * 30, 0.1, 10**9, 10),
     ],
 )
-def test_which_segments_go(hour: int, ages: list[int], used: float, keep: int, removed: int) -> None:
+def test_which_segments_retention_removes(hour: int, ages: list[int], used: float, keep: int, removed: int) -> None:
     now = at_hour(hour)
     ends = [((n + 1) * SEGMENT, now - age * HOUR) for n, age in enumerate(ages)]
     assert segments_to_remove(ends, now, settings(), used, 0.1, keep) == removed
@@ -68,7 +69,7 @@ def test_several_hours_may_be_named() -> None:
 
 
 def test_a_disk_is_as_full_as_df_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 250 blocks 60 are used and 30 are for us; the others are reserved, and no reason to remove messages."""
+    """Of 250 blocks 60 are used and 30 are free; the others are reserved and no reason to remove messages."""
     real = os.statvfs(tmp_path)
     stat = os.statvfs_result((*real[:2], 250, 190, 30, *real[5:]))
     monkeypatch.setattr(retention.os, "statvfs", lambda directory: stat)
@@ -93,9 +94,9 @@ def put(store: MessageStore, first: int, count: int, now_ms: int) -> None:
     store.confirm(store.end)
 
 
-def filed(store: MessageStore, now_ms: int) -> None:
-    """On disk, so that retention may take the records."""
-    store.upkeep(now_ms)
+def indexed(store: MessageStore, now_ms: int) -> None:
+    """Make a checkpoint, so that retention may remove the records."""
+    store.run_periodic_tasks(now_ms)
     store.mark_flushed(store.flush())
     checkpoint = store.checkpoint()
     checkpoint.run()
@@ -103,42 +104,42 @@ def filed(store: MessageStore, now_ms: int) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["zeros", "unreadable"])
-def test_damage_where_a_segment_begins_keeps_no_other_from_going(
+def test_damage_at_the_start_of_a_segment_keeps_no_other_segment(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, damaged: str
 ) -> None:
-    """The one before it has no age then: it goes once it is mended, or the disk is full."""
+    """The segment before it then has no age: it goes after a repair, or when the disk is full."""
     now = at_hour(4)
     put(store, 0, 150, now - 80 * HOUR)
-    filed(store, now)
+    indexed(store, now)
     at = SEGMENT
-    told: list[int] = []
-    store.on_damage = told.append
-    real = commitlog.CommitLog.read
+    reported: list[int] = []
+    store.on_damage = reported.append
+    real = commit_log.CommitLog.read
 
-    def read(log: commitlog.CommitLog, offset: int, count: int) -> bytes:
+    def read(log: commit_log.CommitLog, offset: int, count: int) -> bytes:
         if offset <= at < offset + count:
             if damaged == "unreadable":
                 raise OSError(errno.EIO, "Input/output error")
             return bytes(count)
         return real(log, offset, count)
 
-    monkeypatch.setattr(commitlog.CommitLog, "read", read)
+    monkeypatch.setattr(commit_log.CommitLog, "read", read)
     assert store.expire(now) == 0
-    assert told == ([at] if damaged == "unreadable" else [])
+    assert reported == ([at] if damaged == "unreadable" else [])
     at = 2 * SEGMENT
     assert store.expire(now) == SEGMENT
     monkeypatch.setattr(retention, "disk_usage", lambda directory: DiskUsage(100 << 30, 5 << 30, 0.95))
     assert store.expire(now) == 2 * SEGMENT
 
 
-def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore, quick_dir: Path) -> None:
+def test_expired_segments_go_with_their_queue_and_index_files(store: MessageStore, quick_dir: Path) -> None:
     now = at_hour(4)
     put(store, 0, 150, now - 80 * HOUR)
     put(store, 150, 400, now - 10 * HOUR)
-    filed(store, now)
+    indexed(store, now)
     old = store.get("Orders", 0, 0, 4, 10**6)
     assert store.expire(now) == store.start
-    # The segment in which the younger ones begin stays.
+    # The segment with the first younger record stays.
     assert 0 < store.start <= 150 * 1_000
     assert sorted(os.listdir(quick_dir / "store" / "commitlog"))[0] == f"{store.start:020d}"
     low = store.min_offset("Orders", 0)
@@ -153,7 +154,7 @@ def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore,
     assert store.query("Orders", "k1", 9, 0, now) == []
     assert len(store.query("Orders", "k549", 9, 0, now)) == 1
     assert len(os.listdir(quick_dir / "store" / "consumequeue" / "Orders" / "0")) < 6
-    # It is the same after a restart, also one after a crash.
+    # The same holds after a restart, also after a crash.
     for clean in (True, False):
         bounds = (store.start, store.end, low, store.max_offset("Orders", 0), store.max_offset("Seldom", 0))
         store.close(clean=clean)
@@ -169,24 +170,24 @@ def test_expired_segments_go_and_queues_and_index_with_them(store: MessageStore,
     store.close(clean=False)
 
 
-def test_what_a_follower_needs_and_what_is_not_confirmed_stays(store: MessageStore) -> None:
+def test_retention_keeps_records_that_a_follower_needs_and_unconfirmed_ones(store: MessageStore) -> None:
     now = at_hour(4)
     put(store, 0, 300, now - 100 * HOUR)
-    store.upkeep(now)
+    store.run_periodic_tasks(now)
     assert store.expire(now) == 0, "entries that are not on disk have nothing but their records"
-    filed(store, now)
+    indexed(store, now)
     assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
     assert store.expire(now, keep_from=SEGMENT + 5_000) == SEGMENT
     assert store.expire(now) > SEGMENT
 
 
-def test_a_queue_all_of_whose_records_are_gone_keeps_its_numbers(store: MessageStore, quick_dir: Path) -> None:
+def test_a_queue_without_records_keeps_its_queue_offsets(store: MessageStore, quick_dir: Path) -> None:
     now = at_hour(4)
     put(store, 0, 10, now - 100 * HOUR)
     for _ in range(10, 400):
         store.put([Put("Other", 0, 0, 0, 1, HOST, b"x" * 900, b"")], now - 100 * HOUR)
     store.confirm(store.end)
-    filed(store, now)
+    indexed(store, now)
     store.expire(now)
     assert store.start > 10_000
     for _ in range(2):
@@ -199,21 +200,21 @@ def test_a_queue_all_of_whose_records_are_gone_keeps_its_numbers(store: MessageS
     store.close(clean=False)
 
 
-def test_a_checkpoint_counts_though_messages_are_refused_meanwhile(
+def test_a_checkpoint_counts_while_the_store_refuses_messages(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Retention waits for it, so on a full disk it has to come."""
+    """Retention waits for the checkpoint, so a full disk must not prevent it."""
     put(store, 0, 10, 1)
     store.mark_flushed(store.flush())
     checkpoint = store.checkpoint()
     checkpoint.run()
     with monkeypatch.context() as full:
-        full.setattr(commitlog, "write_all", no_room)
+        full.setattr(commit_log, "write_all", no_room)
         with pytest.raises(StoreFull):
             put(store, 10, 1, 1)
     store.checkpointed(checkpoint)
-    assert store.points.durable == store.end
-    assert Points.load(store.points_file.path) == store.points
+    assert store.recovery_point.durable == store.end
+    assert RecoveryPoint.load(store.recovery_point_file.path) == store.recovery_point
 
 
 def no_room(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""A sector that cannot be read: what lies before it is given, and the disk is not asked more often than it must."""
+"""An unreadable sector: reads return the records before it, with few tries on the disk."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ SETTINGS = BrokerSettings(mappedFileSizeCommitLog=8 << 20, maxHashSlotNum=100, m
 
 
 def opened(path: Path) -> MessageStore:
-    """With a control record, a message, and 400 KB more; nothing of it is confirmed, or in memory."""
+    """A store with a control record, a message, and 400 KB more; all unconfirmed, none in memory."""
     store = MessageStore.open(StoreConfig(path, SETTINGS))
     for topic, size in ((CONTROL_TOPIC, 10), ("T", 10), *[("T", 5_000)] * 80):
         store.put([Put(topic, 0, 0, 0, 1, HOST, b"y" * size, b"")], time.time_ns() // 1_000_000)
-    store.tail.clear()
+    store.unconfirmed.clear()
     return store
 
 
 @pytest.mark.parametrize("sector", range(1, 90, 8))
-def test_what_is_confirmed_before_it_is_told_and_no_more_is_lost(
+def test_confirm_reports_the_records_before_an_unreadable_one_and_loses_no_other(
     tmp_path: Path, bad_sector: dict[str, Any], sector: int
 ) -> None:
     store = opened(tmp_path)
     bad_sector.update(path=store.log.path(0), at=sector * 4096)
     control: list[tuple[int, bytes]] = []
-    grew: set[tuple[str, int]] = set()
+    available: set[tuple[str, int]] = set()
     for _ in range(90):
         began = store.confirmed
         try:
-            told = store.confirm(store.end)
+            done = store.confirm(store.end)
         except OSError:
             assert store.confirmed == began
             break
-        control += told.control
-        grew |= set(told.grew)
-        assert began < told.offset == store.confirmed <= sector * 4096
+        control += done.control
+        available |= set(done.available)
+        assert began < done.offset == store.confirmed <= sector * 4096
     assert sector * 4096 - 5_200 < store.confirmed
     bad_sector.clear()
-    told = store.confirm(store.end)
-    assert told.offset == store.end
-    assert len(control + told.control) == 1
-    assert grew | set(told.grew) == {("T", 0), (CONTROL_TOPIC, 0)}
+    done = store.confirm(store.end)
+    assert done.offset == store.end
+    assert len(control + done.control) == 1
+    assert available | set(done.available) == {("T", 0), (CONTROL_TOPIC, 0)}
     assert store.next_offset("T", 0) == 81
     store.close()
 
 
 @pytest.mark.parametrize(("sector", "most"), [(0, 2), (1, 5), (40, 4), (99, 3)])
-def test_the_disk_is_asked_few_times(
+def test_an_unreadable_sector_costs_few_reads(
     tmp_path: Path, bad_sector: dict[str, Any], monkeypatch: pytest.MonkeyPatch, sector: int, most: int
 ) -> None:
-    """Each read that fails may take seconds, in which nobody is answered."""
+    """Each failing read may take seconds and blocks the loop."""
     store = opened(tmp_path)
     bad_sector.update(path=store.log.path(0), at=sector * 4096)
     real, failed = store.log.read, 0
@@ -83,16 +83,16 @@ def test_the_disk_is_asked_few_times(
     store.close(clean=False)
 
 
-def test_a_query_by_key_finds_the_others(tmp_path: Path, bad_sector: dict[str, Any]) -> None:
+def test_a_query_by_key_finds_the_readable_records(tmp_path: Path, bad_sector: dict[str, Any]) -> None:
     store = MessageStore.open(StoreConfig(tmp_path, SETTINGS))
     for _ in range(3):
         store.put([Put("T", 0, 0, 0, 1, HOST, b"y" * 20_000, b"KEYS\x01k\x02", keys=("k",))], 1_000)
     store.confirm(store.end)
     places = [record.phys_offset for record in store.walk(0)]
-    told: list[int] = []
-    store.on_damage = told.append
+    reported: list[int] = []
+    store.on_damage = reported.append
     bad_sector.update(path=store.log.path(0), at=7 * 4096)
     assert [record.phys_offset for record in store.query("T", "k", 10, 0, 10_000)] == [places[2], places[0]]
-    assert told == [places[1]]
+    assert reported == [places[1]]
     bad_sector.clear()
     store.close()

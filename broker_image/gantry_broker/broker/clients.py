@@ -8,15 +8,25 @@ every change of a consumer group is told to all its members (request 40).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from gantry_broker.protocol.bodies import ClientConnection, SubscriptionData
 from gantry_broker.protocol.codes import EXPRESSION_TAG
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import tags_hash
 
+MAX_GROUPS = 500
+"""Consumer and producer groups of one connection."""
+MAX_SUBSCRIPTIONS = 2_000
+"""Topics that the consumer groups of one heartbeat subscribe to, together."""
+MAX_TAGS = 10_000
+"""Tags and tag codes in the subscriptions of one heartbeat, together."""
+MAX_EXPRESSION = 16_384
+"""Characters of the expression of a subscription. SQL92 expressions have a lower limit of their own."""
+UNIT = 256
+"""A subscription counts once, and once more for each `UNIT` characters of its expression and 16 of its tags."""
 EXPIRE_MS = 120_000
 """A client that has sent no heartbeat for this long is gone."""
 
@@ -29,9 +39,51 @@ class Link(Protocol):
 
     def send(self, frame: Frame) -> None: ...
 
+    def write(self, data: bytes) -> None: ...
+
     def close(self) -> None: ...
 
     def __hash__(self) -> int: ...
+
+
+class TooManyClients(Exception):
+    """A heartbeat beyond a limit; the text names it."""
+
+
+def heartbeat_fault(value: Any) -> str | None:
+    """Why the JSON of a heartbeat is refused before anything is made of it; None: it is within its limits.
+
+    What is of the wrong type is left to `Heartbeat.from_json`, which names it.
+    """
+    if not isinstance(value, Mapping):
+        return None
+    consumers, producers = _array(value, "consumerDataSet"), _array(value, "producerDataSet")
+    if (count := len(consumers) + len(producers)) > MAX_GROUPS:
+        return f"the heartbeat names {count} groups, the limit is {MAX_GROUPS}"
+    subscriptions = tags = 0
+    for consumer in consumers:
+        found = _array(consumer, "subscriptionDataSet")
+        subscriptions += len(found)
+        if subscriptions > MAX_SUBSCRIPTIONS:
+            return f"the heartbeat has over {MAX_SUBSCRIPTIONS} subscriptions, which is the limit"
+        for subscription in found:
+            tags += len(_array(subscription, "tagsSet")) + len(_array(subscription, "codeSet"))
+            expression = subscription.get("subString") if isinstance(subscription, Mapping) else None
+            if isinstance(expression, str) and len(expression) > MAX_EXPRESSION:
+                return f"the field subString has {len(expression)} characters, the limit is {MAX_EXPRESSION}"
+    if tags > MAX_TAGS:
+        return f"the subscriptions of the heartbeat have {tags} tags, the limit is {MAX_TAGS}"
+    return None
+
+
+def _array(value: Any, name: str) -> list[Any]:
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
+def weight(data: SubscriptionData) -> int:
+    """What a subscription counts against the limit of a broker."""
+    return 1 + len(data.expression) // UNIT + len(data.tags) // 16
 
 
 class Subscription:
@@ -76,6 +128,8 @@ class ConsumerGroup:
     consume_from: str = "CONSUME_FROM_LAST_OFFSET"
     clients: dict[Link, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    weight: int = 0
+    """Of its subscriptions."""
 
     def client_ids(self) -> list[str]:
         """Each member once, by which members divide the queues among themselves: a client that talked to a slave has
@@ -89,11 +143,37 @@ class ConsumerGroup:
 class ClientTable:
     """All consumer and producer groups that have a connected member."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 100_000) -> None:
+        """`limit`: memberships and subscriptions, together."""
+        self.limit = limit
+        self.weight = 0
+        """Memberships and subscriptions that there are."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Link, Client]] = {}
         self._groups_of: dict[Link, set[str]] = {}
+        self._producing: dict[Link, set[str]] = {}
+        self._clients: dict[str, dict[Link, Client]] = {}
+        """Producers' connections by client id."""
         self._round = 0
+
+    def admit(self, conn: Link, consumers: Mapping[str, list[SubscriptionData]], producers: Iterable[str]) -> None:
+        """Raises TooManyClients when a heartbeat with these groups would be beyond a limit; changes nothing."""
+        mine = self._groups_of.get(conn, set())
+        new_consumers = [group for group in consumers if group not in mine]
+        produced = self._producing.get(conn, set())
+        new_producers = {group for group in producers if group not in produced}
+        count = len(mine) + len(produced) + len(new_consumers) + len(new_producers)
+        if count > MAX_GROUPS:
+            raise TooManyClients(f"this connection would be in {count} groups, the limit is {MAX_GROUPS}")
+        more = len(new_consumers) + len(new_producers)
+        for group, subscriptions in consumers.items():
+            entry = self.consumers.get(group)
+            more += sum(weight(data) for data in subscriptions) - (0 if entry is None else entry.weight)
+        if more > 0 and self.weight + more > self.limit:
+            raise TooManyClients(
+                f"this broker has {self.weight} members and subscriptions of groups, {more} more are asked for, "
+                f"the limit is {self.limit}"
+            )
 
     def heartbeat_consumer(
         self,
@@ -114,6 +194,8 @@ class ClientTable:
             entry = self.consumers[group] = ConsumerGroup(group)
         entry.consume_type, entry.message_model, entry.consume_from = consume_type, message_model, consume_from
         known = entry.clients.get(client.conn)
+        if known is None:
+            self.weight += 1
         changed = known is None or known.client_id != client.client_id
         entry.clients[client.conn] = client
         self._groups_of.setdefault(client.conn, set()).add(group)
@@ -133,19 +215,30 @@ class ClientTable:
         for topic in [t for t in entry.subscriptions if t not in named]:
             del entry.subscriptions[topic]
             changed = True
+        before, entry.weight = entry.weight, sum(weight(sub.data) for sub in entry.subscriptions.values())
+        self.weight += entry.weight - before
         return changed
 
     def heartbeat_producer(self, group: str, client: Client) -> None:
-        self.producers.setdefault(group, {})[client.conn] = client
-        self._groups_of.setdefault(client.conn, set())
+        members = self.producers.setdefault(group, {})
+        known = members.get(client.conn)
+        if known is None:
+            self.weight += 1
+        elif known.client_id != client.client_id:
+            self._forget_client(known)
+        members[client.conn] = client
+        self._producing.setdefault(client.conn, set()).add(group)
+        self._clients.setdefault(client.client_id, {})[client.conn] = client
 
     def leave_consumer(self, group: str, conn: Link) -> bool:
         """True: it was a member."""
         entry = self.consumers.get(group)
         if entry is None or entry.clients.pop(conn, None) is None:
             return False
+        self.weight -= 1
         if not entry.clients:
             del self.consumers[group]
+            self.weight -= entry.weight
         if conn in self._groups_of:
             self._groups_of[conn].discard(group)
         return True
@@ -166,25 +259,40 @@ class ClientTable:
 
     def leave_producer(self, group: str, conn: Link) -> None:
         members = self.producers.get(group)
-        if members is not None and members.pop(conn, None) is not None and not members:
+        client = members.pop(conn, None) if members is not None else None
+        if members is None or client is None:
+            return
+        self.weight -= 1
+        if not members:
             del self.producers[group]
+        produced = self._producing[conn]
+        produced.discard(group)
+        if not produced:
+            del self._producing[conn]
+            self._forget_client(client)
+
+    def _forget_client(self, client: Client) -> None:
+        links = self._clients.get(client.client_id, {})
+        links.pop(client.conn, None)
+        if not links:
+            self._clients.pop(client.client_id, None)
 
     def closed(self, conn: Link) -> list[str]:
         """A connection ended: the consumer groups that lost a member."""
         changed = [g for g in sorted(self._groups_of.pop(conn, ())) if self.leave_consumer(g, conn)]
-        for group in [g for g, members in self.producers.items() if conn in members]:
+        for group in list(self._producing.get(conn, ())):
             self.leave_producer(group, conn)
         return changed
 
     def expire(self, now_ms: int) -> tuple[list[str], list[Link]]:
         """Removes silent members: (consumer groups that changed, connections to close)."""
-        silent: list[Link] = []
+        silent: dict[Link, None] = {}
         for clients in [g.clients for g in self.consumers.values()] + list(self.producers.values()):
-            silent += [c.conn for c in clients.values() if now_ms - c.last_ms > EXPIRE_MS and c.conn not in silent]
+            silent.update((c.conn, None) for c in clients.values() if now_ms - c.last_ms > EXPIRE_MS)
         changed: list[str] = []
         for conn in silent:
             changed += self.closed(conn)
-        return sorted(set(changed)), silent
+        return sorted(set(changed)), list(silent)
 
     def any_producer(self, group: str) -> Link | None:
         """A connection of a producer group, another one each time: whom to ask for the state of a transaction."""
@@ -196,11 +304,7 @@ class ClientTable:
 
     def find_client(self, client_id: str) -> Client | None:
         """The producer's connection with that client id: where a reply message is pushed to."""
-        for members in self.producers.values():
-            for client in members.values():
-                if client.client_id == client_id:
-                    return client
-        return None
+        return next(iter(self._clients.get(client_id, {}).values()), None)
 
     def groups_of_topic(self, topic: str) -> list[str]:
         return sorted(g.name for g in self.consumers.values() if topic in g.subscriptions)

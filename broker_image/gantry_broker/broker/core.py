@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gantry_broker import descriptors
 from gantry_broker.config import BrokerConfig
+from gantry_broker.loopwatch import LoopWatch
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import (
     AUTO_CREATE_TOPIC,
@@ -27,20 +28,25 @@ from gantry_broker.protocol.codes import (
     GantryCode,
     Perm,
     RequestCode,
+    ResponseCode,
     SendStatus,
 )
-from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.frame import Frame, encode_frame
+from gantry_broker.remoting.budget import RemotingBudget, memory_limit, remoting_budget
+from gantry_broker.remoting.connection import Shared
 from gantry_broker.replication.mending import Mender, answering
 from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords, StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
-from gantry_broker.store.records import delay_table
+from gantry_broker.store.log.record_reader import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
+from gantry_broker.timeslice import TimeSlices
 
-from .clients import ClientTable
+from .clients import ClientTable, Link
+from .creation import CreationRate, max_links, too_many_groups, too_many_topics, too_soon
 from .delay import Delays
-from .faults import NotStored, NotWritable
+from .faults import Answer, NotStored, NotWritable
 from .fitness import Fitness
 from .livesettings import LiveSettings
 from .locks import QueueLocks
@@ -49,17 +55,25 @@ from .metadata import Change, Metadata, Tables, encode_change
 from .pull import Filters, Pull
 from .replay import Replay
 from .stats import Stats
-from .topics import TIMER_TOPIC, retry_topic, system_topics
+from .topics import TIMER_TOPIC, is_system_topic, retry_topic, system_topics
 from .transactions import Transactions
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.client import RemotingClient
+    from gantry_broker.remoting.members import HandshakeGuard
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
 
+NOTIFY_AT_ONCE: Final = 200
+"""Members of a group that one step tells of a change."""
 NOTIFY_S: Final = 0.02
 """Who joins or leaves a consumer group within this time is told to the others together."""
+
+
+def _write_all(links: list[Link], data: bytes) -> None:
+    for link in links:
+        link.write(data)
 
 
 class Broker:
@@ -74,9 +88,22 @@ class Broker:
         self.store_host_hex = store_host.hex().upper()
         self.started_ms = self.unix_ms()
         self.delay_levels = delay_table(self.settings.messageDelayLevel)
-        self.clients = ClientTable()
+        self.memory = memory_limit(config.memory_limit_bytes)
+        """Bytes that this process may use."""
+        self.budget: RemotingBudget = remoting_budget(
+            self.memory, min(self.settings.maxConnections, descriptors.budget().remoting)
+        )
+        self.shared = Shared(self.budget, lambda: self.settings.maxConnectionsPerAddress)
+        """What the connections of all ports of clients share."""
+        self.loop_watch = LoopWatch()
+        self.slices = TimeSlices()
+        self.slices.on_ran = self.loop_watch.holds.ran
+        self.new_names = CreationRate()
+        self.clients = ClientTable(max_links(self.memory))
         self.locks = QueueLocks()
         self.held: HeldPulls[Pull] = HeldPulls()
+        self.waking: set[tuple[str, int]] = set()
+        """Queues whose held pulls are being tried, in slices."""
         self.filters = Filters()
         self.stats = Stats(self.started_ms)
         self.meta = Metadata(base_tables(config, self.settings, len(self.delay_levels)))
@@ -84,7 +111,10 @@ class Broker:
         self.put_count = 0
         self.get_count = 0
         self.connections: Callable[[], int] = lambda: 0
+        self.connections_refused: Callable[[], int] = lambda: self.shared.refused
         self.http_port: Callable[[], int] = lambda: config.http_port
+        self.member_guard: HandshakeGuard | None = None
+        """Stands before the replication port; None: there is no such port."""
         self.on_role: list[Callable[[bool], None]] = []
         """Called with "is master" after the role changed and the tables follow it."""
         self.on_grown: dict[str, Callable[[int], None]] = {}
@@ -259,8 +289,28 @@ class Broker:
         known = self.meta.working.topics.get(name)
         if known is not None:
             return known
+        self.may_create(topics=[name])
         self.change({"topics": [TopicConfig(name, queues, queues, perm, sys_flag=sys_flag).to_json()]})
         return self.meta.working.topics[name]
+
+    def may_create(self, *, topics: Sequence[str] = (), groups: Sequence[str] = (), on_demand: bool = True) -> None:
+        """Raises Answer when there would be too many topics or groups, or too many of them too fast.
+
+        `on_demand`: nobody asked for them by name; those are made at a limited rate.
+        """
+        tables = self.meta.working
+        new_topics = len({name for name in topics if name not in tables.topics and not is_system_topic(name)})
+        new_groups = len({name for name in groups if name not in tables.groups})
+        if not new_topics and not new_groups:
+            return
+        fault = too_many_topics(len(tables.topics), new_topics, self.settings.maxTopics) or too_many_groups(
+            len(tables.groups), new_groups, self.settings.maxSubscriptionGroups
+        )
+        if fault is not None:
+            raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+        # A group and its %RETRY% topic count once.
+        if on_demand and not self.new_names.take(max(new_topics, new_groups), self.now_ms()):
+            raise Answer(ResponseCode.SYSTEM_BUSY, too_soon(new_topics, new_groups))
 
     def ensure_system_topic(self, name: str) -> None:
         if name in (TIMER_TOPIC, SCHEDULE_TOPIC) or name in self.meta.working.topics:
@@ -285,8 +335,11 @@ class Broker:
 
     def make_topic(self, topic: TopicConfig) -> None:
         """Raises NotWritable and StoreError."""
+        self.may_create(topics=[topic.name])
+        begun = time.perf_counter()
         log.info("topic %s is made on demand with %d queues", topic.name, topic.write_queues)
         self.change({"topics": [topic.to_json()]})
+        self.slices.charge(time.perf_counter() - begun)
 
     def group_config(self, name: str) -> SubscriptionGroup | None:
         """A consumer group's configuration, made on demand where this member may and the settings allow it."""
@@ -297,33 +350,70 @@ class Broker:
             return None
         made = SubscriptionGroup(name)
         if self.may_append:
+            self.may_create(groups=[name])
             try:
                 self.change({"groups": [made.to_json()]})
             except StoreError as error:
                 self.fitness.store_failed(error)
         return made
 
-    def ensure_retry_topic(self, group: SubscriptionGroup) -> None:
-        if self.may_append:
-            try:
-                self.ensure_topic(retry_topic(group.name), max(group.retry_queues, 1), Perm.READ | Perm.WRITE)
-            except StoreError as error:
-                self.fitness.store_failed(error)
+    def group_configs(self, names: Iterable[str]) -> dict[str, SubscriptionGroup]:
+        """The configurations of the consumer groups that a client is a member of, with their retry topics.
 
-    def flush_offsets(self) -> None:
-        """Writes the consumer offsets that changed into the log."""
+        What is new is made with one record. Groups that may not be made are left out. Raises Answer when they are too
+        many; then nothing is made.
+        """
+        tables = self.meta.working
+        known: dict[str, SubscriptionGroup] = {}
+        new: list[SubscriptionGroup] = []
+        for name in names:
+            group = tables.groups.get(name)
+            if group is None:
+                if not self.settings.autoCreateSubscriptionGroup and name not in PREDEFINED_GROUPS:
+                    continue
+                group = SubscriptionGroup(name)
+                new.append(group)
+            known[name] = group
         if not self.may_append:
-            return
-        changes = self.meta.take_dirty(self.unix_ms())
+            return known
+        topics = [
+            TopicConfig(topic, queues, queues, Perm.READ | Perm.WRITE)
+            for group in known.values()
+            if (topic := retry_topic(group.name)) not in tables.topics
+            for queues in [max(group.retry_queues, 1)]
+        ]
+        if not new and not topics:
+            return known
+        self.may_create(topics=[topic.name for topic in topics], groups=[group.name for group in new])
+        change: Change = {}
+        if new:
+            change["groups"] = [group.to_json() for group in new]
+        if topics:
+            change["topics"] = [topic.to_json() for topic in topics]
+        try:
+            self.change(change)
+        except StoreError as error:
+            self.fitness.store_failed(error)
+        return known
+
+    def flush_offsets(self, most: int | None = None) -> bool:
+        """Writes the consumer offsets that changed into the log, at most those of so many pairs of topic and group.
+
+        True: more of them wait to be written.
+        """
+        if not self.may_append:
+            return False
+        changes = self.meta.take_dirty(self.unix_ms(), most)
         if not changes:
-            return
+            return False
         try:
             self.append([self.change_put(c) for c in changes])
         except StoreError as error:
             self.meta.put_back(changes)
             self.fitness.store_failed(error)
-            return
+            return False
         self.appended(None)
+        return self.meta.has_dirty
 
     def notify_group(self, group: str) -> None:
         """Tells all members of a consumer group that it changed (request 40, one-way).
@@ -342,10 +432,12 @@ class Broker:
             members = self.clients.consumers.get(group)
             if members is None or (config is not None and not config.notify_ids_changed):
                 continue
-            for client in list(members.clients.values()):
-                client.conn.send(
-                    Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.next_opaque(), 2, {"consumerGroup": group})
-                )
+            frame = Frame(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self.next_opaque(), 2, {"consumerGroup": group})
+            data = encode_frame(frame)
+            links = list(members.clients)
+            for start in range(0, len(links), NOTIFY_AT_ONCE):
+                part = links[start : start + NOTIFY_AT_ONCE]
+                self.slices.run(lambda part=part, data=data: _write_all(part, data))  # type: ignore[misc]
 
     # ---- what replication tells
 
@@ -359,10 +451,10 @@ class Broker:
         if changed and not self._leading:
             self._tables_changed()
         # Readers are woken after the caller has finished its own step: what they do may append again.
-        if confirmed.grew:
+        if confirmed.available:
             if not self._grown:
                 self._loop.call_soon(self._wake)
-            self._grown += confirmed.grew
+            self._grown += confirmed.available
 
     def _wake(self) -> None:
         grown, self._grown = self._grown, []
@@ -453,8 +545,7 @@ class Broker:
 
     def far_behind(self, got: Got) -> bool:
         """Whether a reader's backlog is beyond what memory is expected to hold."""
-        memory = self.config.memory_limit_bytes or _machine_memory()
-        return self.backlog_bytes(got) > memory * self.settings.accessMessageInMemoryMaxRatio // 100
+        return self.backlog_bytes(got) > self.memory * self.settings.accessMessageInMemoryMaxRatio // 100
 
     def backlog_bytes(self, got: Got) -> int:
         """Bytes of log between what was read last and the confirmed end."""
@@ -483,10 +574,6 @@ def base_tables(config: BrokerConfig, settings: BrokerSettings, levels: int) -> 
     for name in sorted(PREDEFINED_GROUPS):
         tables.groups[name] = SubscriptionGroup(name)
     return tables
-
-
-def _machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def resolved_host(address: str) -> tuple[str, int]:

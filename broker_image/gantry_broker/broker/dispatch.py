@@ -12,15 +12,15 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
 
 from . import handlers, pull  # noqa: F401  (handlers fill the table)
 from .core import Broker
 from .faults import failure_answer
-from .forward import Forwarder, take_forwarded
-from .handlers.table import TABLE
+from .forward import Forwarder, request_bytes
+from .handlers.table import TABLE, HandlerFunction
 from .send import Sender
 
 if TYPE_CHECKING:
@@ -58,24 +58,49 @@ WRITES: Final = SENDS | {
 OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
 """Questions that a former master passes on as long as clients still take it for the master: a slave hears of the last
 confirmed record some milliseconds late, and a client must find what it was promised just before."""
+CHEAP: Final = frozenset(
+    int(code)
+    for code in (
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.GET_MAX_OFFSET,
+        RequestCode.GET_MIN_OFFSET,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+    )
+)
+"""Requests that cost the same, some 0.1 ms at most, whatever is in them; all others run in slices of the event loop. A
+pull with an SQL92 filter looks after that itself."""
+AT_ONCE: Final = 64
+"""Cheap requests of one read that are handled at once. Clients seldom have more under way."""
+FORWARDED: Final = WRITES | OF_THE_MASTER
+"""What a former master passes on, and all that a FORWARD may wrap."""
 ARRIVE_S: Final = 0.02
 """Time for the last answers to arrive before a connection ends."""
 MAX_TASKS: Final = 10_000
 """Requests that may wait for something at the same time."""
-_FETCH: Final = int(GantryCode.FETCH)
-_POLL: Final = int(GantryCode.POLL)
-_FORWARD: Final = int(GantryCode.FORWARD)
-_READ_LOG: Final = int(GantryCode.READ_LOG)
+
+
+def not_supported(frame: Frame) -> Frame:
+    """The answer to a request code that a port does not know."""
+    return error_answer(frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported")
 
 
 class Dispatcher:
-    """The Handler of all listening ports of one broker."""
+    """The Handler of the ports for clients."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.sender = Sender(broker)
-        self.forwarder = Forwarder(broker, self._process)
+        self.forwarder = Forwarder(broker, self.process)
+        self.sender.in_turn = lambda conn, frame: self._handle_in_turn(
+            conn, frame, lambda broker, conn, frame: self.on_frames(conn, [frame])
+        )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_bytes = 0
+        """Of costly requests that wait for their turn."""
         broker.on_topics.append(self.sender.topics_changed)
         broker.on_grew = lambda topic, queue_id: pull.wake(broker, topic, queue_id)
         broker.on_role.append(lambda master: self.forwarder.role_changed())
@@ -86,23 +111,21 @@ class Dispatcher:
         """Nothing is known of a client before its first request."""
 
     def on_close(self, conn: Connection) -> None:
-        broker = self.broker
-        broker.replication.on_connection_lost(conn)
-        for group in broker.clients.closed(conn):
-            broker.notify_group(group)
+        for group in self.broker.clients.closed(conn):
+            self.broker.notify_group(group)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         broker = self.broker
         if broker.may_append and not self.forwarder.busy:
-            self._process(conn, frames)
+            self.process(conn, frames)
             return
         rest: list[Frame] = []
         kept: list[Frame] = []
-        ours = WRITES | OF_THE_MASTER if broker.has_guests and self.forwarder.wants() else WRITES
+        ours = FORWARDED if broker.has_guests and self.forwarder.wants() else WRITES
         for frame in frames:
             (kept if frame.code in ours else rest).append(frame)
         if rest:
-            self._process(conn, rest)
+            self.process(conn, rest)
         if not kept:
             return
         if self.forwarder.wants():
@@ -110,13 +133,16 @@ class Dispatcher:
         else:
             self._refuse(conn, kept)
 
-    def _process(self, conn: Connection, frames: list[Frame]) -> None:
+    def process(self, conn: Connection, frames: list[Frame]) -> None:
+        """Carries out clients' requests, whether or not writes wait for a hand-over."""
         sends: list[Frame] = []
+        others = 0
         for frame in frames:
             if frame.code in SENDS:
                 sends.append(frame)
             else:
-                self._one(conn, frame)
+                others += 1
+                self._one(conn, frame, others <= AT_ONCE)
         if not sends:
             return
         conn.attrs["client"] = True
@@ -138,30 +164,46 @@ class Dispatcher:
 
     # ---- one request
 
-    def _one(self, conn: Connection, frame: Frame) -> None:
-        if frame.code == _FETCH:
-            self.broker.replication.on_fetch(conn, frame)
-            return
-        if frame.code == _POLL:
-            self.broker.replication.on_poll(conn, frame)
-            return
-        if frame.code == _FORWARD:
-            take_forwarded(self.broker, conn, frame, self._process)
-            return
-        if frame.code == _READ_LOG:
-            self._answer(conn, frame, self.broker.mender.answer(frame))
-            return
+    def _one(self, conn: Connection, frame: Frame, at_once: bool) -> None:
+        """`at_once` False: so many came in one read that this one waits for its turn, cheap or not."""
         conn.attrs["client"] = True
         handler = TABLE.get(frame.code)
         if handler is None:
-            self._answer(
-                conn,
-                frame,
-                error_answer(
-                    frame, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"
-                ),
-            )
+            self._answer(conn, frame, not_supported(frame))
             return
+        if at_once and frame.code in CHEAP:
+            self._handle(conn, frame, handler)
+        else:
+            self._handle_in_turn(conn, frame, handler)
+
+    def _handle_in_turn(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
+        """Costly requests of all connections share a slice of each pass of the event loop; the rest waits.
+
+        A connection is not read while requests of it wait, and what waits is bounded in bytes.
+        """
+        slices = self.broker.slices
+        if slices.left_s > 0:
+            slices.run(lambda: self._handle(conn, frame, handler))
+            return
+        size = request_bytes(frame)
+        if self._waiting_bytes + size > self.broker.budget.parked_bytes:
+            self._answer(conn, frame, error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many requests wait"))
+            return
+        self._waiting_bytes += size
+        conn.attrs["waiting"] = conn.attrs.get("waiting", 0) + 1
+        conn.throttle(True)
+
+        def begin() -> None:
+            self._waiting_bytes -= size
+            conn.attrs["waiting"] -= 1
+            if not conn.attrs["waiting"]:
+                conn.throttle(False)
+            if not conn.closed:
+                self._handle(conn, frame, handler)
+
+        slices.run(begin)
+
+    def _handle(self, conn: Connection, frame: Frame, handler: HandlerFunction) -> None:
         try:
             result = handler(self.broker, conn, frame)
         except Exception as error:
@@ -182,6 +224,8 @@ class Dispatcher:
 
     async def _later(self, conn: Connection, frame: Frame, work: Coroutine[Any, Any, Frame | None]) -> None:
         try:
+            if frame.code not in CHEAP:
+                await self.broker.slices.grant()
             answer = await work
         except Exception as error:
             answer = failure_answer(frame, error)

@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from ipaddress import IPv6Address, ip_address
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import FLAG_ONEWAY, GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, FrameError, encode_frame
 from gantry_broker.protocol.headers import error_answer
+from gantry_broker.protocol.message import unpack_host
 from gantry_broker.remoting.errors import ConnectionLost, RemotingError
 
 if TYPE_CHECKING:
@@ -32,7 +35,6 @@ log = logging.getLogger(__name__)
 Process = Callable[[Any, list[Frame]], None]
 
 MAX_PARKED: Final = 20_000
-MAX_PARKED_BYTES: Final = 64 << 20
 BUNDLE: Final = 512
 BUNDLE_BYTES: Final = 4 << 20
 FORWARD_S: Final = 5.0
@@ -84,12 +86,12 @@ class Forwarder:
         conn.attrs["forwarded"] = conn.attrs["client"] = True
         due = asyncio.get_running_loop().time() + FORWARD_S
         for frame in frames:
-            if len(self._queue) >= MAX_PARKED or self._bytes > MAX_PARKED_BYTES:
+            if len(self._queue) >= MAX_PARKED or self._bytes > self._broker.budget.parked_bytes:
                 if not frame.is_oneway:
                     conn.send(error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many writes wait for the new master"))
                 continue
             self._queue.append(Parked(conn, frame, due))
-            self._bytes += _size(frame)
+            self._bytes += request_bytes(frame)
         self._go_on()
         self._look_later()
 
@@ -175,11 +177,11 @@ class Forwarder:
         bundle: list[Parked] = []
         size = 0
         while self._queue and len(bundle) < BUNDLE:
-            size += _size(self._queue[0].frame)
+            size += request_bytes(self._queue[0].frame)
             if bundle and size > BUNDLE_BYTES:
                 break
             parked = self._queue.popleft()
-            self._bytes -= _size(parked.frame)
+            self._bytes -= request_bytes(parked.frame)
             bundle.append(parked)
         return bundle
 
@@ -191,7 +193,7 @@ class Forwarder:
 
     def _put_at_head(self, taken: list[Parked]) -> None:
         self._queue.extendleft(reversed(taken))
-        self._bytes += sum(_size(parked.frame) for parked in taken)
+        self._bytes += sum(request_bytes(parked.frame) for parked in taken)
         self._look_later()
 
     async def _forward(self, target: str, bundle: list[Parked]) -> str:
@@ -247,8 +249,8 @@ class Forwarder:
             await asyncio.gather(self._worker, return_exceptions=True)
 
 
-def _size(frame: Frame) -> int:
-    """Bytes of memory, and of a bundle, that a parked write is counted with."""
+def request_bytes(frame: Frame) -> int:
+    """Bytes of memory, and of a bundle, that a request which waits is counted with."""
     return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
@@ -285,26 +287,77 @@ class ForwardedConnection:
     def write(self, data: bytes) -> None:
         self._gather(data)
 
+    def throttle(self, wait: bool) -> None:
+        """The member that forwards sends one bundle at a time."""
+
     def send(self, frame: Frame) -> None:
         self._gather(encode_frame(frame))
 
 
-def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Process) -> None:
+def _unwrap(request: Frame, allowed: Container[int]) -> tuple[list[Frame], list[bytes]]:
+    """The requests of a bundle and the packed address of each one's client. Raises Implausible; a bundle is taken whole
+    or not at all.
+
+    `allowed`: the request codes that forwarding wraps. Each request's opaque is its place in the bundle.
+    """
+    body, count, at = request.body, 0, 0
+    while at < len(body):  # Before it is decoded: what is refused must cost little.
+        at += 4 + int.from_bytes(body[at : at + 4], "big")
+        count += 1
+        if count > BUNDLE or at > len(body):
+            raise plausible.Implausible(f"the bundle has a damaged frame, or more than {BUNDLE}", "malformed")
+    try:
+        texts = plausible.items("hosts", orjson.loads(request.ext.get("hosts", "")), BUNDLE)
+        frames = FrameDecoder().feed(body)
+    except plausible.Implausible:
+        raise
+    except (FrameError, ValueError, TypeError) as error:
+        raise plausible.Implausible(f"the bundle cannot be read: {error}", "malformed") from error
+    if not frames or len(frames) != len(texts):
+        raise plausible.Implausible(f"hosts has {len(texts)} entries for {len(frames)} requests", "malformed")
+    for index, frame in enumerate(frames):
+        if frame.is_response or frame.code not in allowed:
+            raise plausible.Implausible(
+                f"request {index} has code {frame.code}, which is not forwarded", "not-forwarded"
+            )
+        if frame.opaque != index:
+            raise plausible.Implausible(
+                f"request {index} has opaque {frame.opaque}, expected is its place", "malformed"
+            )
+    return frames, [_host(text) for text in texts]
+
+
+def _host(text: Any) -> bytes:
+    """A client's packed address from hex: 4 or 16 bytes of IPv4 or IPv6, 4 of the port. Raises Implausible."""
+    try:
+        packed = bytes.fromhex(text)
+        host, port = unpack_host(packed)
+        address = ip_address(host)
+    except (TypeError, ValueError) as error:
+        raise plausible.Implausible(
+            f"hosts: {plausible.shown(text)} is no packed address: {error}", "malformed"
+        ) from error
+    if not 0 <= port <= 65_535:
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} has port {port}, possible are 0 to 65535")
+    if address.is_multicast or (isinstance(address, IPv6Address) and address.ipv4_mapped is not None):
+        raise plausible.Implausible(f"hosts: {plausible.shown(text)} is {host}, which is no client's address")
+    return packed
+
+
+def take_forwarded(broker: Broker, conn: Connection, request: Frame, process: Process, allowed: Container[int]) -> None:
     """The new master's end: the bundle's writes, in their order, and one answer with all of theirs.
 
+    `allowed`: the request codes that forwarding wraps; a bundle with another one is refused whole.
     Answers SERVICE_NOT_AVAILABLE, which means that nothing of the bundle was taken, while this member may not append.
     """
     if not broker.may_append:
         conn.send(error_answer(request, ResponseCode.SERVICE_NOT_AVAILABLE, broker.refusal()))
         return
     try:
-        frames = FrameDecoder().feed(request.body)
-        hosts = [bytes.fromhex(h) for h in orjson.loads(request.ext.get("hosts", ""))]
-    except (FrameError, ValueError, TypeError) as error:
-        conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, f"FORWARD: the bundle cannot be read: {error}"))
-        return
-    if len(hosts) != len(frames) or any(len(h) not in (8, 20) for h in hosts):
-        conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, "FORWARD: the field hosts does not fit the bundle"))
+        frames, hosts = _unwrap(request, allowed)
+    except plausible.Implausible as error:
+        broker.replication.refusals.add("forward", error.reason, f"{conn!r}: {error}")
+        conn.send(error_answer(request, ResponseCode.SYSTEM_ERROR, f"FORWARD: {error}"))
         return
     waiting = sum(1 for f in frames if not f.flag & FLAG_ONEWAY)
     answers: list[bytes] = []

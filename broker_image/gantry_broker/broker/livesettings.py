@@ -32,11 +32,12 @@ FIXED: Final = frozenset(
         "maxHashSlotNum",
         "maxIndexNum",
         "messageIndexEnable",
+        "maxConnections",
         "messageDelayLevel",
         "traceTopicEnable",
     }
 )
-"""Settings that only the resource and a restart change: the store's shape follows from them."""
+"""Settings that only the resource and a restart change: the store's shape or the parts of memory follow from them."""
 
 
 class BadSetting(ValueError):

@@ -7,12 +7,16 @@ from gantry_broker.protocol.fastjson import MessageQueue
 LOCK_MS = 60_000
 """RocketMQ's rebalance lock lives this long; clients renew every 20 s."""
 
+MAX_LOCKS = 100_000
+"""Locks of all groups; beyond it no further queue is given."""
+
 
 class QueueLocks:
     """Time is an argument (ms)."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
+        self._count = 0
 
     def lock(self, group: str, client_id: str, queues: list[MessageQueue], now_ms: int) -> list[MessageQueue]:
         """The queues that `client_id` now holds: free ones, expired ones and those it held already."""
@@ -20,6 +24,10 @@ class QueueLocks:
         got = []
         for queue in queues:
             holder = table.get(queue)
+            if holder is None:
+                if self._count >= MAX_LOCKS:
+                    continue
+                self._count += 1
             if holder is None or holder[0] == client_id or now_ms - holder[1] > LOCK_MS:
                 table[queue] = (client_id, now_ms)
                 got.append(queue)
@@ -30,6 +38,7 @@ class QueueLocks:
         for queue in queues:
             if table.get(queue, ("", 0))[0] == client_id:
                 del table[queue]
+                self._count -= 1
         if not table:
             self._held.pop(group, None)
 
@@ -37,9 +46,11 @@ class QueueLocks:
         for group, table in list(self._held.items()):
             for queue in [q for q, (_, at) in table.items() if now_ms - at > LOCK_MS]:
                 del table[queue]
+                self._count -= 1
             if not table:
                 del self._held[group]
 
     def clear(self) -> None:
         """A broker that becomes master starts without locks: clients lock again within 20 s."""
         self._held.clear()
+        self._count = 0

@@ -6,6 +6,7 @@ State without sockets or clock. What a held pull is, and how it is tried again, 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -34,7 +35,7 @@ class HeldPulls(Generic[T]):
         self.limit = limit
         self.passed_over: set[tuple[str, int]] = set()
         """Queues that grew while somebody who waits for them could be told nothing: to be woken again."""
-        self._by_queue: dict[tuple[str, int], list[Held[T]]] = {}
+        self._by_queue: dict[tuple[str, int], dict[Held[T], None]] = {}
         self._by_time: list[tuple[int, int, Held[T]]] = []
         self._count = 0
         self._serial = 0
@@ -48,53 +49,51 @@ class HeldPulls(Generic[T]):
             return False
         key = (topic, queue_id)
         held = Held(key, pull, deadline_ms)
-        self._by_queue.setdefault(key, []).append(held)
+        self._by_queue.setdefault(key, {})[held] = None
         self._serial += 1
         heapq.heappush(self._by_time, (deadline_ms, self._serial, held))
         self._count += 1
         return True
 
-    def wake(self, topic: str, queue_id: int, attempt: Callable[[T], bool]) -> None:
-        """Tries the pulls that wait for a queue which grew; `attempt` says whether the pull is answered."""
-        key = (topic, queue_id)
-        waiting = self._by_queue.get(key)
-        if waiting is None:
+    def waiting(self, topic: str, queue_id: int) -> deque[Held[T]]:
+        """The pulls that wait for a queue, for `try_each`."""
+        return deque(self._by_queue.get((topic, queue_id), ()))
+
+    def everything(self) -> list[Held[T]]:
+        """All pulls that wait."""
+        return [held for waiting in self._by_queue.values() for held in waiting]
+
+    def try_each(
+        self, waiting: deque[Held[T]], attempt: Callable[[T], bool], may_go_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Tries pulls and takes them out of `waiting`; `attempt` says whether the pull is answered.
+
+        Ends when `may_go_on` says no; what is left in `waiting` is to be tried later.
+        """
+        while waiting and may_go_on():
+            held = waiting.popleft()
+            if not held.done and attempt(held.pull):
+                self.end(held)
+
+    def end(self, held: Held[T]) -> None:
+        """The pull was answered or given up."""
+        if held.done:
             return
-        left = []
-        for held in waiting:
-            if attempt(held.pull):
-                held.done = True
-                self._count -= 1
-            else:
-                left.append(held)
-        if left:
-            self._by_queue[key] = left
-        else:
-            del self._by_queue[key]
+        held.done = True
+        self._count -= 1
+        waiting = self._by_queue[held.key]
+        del waiting[held]
+        if not waiting:
+            del self._by_queue[held.key]
 
-    def wake_all(self, attempt: Callable[[T], bool]) -> None:
-        """Tries everything: the role changed."""
-        for topic, queue_id in list(self._by_queue):
-            self.wake(topic, queue_id, attempt)
-
-    def drop(self, wanted: Callable[[T], bool]) -> None:
-        """Forgets the pulls that `wanted` refuses: their connection is gone."""
-        self.wake_all(lambda pull: not wanted(pull))
-
-    def due(self, now_ms: int) -> list[Held[T]]:
-        """Takes the pulls whose time is over."""
+    def due(self, now_ms: int, most: int = 1 << 30) -> list[Held[T]]:
+        """Takes the pulls whose time is over, at most so many."""
         out: list[Held[T]] = []
-        while self._by_time and (self._by_time[0][2].done or self._by_time[0][0] <= now_ms):
+        while self._by_time and len(out) < most and (self._by_time[0][2].done or self._by_time[0][0] <= now_ms):
             held = heapq.heappop(self._by_time)[2]
-            if held.done:
-                continue
-            queue = self._by_queue[held.key]
-            queue.remove(held)
-            if not queue:
-                del self._by_queue[held.key]
-            held.done = True
-            self._count -= 1
-            out.append(held)
+            if not held.done:
+                self.end(held)
+                out.append(held)
         if len(self._by_time) > 2 * self._count + 1_000:
             self._by_time = [e for e in self._by_time if not e[2].done]
             heapq.heapify(self._by_time)

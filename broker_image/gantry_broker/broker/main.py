@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import resource
 import signal
 import sys
 import time
@@ -20,10 +19,13 @@ from pathlib import Path
 import uvloop
 from pydantic import ValidationError
 
+from gantry_broker import descriptors
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import Membership
 from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
@@ -57,12 +59,15 @@ class BrokerProcess:
                 store_host=host,
             )
         )
+        membership = Membership(Identity(config.cluster, config.group, config.member), config.token_file)
         self.client = RemotingClient(
-            on_disconnect=lambda address: self.registrar.lost(address), connect_timeout=PEER_CONNECT_S
+            on_disconnect=lambda address: self.registrar.lost(address),
+            connect_timeout=PEER_CONNECT_S,
+            membership=membership,
         )
         self.broker = Broker(config, self.store, self.client, pack_host(*host))
         self.dispatcher = Dispatcher(self.broker)
-        self.ports = Ports(self.broker, self.dispatcher)
+        self.ports = Ports(self.broker, self.dispatcher, membership)
         self.registrar = Registrar(self.broker)
         self.upkeep = Upkeep(self.broker)
         self.http = HttpServer(self.broker)
@@ -117,7 +122,7 @@ class BrokerProcess:
         if self.store.failed is not None or self.broker.replay.lacking:
             return
         try:
-            snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.history))
+            snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.epochs))
         except OSError as error:
             # The next start makes them of the last ones and the log, which is still to be closed.
             log.warning("the tables' snapshots cannot be written: %s", error)
@@ -140,20 +145,12 @@ class _LineFormatter(logging.Formatter):
 
 
 def setup_logging(level: str) -> None:
-    logging.getLogger("uvicorn").setLevel("WARNING")
+    logging.getLogger("uvicorn").setLevel("ERROR")  # Anybody can make it warn, as often as he likes.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _LineFormatter("%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     )
     logging.basicConfig(level=level, handlers=[handler])
-
-
-def _allow_open_files() -> None:
-    """As many as the system lets this process have: every client and every consume queue needs one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def run(config: BrokerConfig) -> None:
@@ -180,7 +177,7 @@ async def run(config: BrokerConfig) -> None:
 
 
 def main() -> int:
-    _allow_open_files()
+    descriptors.allow_all()
     parser = argparse.ArgumentParser(prog="python -m gantry_broker.broker", description="One member of a broker group.")
     parser.add_argument("--config", type=Path, required=True, help="JSON file, see gantry_broker.config.BrokerConfig")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -290,15 +291,24 @@ class Metadata:
             queues[queue_id] = offset
             self._dirty.setdefault(key, set()).add(queue_id)
 
-    def take_dirty(self, now_ms: int) -> list[Change]:
-        """The offsets that changed since the last call."""
-        dirty, self._dirty = self._dirty, {}
+    def take_dirty(self, now_ms: int, most: int | None = None) -> list[Change]:
+        """The offsets that changed since the last call, of at most so many pairs of topic and group; None: all."""
+        dirty = self._dirty
+        if most is None or len(dirty) <= most:
+            self._dirty = {}
+        else:
+            dirty = {key: self._dirty.pop(key) for key in list(islice(self._dirty, most))}
         offsets = self.working.offsets
         changes: list[Change] = []
         for keys in _chunks(list(dirty)):
             part = {key: {str(q): offsets[key][q] for q in dirty[key] if q in offsets.get(key, {})} for key in keys}
             changes.append({"at": now_ms, "offsets": part})
         return changes
+
+    @property
+    def has_dirty(self) -> bool:
+        """Whether offsets still have to be written."""
+        return bool(self._dirty)
 
     def put_back(self, changes: list[Change]) -> None:
         """The log took them not (full disk): they stay to be written."""

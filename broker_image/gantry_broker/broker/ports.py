@@ -1,4 +1,4 @@
-"""The listening ports of a member: its own for all its life, the group's while it is master.
+"""The listening ports of a member: its own and that for other members for all its life, the group's while it is master.
 
 The group's port is bound when the role is taken; the former master frees it before, or has just died, so binding is
 tried again every few milliseconds. A member that loses the role frees the port once it has forwarded what was parked,
@@ -11,13 +11,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker import descriptors
+from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.server import RemotingServer
 
 from . import pull
 from .dispatch import ARRIVE_S
+from .member_requests import MemberRequests
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
+    from gantry_broker.remoting.members import Membership
 
     from .core import Broker
     from .dispatch import Dispatcher
@@ -38,22 +44,43 @@ FORCE_S: Final = 3.0
 
 
 class Ports:
-    """Both servers and what happens to their connections at a change of role."""
+    """The servers, and what happens to clients' connections at a change of role."""
 
-    def __init__(self, broker: Broker, dispatcher: Dispatcher) -> None:
+    def __init__(self, broker: Broker, dispatcher: Dispatcher, membership: Membership) -> None:
         config = broker.config
         self._broker = broker
         self._dispatcher = dispatcher
-        self.own = RemotingServer(dispatcher, config.listen_host, config.port)
+        limits = RequestLimits(lambda: broker.settings.maxMessageSize)
+        budget = descriptors.budget()
+        backlog = budget.remoting_backlog
+        self.own = RemotingServer(
+            dispatcher, config.listen_host, config.port, limits=limits, shared=broker.shared, backlog=backlog
+        )
         self._group: RemotingServer | None = None
         if config.group_port:
-            self._group = RemotingServer(dispatcher, config.listen_host, config.group_port, name="group")
+            self._group = RemotingServer(
+                dispatcher, config.listen_host, config.group_port, name="group", limits=limits, shared=broker.shared,
+                backlog=backlog,
+            )  # fmt: skip
+        self._replication: RemotingServer | None = None
+        if config.replication_port is not None:
+            guard = broker.member_guard = HandshakeGuard(membership, budget.members)
+            self._replication = RemotingServer(
+                MemberRequests(broker, dispatcher.process), config.listen_host, config.replication_port,
+                name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(broker.budget),
+                guard=guard,
+            )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False
         broker.on_role.append(self._role_changed)
+        servers = [self.own, *([self._group] if self._group else [])]
+        broker.connections_refused = lambda: broker.shared.refused + sum(server.refused for server in servers)
         broker.connections = lambda: len(self.own.connections) + (len(self._group.connections) if self._group else 0)
 
     async def start(self) -> int:
+        """Gives the port for clients. Raises OSError when a port is taken."""
+        if self._replication is not None:
+            await self._replication.start()
         return await self.own.start()
 
     def _role_changed(self, master: bool) -> None:
@@ -67,7 +94,7 @@ class Ports:
 
     async def _serve_group(self) -> None:
         self._broker.letting_go = False
-        pull.wake_all(self._broker)
+        await pull.settle_all(self._broker)
         group = self._group
         if group is None:
             return
@@ -122,17 +149,17 @@ class Ports:
             if self._broker.replication.handed_to is not None:
                 await self._dispatcher.forwarder.drained(FORCE_S)
                 await asyncio.sleep(ARRIVE_S)
+            await pull.settle_all(self._broker)
         except asyncio.CancelledError:
             # The role has come back: they stay.
             for conn in clients:
                 conn.read_again()
             raise
-        pull.wake_all(self._broker)
         for conn in clients:
             conn.close()
 
     def _clients(self) -> list[Connection]:
-        """Connections that sent a client's request; followers fetch on others."""
+        """Connections that sent a client's request."""
         servers = [self.own] + ([self._group] if self._group else [])
         return [c for s in servers for c in s.connections if c.attrs.get("client") and not c.closed]
 
@@ -141,5 +168,7 @@ class Ports:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.own.close(grace_s)
+        if self._replication is not None:
+            await self._replication.close(grace_s)
         if self._group is not None:
             await self._group.close(grace_s)

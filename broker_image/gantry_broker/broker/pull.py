@@ -7,6 +7,9 @@ slave that cannot serve says PULL_RETRY_IMMEDIATELY and names the master.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Coroutine
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
@@ -15,10 +18,12 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, PullHeader
 from gantry_broker.protocol.message import parse_properties
 from gantry_broker.store.types import Got
+from gantry_broker.timeslice import SLICE_S
 
-from .clients import Subscription
+from .clients import MAX_EXPRESSION, Subscription
 from .faults import Answer
 from .handlers.table import handles
+from .longpoll import Held
 from .sql92 import Filter, FilterSyntaxError
 from .topics import group_fault, topic_fault
 
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from .core import Broker
 
 MAX_HOLD_MS: Final = 120_000
+DUE_AT_ONCE: Final = 100
+"""Pulls whose time is over that are answered before the clock is looked at."""
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -43,7 +50,7 @@ _MASTER: Final = 0
 class Pull:
     """One pull, as long as it is held."""
 
-    __slots__ = ("codes", "conn", "filter", "frame", "group", "header", "max_count", "offset", "topic")
+    __slots__ = ("codes", "conn", "filter", "frame", "group", "header", "max_count", "offset", "sql", "topic")
 
     def __init__(
         self,
@@ -53,7 +60,7 @@ class Pull:
         topic: TopicConfig,
         group: SubscriptionGroup,
         codes: frozenset[int] | None,
-        condition: Filter | None,
+        sql: SubscriptionData | None,
         max_count: int,
     ) -> None:
         self.conn = conn
@@ -62,15 +69,33 @@ class Pull:
         self.topic = topic
         self.group = group
         self.codes = codes
-        self.filter = condition
+        self.sql = sql
+        """A subscription whose expression still has to be compiled into `filter`."""
+        self.filter: Filter | None = None
         self.max_count = max_count
         self.offset = int(header.queueOffset)
 
 
 @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-def pull(broker: Broker, conn: Connection, frame: Frame) -> None:
+def pull(broker: Broker, conn: Connection, frame: Frame) -> Coroutine[None, None, None] | None:
     made = _read_request(broker, conn, frame)
+    if made.sql is not None and broker.slices.left_s <= 0:
+        return _pull_in_turn(broker, made)
+    _serve(broker, made)
+    return None
+
+
+async def _pull_in_turn(broker: Broker, made: Pull) -> None:
+    """A pull with an SQL92 filter when this pass of the event loop has done enough."""
+    await broker.slices.grant()
+    if not made.conn.closed:
+        _serve(broker, made)
+
+
+def _serve(broker: Broker, made: Pull) -> None:
     header = made.header
+    if made.sql is not None:
+        made.filter = _sql(broker, made.sql)
     if header.sysFlag & PullFlag.COMMIT_OFFSET and broker.leading and header.commitOffset >= 0:
         broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
     got, code = _look(broker, made)
@@ -83,19 +108,34 @@ def pull(broker: Broker, conn: Connection, frame: Frame) -> None:
 
 def wake(broker: Broker, topic: str, queue_id: int) -> None:
     """A queue grew: the pulls that wait for it are tried again."""
-    broker.held.wake(topic, queue_id, lambda made: _attempt(broker, made))
+    key = (topic, queue_id)
+    if key in broker.waking:
+        broker.held.passed_over.add(key)
+        return
+    waiting = broker.held.waiting(topic, queue_id)
+    if waiting:
+        _try_each(broker, key, waiting)
 
 
-def wake_all(broker: Broker) -> None:
+def _try_each(broker: Broker, key: tuple[str, int], waiting: deque[Held[Pull]]) -> None:
+    """Tries pulls for one slice of the event loop, and the rest in a later pass."""
+    ends = perf_counter() + SLICE_S
+    broker.held.try_each(waiting, lambda made: _attempt(broker, made), lambda: perf_counter() < ends)
+    if waiting:
+        broker.waking.add(key)
+        broker.slices.charge(SLICE_S)
+        broker.slices.run(lambda: _try_each(broker, key, waiting))
+    else:
+        broker.waking.discard(key)
+
+
+async def settle_all(broker: Broker) -> None:
     """The role changed: everything that waits is answered with what this member can say now."""
-
-    def settle(made: Pull) -> bool:
-        if not made.conn.closed:
-            got, code = _look(broker, made)
-            answer(broker, made, got, code)
-        return True
-
-    broker.held.wake_all(settle)
+    async for held in broker.slices.sliced(broker.held.everything()):
+        if held.done:
+            continue
+        broker.held.end(held)
+        _answer_now(broker, held.pull)
 
 
 def expire(broker: Broker, now_ms: int) -> None:
@@ -103,10 +143,24 @@ def expire(broker: Broker, now_ms: int) -> None:
     again, broker.held.passed_over = broker.held.passed_over, set()
     for topic, queue_id in again:
         wake(broker, topic, queue_id)
-    for held in broker.held.due(now_ms):
-        if not held.pull.conn.closed:
-            got, code = _look(broker, held.pull)
-            answer(broker, held.pull, got, code)
+    _answer_due(broker, now_ms)
+
+
+def _answer_due(broker: Broker, now_ms: int) -> None:
+    ends = perf_counter() + SLICE_S
+    while due := broker.held.due(now_ms, DUE_AT_ONCE):
+        for held in due:
+            _answer_now(broker, held.pull)
+        if perf_counter() > ends:
+            broker.slices.charge(SLICE_S)
+            broker.slices.run(lambda: _answer_due(broker, now_ms))
+            return
+
+
+def _answer_now(broker: Broker, made: Pull) -> None:
+    if not made.conn.closed:
+        got, code = _look(broker, made)
+        answer(broker, made, got, code)
 
 
 def _attempt(broker: Broker, made: Pull) -> bool:
@@ -114,6 +168,9 @@ def _attempt(broker: Broker, made: Pull) -> bool:
     if made.conn.closed:
         return True
     if made.conn.paused:
+        broker.held.passed_over.add((made.header.topic, made.header.queueId))
+        return False
+    if made.filter is not None and broker.slices.left_s <= 0:
         broker.held.passed_over.add((made.header.topic, made.header.queueId))
         return False
     got, code = _look(broker, made)
@@ -161,18 +218,24 @@ def _read_request(broker: Broker, conn: Connection, frame: Frame) -> Pull:
         raise BadField("maxMsgNums", str(header.maxMsgNums), "a whole number of 1 or more")
     subscription = _subscription(broker, header, group)
     codes: frozenset[int] | None = None
-    condition: Filter | None = None
+    sql: SubscriptionData | None = None
     if subscription.is_tag:
         if subscription.data.expression not in ("", "*"):
             codes = subscription.codes or None
     else:
-        condition = _sql(broker, subscription.data)
-    return Pull(conn, frame, header, topic, group, codes, condition, header.maxMsgNums)
+        sql = subscription.data
+        _may_filter(broker, sql)
+    return Pull(conn, frame, header, topic, group, codes, sql, header.maxMsgNums)
 
 
 def _subscription(broker: Broker, header: PullHeader, group: SubscriptionGroup) -> Subscription:
     if header.sysFlag & PullFlag.SUBSCRIPTION:
-        return broker.filters.subscription(header.topic, header.subscription or "*", header.expressionType)
+        try:
+            return broker.filters.subscription(header.topic, header.subscription or "*", header.expressionType)
+        except FilterSyntaxError as error:
+            raise Answer(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
     members = broker.clients.consumers.get(header.consumerGroup)
     if members is None:
         raise Answer(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{FAQ}")
@@ -188,33 +251,50 @@ def _subscription(broker: Broker, header: PullHeader, group: SubscriptionGroup) 
     return subscription
 
 
-def _sql(broker: Broker, data: SubscriptionData) -> Filter:
+def _may_filter(broker: Broker, data: SubscriptionData) -> None:
+    """Raises Answer."""
     if not broker.settings.enablePropertyFilter:
         raise Answer(
             ResponseCode.SYSTEM_ERROR,
             f"The broker does not support consumer to filter message by {data.expression_type}",
         )
+
+
+def _sql(broker: Broker, data: SubscriptionData) -> Filter:
+    """Raises Answer."""
+    begun = perf_counter()
     try:
         return broker.filters.compiled(data.expression)
     except FilterSyntaxError as error:
         raise Answer(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
         ) from None
+    finally:
+        broker.slices.charge(perf_counter() - begun)
 
 
 def _look(broker: Broker, made: Pull) -> tuple[Got, int]:
     """Reads, and says with which code the pull would be answered now."""
     header = made.header
+    most = min(made.max_count, broker.settings.maxTransferCountOnMessageInMemory)
+    most_bytes = broker.settings.maxTransferBytesOnMessageInMemory
     condition = made.filter
-    got = broker.store.get(
-        header.topic,
-        header.queueId,
-        made.offset,
-        min(made.max_count, broker.settings.maxTransferCountOnMessageInMemory),
-        broker.settings.maxTransferBytesOnMessageInMemory,
-        made.codes,
-        None if condition is None else lambda record: condition(parse_properties(record.properties)),
-    )
+    if condition is None:
+        got = broker.store.get(header.topic, header.queueId, made.offset, most, most_bytes, made.codes)
+    else:
+        begun = perf_counter()
+        ends = begun + SLICE_S
+        got = broker.store.get(
+            header.topic,
+            header.queueId,
+            made.offset,
+            most,
+            most_bytes,
+            None,
+            lambda record: condition(parse_properties(record.properties)),
+            lambda: perf_counter() > ends,
+        )
+        broker.slices.charge(perf_counter() - begun)
     status = got.status
     if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
         code = ResponseCode.PULL_NOT_FOUND if made.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
@@ -278,28 +358,41 @@ class Filters:
     """Subscriptions and compiled SQL92 expressions that pulls name: each is made once and kept, up to a bound."""
 
     MAX: Final = 4_096
+    MAX_CHARACTERS: Final = 1 << 20
+    """Of all expressions that are kept, of each kind: made ready they take some twenty times as much memory."""
 
     def __init__(self) -> None:
+        self._subscription_characters = 0
+        self._compiled_characters = 0
         self._subscriptions: dict[tuple[str, str, str], Subscription] = {}
         self._compiled: dict[str, Filter | FilterSyntaxError] = {}
 
     def subscription(self, topic: str, expression: str, kind: str) -> Subscription:
+        """Raises FilterSyntaxError for one that is too long."""
+        if len(expression) > MAX_EXPRESSION:
+            raise _too_long(expression)
         key = (topic, expression, kind)
         known = self._subscriptions.get(key)
         if known is None:
-            if len(self._subscriptions) >= self.MAX:
+            self._subscription_characters += len(expression)
+            if len(self._subscriptions) >= self.MAX or self._subscription_characters > self.MAX_CHARACTERS:
                 self._subscriptions.clear()
+                self._subscription_characters = len(expression)
             known = self._subscriptions[key] = Subscription(tag_subscription(topic, expression, kind))
         return known
 
     def compiled(self, expression: str) -> Filter:
         """Raises FilterSyntaxError."""
+        if len(expression) > MAX_EXPRESSION:
+            raise _too_long(expression)
         from .sql92 import compile_filter
 
         known = self._compiled.get(expression)
         if known is None:
-            if len(self._compiled) >= self.MAX:
+            self._compiled_characters += len(expression)
+            if len(self._compiled) >= self.MAX or self._compiled_characters > self.MAX_CHARACTERS:
                 self._compiled.clear()
+                self._compiled_characters = len(expression)
             try:
                 known = compile_filter(expression)
             except FilterSyntaxError as error:
@@ -308,6 +401,10 @@ class Filters:
         if isinstance(known, FilterSyntaxError):
             raise known.with_traceback(None)  # or it would keep the frames of all who were ever told
         return known
+
+
+def _too_long(expression: str) -> FilterSyntaxError:
+    return FilterSyntaxError(f"the expression has {len(expression)} characters, the limit is {MAX_EXPRESSION}")
 
 
 def tag_subscription(topic: str, expression: str, kind: str) -> SubscriptionData:

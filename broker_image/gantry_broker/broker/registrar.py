@@ -1,8 +1,9 @@
 """Keeps this broker registered with every NameServer: when its role or topics change at once, else every 30 s.
 
-The master registers under the group's address as brokerId 0, a slave under its own. Our own fields: `gantryEpoch`
-fences an old master, `gantryMember` tells members apart whatever their role, `gantryAddresses` are the addresses that
-each extra listener of the NameServer gives to its clients.
+The master registers under the group's address as brokerId 0, a slave under its own. A NameServer that refuses changes
+nothing here: anyone may have registered there before. Our own fields: by `gantryEpoch` a NameServer keeps an old
+master from the route of a newer one, `gantryMember` tells members apart whatever their role, `gantryAddresses` are
+the addresses that each extra listener of the NameServer gives to its clients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gantry_broker.protocol.bodies import RegisterBody
+from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import CONTROL_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, UnregisterBrokerHeader
@@ -23,6 +24,7 @@ from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
     from .core import Broker
+    from .metadata import Tables
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +43,16 @@ class Registrar:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wanted: dict[str, asyncio.Event] = {}
         self._failing: set[str] = set()
+        self._refusals: dict[str, str] = {}
+        """By NameServer: why it refused the last registration."""
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._closing = False
         self.last_ok_ms: dict[str, int] = {}
+        self._pieces: dict[str, tuple[TopicConfig, int, bytes]] = {}
         self._body: tuple[tuple[object, ...], bytes] = ((), b"")
 
     def start(self) -> None:
-        for address in self._broker.config.name_servers:
+        for address in self._broker.config.registration_addresses:
             self._wanted[address] = asyncio.Event()
             self._waiting[address] = []
             self._tasks[address] = asyncio.get_running_loop().create_task(self._keep(address))
@@ -90,7 +95,8 @@ class Registrar:
             waiting, self._waiting[address] = self._waiting[address], []
             delay = broker.settings.registerNameServerPeriod / 1000
             try:
-                await self._register(address)
+                if not await self._register(address):
+                    delay = RETRY_S
                 if address in self._failing:
                     self._failing.discard(address)
                     log.info("registered with NameServer %s again", address)
@@ -141,30 +147,51 @@ class Registrar:
         tables = broker.meta.working
         key = (id(tables), tables.topic_version, broker.settings.brokerPermission, len(tables.topics))
         if self._body[0] != key:
-            configs = tables.configs()
-            configs.topics.pop(CONTROL_TOPIC, None)
-            value = RegisterBody(configs).to_json()
-            if broker.settings.brokerPermission != 6:
-                for topic in value["topicConfigSerializeWrapper"]["topicConfigTable"].values():
-                    topic["perm"] &= broker.settings.brokerPermission | 1
-            self._body = (key, orjson.dumps(value))
+            self._body = (key, self._make_body(tables, broker.settings.brokerPermission))
         return self._body[1]
 
-    async def _register(self, address: str) -> None:
+    def _make_body(self, tables: Tables, permission: int) -> bytes:
+        """`RegisterBody` as JSON. What was made of a topic is kept: one new topic among thousands costs little."""
+        before = self._pieces
+        self._pieces = pieces = {}
+        for name, config in tables.topics.items():
+            if name == CONTROL_TOPIC:
+                continue
+            piece = before.get(name)
+            if piece is None or piece[0] is not config or piece[1] != permission:
+                value = config.to_json()
+                if permission != 6:
+                    value["perm"] &= permission | 1
+                piece = (config, permission, orjson.dumps(name) + b":" + orjson.dumps(value))
+            pieces[name] = piece
+        version = orjson.dumps(tables.topic_version.to_json())
+        table = b",".join([piece[2] for piece in pieces.values()])
+        return (
+            b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":'
+            + version
+            + b',"topicConfigTable":{'
+            + table
+            + b"}}}"
+        )
+
+    async def _register(self, address: str) -> bool:
+        """False: the NameServer refused. Raises RemotingError."""
         broker = self._broker
         if broker.replication.role.value == "Waiting" and not broker.replication.epoch:
-            return  # Nobody has told this member yet what it is: it has no place in a route.
+            return True  # Nobody has told this member yet what it is: it has no place in a route.
         header, body = self._registration()
         answer = await broker.client.request(
             address, Frame(RequestCode.REGISTER_BROKER, ext=header.ext(), body=body), TIMEOUT_S
         )
-        seen = answer.ext.get("gantryEpoch", "")
-        if seen.isdigit():
-            broker.replication.saw_epoch(int(seen))
-        if answer.code != ResponseCode.SUCCESS:
-            log.warning("NameServer %s refused the registration: %s", address, answer.remark)
-        else:
+        if answer.code == ResponseCode.SUCCESS:
+            self._refusals.pop(address, None)
             self.last_ok_ms[address] = broker.now_ms()
+            return True
+        remark = (answer.remark or f"answer {answer.code}")[:300]
+        if self._refusals.get(address) != remark:
+            self._refusals[address] = remark
+            log.warning("NameServer %s refused the registration: %s", address, remark)
+        return False
 
     async def close(self) -> None:
         """Takes this broker out of the routes."""

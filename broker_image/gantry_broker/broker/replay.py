@@ -40,7 +40,7 @@ class Replay:
             meta.load(found.tables, found.applied)
         applied = meta.applied
         # Of another epoch: the log was cut below the tables and has grown again since.
-        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.history, applied))
+        other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epochs, applied))
         if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
             log.warning(
                 "the log is of %d to %d, the tables of %d: they are built anew from it",
@@ -75,7 +75,7 @@ class Replay:
 
     def _build(self) -> None:
         self._meta.clear()
-        self._store.forget_told()
+        self._store.clear_overrides()
         self.lacking = False
         self.replay()
 

@@ -32,7 +32,7 @@ from gantry_broker.protocol.message import (
     tags_hash,
 )
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.records import LOST
+from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import Put, Stored
 
 from .answers import Pending, send_answers
@@ -41,6 +41,8 @@ from .messages import SPECIAL, delay_level, delayed, half, index_keys, timed, ti
 from .topics import NOT_SENDABLE, dlq_topic, topic_fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gantry_broker.protocol.bodies import TopicConfig
     from gantry_broker.remoting.connection import Connection
 
@@ -68,6 +70,10 @@ Asked = tuple[Frame, int, int, str | None, bool]
 producer waits for the promise. With the property WAIT=false it does not: SEND_OK once the master has it (4.9.7 too)."""
 
 
+class _InTurn(Exception):
+    """The send would make a topic, and this pass of the event loop has done enough of what is costly."""
+
+
 class Sender:
     """Takes sends while this member may append; the caller has asked `Broker.may_append` before."""
 
@@ -76,6 +82,8 @@ class Sender:
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}
         """Topics that were checked, with their number of queues; emptied whenever topics change."""
         self._suffix = f"{Prop.CLUSTER}\x01{broker.config.cluster}"
+        self.in_turn: Callable[[Connection, Frame], None] = lambda conn, frame: None
+        """Takes a send again in a later pass of the event loop."""
 
     def topics_changed(self) -> None:
         self._sendable.clear()
@@ -85,6 +93,7 @@ class Sender:
         puts: list[Put] = []
         asked: list[Asked] = []
         refused: list[bytes] = []
+        later: list[Frame] = []
         sendable = self._sendable
         suffix = self._suffix
         born_host = conn.peer_bytes
@@ -142,6 +151,9 @@ class Sender:
                 pass  # the careful way names the field
             try:
                 made, queue_id, transaction_id, waits = self._careful(frame, born_host, now_ms)
+            except _InTurn:
+                later.append(frame)
+                continue
             except Exception as error:
                 if not frame.flag & FLAG_ONEWAY:
                     refused.append(encode_frame(failure_answer(frame, error)))
@@ -152,6 +164,8 @@ class Sender:
             conn.write(b"".join(refused))
         if puts:
             self._store(conn, puts, asked, now_ms)
+        for frame in later:
+            self.in_turn(conn, frame)
 
     def _store(self, conn: Connection, puts: list[Put], asked: list[Asked], now_ms: int) -> None:
         broker = self._broker
@@ -278,6 +292,8 @@ class Sender:
         topic = known or broker.topic_on_demand(name, header.defaultTopic, header.defaultTopicQueueNums)
         if topic is None:
             raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!{FAQ}")
+        if known is None and broker.slices.left_s <= 0:
+            raise _InTurn
         if not topic.perm & _WRITE:
             raise Answer(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
         return topic, known is not None

@@ -17,7 +17,7 @@ import orjson
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
 from gantry_broker.store.files import atomic_write
-from gantry_broker.store.history import History
+from gantry_broker.store.log.epochs import LeaderEpochs
 
 from .metadata import Metadata, Tables
 
@@ -40,12 +40,23 @@ class Snapshot(NamedTuple):
     epoch: int
 
 
-def epoch_before(history: History, applied: int) -> int:
+def epoch_before(history: LeaderEpochs, applied: int) -> int:
     """The epoch in force below the position `applied`; -1: there is none."""
     return max((e.epoch for e in history if e.start < applied), default=-1)
 
 
-def render(meta: Metadata, history: History) -> dict[str, bytes]:
+class Frozen(NamedTuple):
+    """The confirmed tables of one moment, which another thread may read while the broker goes on."""
+
+    confirmed: Tables
+    applied: int
+
+    @classmethod
+    def of(cls, meta: Metadata) -> Frozen:
+        return cls(meta.confirmed.copy(), meta.applied)
+
+
+def render(meta: Metadata | Frozen, history: LeaderEpochs) -> dict[str, bytes]:
     """The files' contents, in the order in which they are to be written. `history`: that of the log."""
     tables = meta.confirmed
     return {

@@ -83,7 +83,7 @@ class Stats:
         """Key to running sum, for the metrics."""
         return {key: counter.value for (kind, key), counter in self._counters.items() if kind == name}
 
-    def forget(self, key: str) -> None:
-        """A topic or group was deleted."""
-        for entry in [e for e in self._counters if e[1] == key or key in e[1].split("@")]:
+    def forget(self, names: set[str]) -> None:
+        """Topics or groups were deleted."""
+        for entry in [e for e in self._counters if e[1] in names or not names.isdisjoint(e[1].split("@"))]:
             del self._counters[entry]

@@ -6,23 +6,27 @@ A job that fails is reported and runs again; none stops another.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.store.errors import StoreError
-from gantry_broker.store.filing import complain
 
 from . import pull, snapshots
 from .faults import NotWritable
-from .watch import LoopWatch
 
 if TYPE_CHECKING:
+    from gantry_broker.store.log.epochs import LeaderEpochs
+
     from .core import Broker
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
+OFFSETS_AT_ONCE: Final = 1_000
+"""Pairs of topic and group whose offsets are written in one step, in some 10 ms."""
 
 
 class Upkeep:
@@ -35,11 +39,10 @@ class Upkeep:
         self._due: dict[str, int] = {}
         self._reported: dict[str, str] = {}
         self._segment = -1
-        self._watch = LoopWatch()
         broker.on_role.append(lambda master: self._new_role())
 
     def start(self) -> None:
-        self._watch.start()
+        self._broker.loop_watch.start()
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _new_role(self) -> None:
@@ -47,12 +50,11 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        self._watch.beat()
         broker = self._broker
         now = broker.now_ms()
         if len(broker.held):
             self._job("held pulls", now, 100, lambda: pull.expire(broker, now))
-        self._job("offsets", now, broker.settings.flushConsumerOffsetInterval, broker.flush_offsets)
+        self._job("offsets", now, broker.settings.flushConsumerOffsetInterval, self._flush_offsets)
         self._job("tables in the log", now, 1_000, self._tables_in_log)
         self._job("clients", now, 5_000, lambda: self._expire_clients(now))
         self._job("statistics", now, 10_000, lambda: broker.stats.sample(broker.unix_ms()))
@@ -71,6 +73,11 @@ class Upkeep:
             if self._reported.get(name) != text:
                 self._reported[name] = text
                 log.exception("upkeep (%s) failed", name)
+
+    def _flush_offsets(self) -> None:
+        """Very many are written in parts, one in each tick."""
+        if self._broker.flush_offsets(OFFSETS_AT_ONCE):
+            self._due["offsets"] = 0
 
     def _expire_clients(self, now: int) -> None:
         broker = self._broker
@@ -105,21 +112,27 @@ class Upkeep:
         if not meta.changed or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
-        files = snapshots.render(meta, self._broker.store.history)
-        self._saving = asyncio.get_running_loop().create_task(self._write(files))
+        # Thousands of topics take a second to write as JSON: another thread does it, of a copy.
+        tables, history = snapshots.Frozen.of(meta), store.epochs
+        folder = self._broker.config.data_dir / "config"
+        work = functools.partial(_render_and_write, folder, tables, history)
+        self._saving = asyncio.get_running_loop().create_task(self._write(work))
 
-    async def _write(self, files: dict[str, bytes]) -> None:
+    async def _write(self, work: Callable[[], None]) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                None, snapshots.write, self._broker.config.data_dir / "config", files
-            )
+            await asyncio.get_running_loop().run_in_executor(None, work)
         except OSError as error:
             self._broker.meta.changed = True
-            complain(self._broker.store, "the tables' snapshots cannot be written", error)
+            self._broker.store.warnings.warn("the tables' snapshots cannot be written", error)
 
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._watch.close()
+        self._broker.loop_watch.close()
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
+
+
+def _render_and_write(folder: Path, tables: snapshots.Frozen, history: LeaderEpochs) -> None:
+    """Raises OSError."""
+    snapshots.write(folder, snapshots.render(tables, history))

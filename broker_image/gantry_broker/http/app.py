@@ -1,22 +1,29 @@
 """The HTTP interface of one broker: health, status, assignment, hand-over, log bytes, metrics.
 
 It runs in the broker's own event loop. Everything but health and metrics wants `Authorization: Bearer TOKEN` when the
-configuration names a token file.
+configuration names a token file; `guard` asks for it before a body is read. What a connection may cost is in `limits`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
 
+from gantry_broker import descriptors
+from gantry_broker.http.connection import LimitedConnection
+from gantry_broker.http.guard import Guard
+from gantry_broker.http.hosts import AllowedHosts
+from gantry_broker.http.limits import BACKLOG, IDLE_S, MAX_HEAD, Connections
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import render_metrics
 from gantry_broker.http.models import (
@@ -28,6 +35,8 @@ from gantry_broker.http.models import (
     RemovalAnswer,
     RemovalRequest,
 )
+from gantry_broker.http.token import TokenFile
+from gantry_broker.protocol import plausible
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
@@ -36,6 +45,12 @@ log = logging.getLogger(__name__)
 
 STATUS_S = 1.0
 """A line of the status stream comes at least so often."""
+HEALTH: Final = frozenset({"/livez", "/health/live", "/readyz", "/health/ready"})
+METRICS: Final = "/metrics"
+METRICS_SHARE: Final = 0.1
+"""Of the event loop's time, at most, goes into pages of metrics: whoever asks more often gets the last one again."""
+BODIES: Final = {"/v1/assignment": 65_536, "/v1/handover": 4_096, "/v1/members/remove": 1_024}
+"""Bytes of a request's body at most; other paths take none. An assignment names the members of one group."""
 
 
 class HttpServer:
@@ -44,21 +59,37 @@ class HttpServer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._streams = StatusStreams(broker)
+        self._connections = Connections(descriptors.budget().http)
         config = uvicorn.Config(
-            make_app(broker, self._streams),
+            self._guarded(make_app(broker, self._streams, lambda: self._connections.refused)),
             host=broker.config.listen_host,
             port=broker.config.http_port,
             lifespan="off",
             access_log=False,
             log_config=None,
             ws="none",
-            http="h11",
-            timeout_keep_alive=60,
+            http=partial(LimitedConnection, self._connections),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_keep_alive=int(IDLE_S),
+            backlog=BACKLOG,
             timeout_graceful_shutdown=1,
             server_header=False,
         )
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
+
+    def _guarded(self, app: FastAPI) -> Guard:
+        config = self._broker.config
+        member = config.member_address
+        return Guard(
+            app,
+            hosts=AllowedHosts([member, *config.http_hosts]),
+            token=None if config.token_file is None else TokenFile(config.token_file),
+            open_paths=HEALTH if config.metrics_need_token else HEALTH | {METRICS},
+            bodies=BODIES,
+            refuse=self._connections.refuse,
+            trust=_trust,
+        )
 
     @property
     def port(self) -> int:
@@ -88,6 +119,11 @@ class HttpServer:
         if self._task is not None:
             with contextlib.suppress(OSError):
                 await self._task
+        self._connections.close()
+
+
+def _trust(scope: MutableMapping[str, Any]) -> None:
+    scope["state"]["connection"].state.trusted = True
 
 
 class _Server(uvicorn.Server):
@@ -133,23 +169,39 @@ def status_of(broker: Broker) -> MemberStatus:
     return member_status(broker)
 
 
-def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
-    """All routes of one broker."""
+class Slowed:
+    """Calls `make`, and gives what it gave last where calling it again would take more than its share of the time."""
+
+    def __init__(self, make: Callable[[], str], share: float) -> None:
+        self._make = make
+        self._share = share
+        self._last = ""
+        self._next_at = 0.0
+
+    def __call__(self) -> str:
+        begun = time.monotonic()
+        if begun >= self._next_at:
+            self._last = self._make()
+            ended = time.monotonic()
+            self._next_at = ended + (ended - begun) * (1 / self._share - 1)
+        return self._last
+
+
+def make_app(broker: Broker, streams: StatusStreams, refused: Callable[[], Mapping[str, int]]) -> FastAPI:
+    """All routes of one broker. `refused`: HTTP requests and connections that were refused, by reason."""
     app = FastAPI(title="Gantry broker", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    token_file = broker.config.token_file
+    page = Slowed(lambda: render_metrics(broker, refused()), METRICS_SHARE)
 
-    async def authorized(request: Request) -> None:
-        if token_file is None:
-            return
-        try:
-            wanted = token_file.read_text().strip()
-        except OSError as error:
-            raise HTTPException(503, f"the token file cannot be read: {error}") from None
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if not wanted or not hmac.compare_digest(given.encode(), wanted.encode()):
-            raise HTTPException(401, "Authorization: Bearer TOKEN is expected", {"WWW-Authenticate": "Bearer"})
-
-    guarded = [Depends(authorized)]
+    @app.exception_handler(RequestValidationError)
+    async def bad_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Names each field with its value; a number of any size must not fail the answer."""
+        detail = "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'])} = {plausible.shown(e.get('input'))}: {e['msg']}"
+            for e in error.errors()[:5]
+        )
+        if request.method != "GET":
+            broker.replication.refusals.add("assignment", "range", f"{request.url.path}: {detail}")
+        return JSONResponse({"detail": detail[: plausible.MAX_TEXT]}, 422)
 
     @app.get("/livez")
     @app.get("/health/live", include_in_schema=False)
@@ -167,43 +219,45 @@ def make_app(broker: Broker, streams: StatusStreams) -> FastAPI:
             response.status_code = 503
         return {"status": "ready" if good else "not ready", "role": status.role, "reason": status.reason}
 
-    @app.get("/metrics")
+    @app.get(METRICS)
     async def metrics() -> Response:
-        return Response(render_metrics(broker), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/v1/status", dependencies=guarded)
+    @app.get("/v1/status")
     async def status() -> MemberStatus:
         return status_of(broker)
 
-    @app.get("/v1/status/stream", dependencies=guarded)
+    @app.get("/v1/status/stream")
     async def status_stream() -> StreamingResponse:
         return StreamingResponse(streams.lines(broker), media_type="application/x-ndjson")
 
-    @app.put("/v1/assignment", dependencies=guarded)
+    @app.put("/v1/assignment")
     async def assignment(told: AssignmentModel) -> AssignmentAnswer:
         try:
             return await broker.replication.assign(told.value())
         except OSError as error:
             raise HTTPException(500, f"it cannot be written down: {error}") from None
 
-    @app.post("/v1/handover", dependencies=guarded)
+    @app.post("/v1/handover")
     async def handover(asked: HandoverRequest) -> HandoverAnswer:
         broker.flush_offsets()  # The new master continues where consumers are.
         return await broker.replication.handover(asked.target.value(), asked.epoch, asked.version, asked.timeout_ms)
 
-    @app.post("/v1/members/remove", dependencies=guarded)
+    @app.post("/v1/members/remove")
     async def remove_member(asked: RemovalRequest) -> RemovalAnswer:
         reason = await broker.replication.remove_member(asked.member)
         return RemovalAnswer(removed=not reason, reason=reason)
 
-    @app.get("/v1/log", dependencies=guarded)
+    @app.get("/v1/log")
     async def log_segments() -> Response:
         return Response(log_info(broker).model_dump_json(), media_type="application/json")
 
-    @app.get("/v1/log/bytes", dependencies=guarded)
+    @app.get("/v1/log/bytes")
     async def log_part(
-        start: Annotated[int, Query(alias="from", ge=0, description="Offset of the first byte.")],
-        to: Annotated[int, Query(ge=0, description="Offset after the last byte.")],
+        start: Annotated[
+            int, Query(alias="from", ge=0, le=plausible.MAX_OFFSET, description="Offset of the first byte.")
+        ],
+        to: Annotated[int, Query(ge=0, le=plausible.MAX_OFFSET, description="Offset after the last byte.")],
         rate: Annotated[int, Query(ge=0, description="Bytes per second at most; 0: no limit.")] = 0,
     ) -> StreamingResponse:
         return log_bytes(broker, start, to, rate)

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
+
+from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
+    from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
 """Topics with series of their own; the busiest ones, the rest only counts in the totals."""
 
 Row = tuple[dict[str, str], float]
+Family = tuple[str, str, str, Iterable[Row]]
+"""Name, type, help, rows."""
 
 
 def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _family(name: str, kind: str, text: str, rows: Iterable[Row]) -> str:
+def text_of(name: str, kind: str, text: str, rows: Iterable[Row]) -> str:
     lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
     for labels, value in rows:
         inner = ",".join(f'{key}="{_escape(label)}"' for key, label in labels.items())
@@ -36,8 +41,8 @@ def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
 
 
-def render_metrics(broker: Broker) -> str:
-    """The whole page."""
+def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
+    """The whole page. `http_refused`: HTTP requests and connections that were refused, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
@@ -51,13 +56,16 @@ def render_metrics(broker: Broker) -> str:
         if f.acked >= 0
     ]
 
+    guard = broker.member_guard
+    refused = [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
+
     def one(value: float) -> list[Row]:
         return [(me, value)]
 
     def per_topic(name: str) -> list[Row]:
         return [({**me, "topic": topic}, value) for topic, value in _top(stats.rows(name))]
 
-    families: list[tuple[str, str, str, Iterable[Row]]] = [
+    families: list[Family] = [
         ("gantry_role_master", "gauge", "1 on the master of the group.", one(int(status["role"] == "Master"))),
         ("gantry_epoch", "gauge", "Epoch of the assignment that the member holds.", one(status["epoch"])),
         ("gantry_writable", "gauge", "1 while sends are taken.", one(int(status["writable"] and not full))),
@@ -85,6 +93,18 @@ def render_metrics(broker: Broker) -> str:
             ],
         ),
         ("gantry_connections", "gauge", "Open remoting connections.", one(broker.connections())),
+        (
+            "gantry_member_handshakes_failed_total",
+            "counter",
+            "Connections to the replication port that did not prove to come from a member, by reason.",
+            refused,
+        ),
+        (
+            "gantry_http_refused_total",
+            "counter",
+            "HTTP requests and connections refused, by reason: host, token, body, time, connections.",
+            [({**me, "reason": reason}, count) for reason, count in sorted(http_refused.items())],
+        ),
         ("gantry_held_pulls", "gauge", "Pulls that wait for messages.", one(len(broker.held))),
         ("gantry_topics", "gauge", "Topics.", one(len(broker.meta.working.topics))),
         ("gantry_consumer_groups", "gauge", "Consumer groups known.", one(len(broker.meta.working.groups))),
@@ -93,11 +113,24 @@ def render_metrics(broker: Broker) -> str:
         ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(full))),
         ("gantry_log_damaged_places", "gauge", "Damaged places of the log, to be mended.", one(broker.mender.damaged)),
         ("gantry_log_mended_total", "counter", "Places mended from another member.", one(broker.mender.mended)),
+        ("gantry_connections_refused_total", "counter", "Over a limit.", one(broker.connections_refused())),
+        ("gantry_connections_cut_total", "counter", "Cut for the bytes that they held.", one(broker.shared.cut)),
+        ("gantry_unfinished_frame_bytes", "gauge", "Of frames that have begun and not ended.", one(broker.shared.held)),
+        *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
+        refused_values(broker.replication.refusals, me),
         ("gantry_uptime_seconds", "gauge", "Since the process started.", one(time.time() - broker.started_ms / 1000)),
         ("process_cpu_seconds_total", "counter", "CPU time used.", [({}, used.ru_utime + used.ru_stime)]),
         ("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, _resident())]),
     ]
-    return "".join(_family(*family) for family in families)
+    return "".join(text_of(*family) for family in families)
+
+
+def refused_values(refusals: Refusals, labels: dict[str, str]) -> Family:
+    """The family of values from outside that were refused; a broker and a NameServer have the same."""
+    rows: list[Row] = [
+        ({**labels, "entrance": entrance, "reason": reason}, count) for entrance, reason, count in refusals.rows()
+    ]
+    return "gantry_refused_values_total", "counter", "Values from outside that no correct peer sends.", rows
 
 
 def _resident() -> int:

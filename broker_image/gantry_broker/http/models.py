@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+
+Epoch = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
+Version = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
+Offset = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_OFFSET)]
+MemberNumber = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_MEMBER)]
+Incarnation = Annotated[str, Field(min_length=1, max_length=plausible.MAX_INCARNATION)]
 
 
 class _Model(BaseModel):
@@ -14,8 +21,8 @@ class _Model(BaseModel):
 
 
 class MemberRef(_Model):
-    member: int
-    incarnation: str
+    member: MemberNumber
+    incarnation: Incarnation
 
     @classmethod
     def of(cls, m: MemberId) -> MemberRef:
@@ -25,11 +32,14 @@ class MemberRef(_Model):
         return MemberId(self.member, self.incarnation)
 
 
+Members = Annotated[list[MemberRef], Field(max_length=plausible.MAX_MEMBERS)]
+
+
 class CellModel(_Model):
-    epoch: int
-    version: int
+    epoch: Epoch
+    version: Version
     master: MemberRef | None
-    in_sync: list[MemberRef]
+    in_sync: Members
 
     @classmethod
     def of(cls, c: Cell) -> CellModel:
@@ -47,7 +57,7 @@ class AssignmentModel(_Model):
     """PUT /v1/assignment."""
 
     cell: CellModel
-    master_address: str | None = None
+    master_address: str | None = Field(None, max_length=plausible.MAX_ADDRESS)
     unclean: bool = False
 
     @classmethod
@@ -62,8 +72,8 @@ class AssignmentAnswer(_Model):
     """The (epoch, version) that the member now holds, and why not the one told, if so (rule 15)."""
 
     accepted: bool
-    epoch: int
-    version: int
+    epoch: Epoch
+    version: Version
     reason: str = ""
 
 
@@ -71,25 +81,25 @@ class HandoverRequest(_Model):
     """POST /v1/handover: park new sends, bring `target` to the end of the log (rule 23)."""
 
     target: MemberRef
-    epoch: int = Field(description="Of the master that is asked; another epoch is refused.")
-    version: int | None = Field(
+    epoch: Epoch = Field(description="Of the master that is asked; another epoch is refused.")
+    version: Version | None = Field(
         None, description="Of the cell that the swap will expect; another than the master holds is refused. None: that."
     )
-    timeout_ms: int = Field(2_000, ge=1)
+    timeout_ms: int = Field(2_000, ge=1, le=600_000)
 
 
 class HandoverAnswer(_Model):
     """`ready`: the target has everything, sends stay parked until the next assignment."""
 
     ready: bool
-    end: int
+    end: Offset
     reason: str = ""
 
 
 class RemovalRequest(_Model):
     """POST /v1/members/remove: mode Raft, on the leader: a member that has gone leaves the group (rule 27)."""
 
-    member: int = Field(description="Its number.")
+    member: MemberNumber = Field(description="Its number.")
 
 
 class RemovalAnswer(_Model):
@@ -100,8 +110,8 @@ class RemovalAnswer(_Model):
 
 
 class AskModel(_Model):
-    base_version: int
-    in_sync: list[MemberRef]
+    base_version: Version
+    in_sync: Members
 
     @classmethod
     def of(cls, a: Ask) -> AskModel:
@@ -145,15 +155,15 @@ class MemberStatus(_Model):
     role: Literal["Master", "Slave", "Candidate", "Waiting"] = Field(
         description="Waiting: it has no assignment that it may act on (rule 21), or is a new incarnation."
     )
-    epoch: int
-    version: int
-    told_epoch: int = Field(0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced.")
+    epoch: Epoch
+    version: Version
+    told_epoch: Epoch = Field(0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced.")
     proven: bool = Field(True, description="Its log is proven to hold what it acknowledged (rule 16).")
-    last_epoch: int = Field(0, description="Epoch of the last record of its log.")
-    start: int = 0
-    end: int = 0
-    flushed: int = 0
-    confirmed: int = 0
+    last_epoch: Epoch = Field(0, description="Epoch of the last record of its log.")
+    start: Offset = 0
+    end: Offset = 0
+    flushed: Offset = 0
+    confirmed: Offset = 0
     lag_bytes: int = Field(0, description="Slave: the master's end, as last heard, minus its own.")
     in_sync: list[MemberRef] = Field(default_factory=list, description="The set that it knows to be recorded.")
     ask: AskModel | None = None

@@ -12,7 +12,7 @@ YOUNG_MS = 10_000
 """After this long without a master there is none."""
 PATIENCE_MS = 1_200
 """No question waits longer: clients give one of several NameServers about 1.5 s, then ask the next."""
-MOST = 10_000
+MOST = 1_000
 """Questions that may wait; the next one is answered at once."""
 
 T = TypeVar("T")

@@ -15,6 +15,8 @@ MAX_NAME = 1024
 """Characters of the longest namespace or key."""
 MAX_ENTRIES = 20_000
 """Entries of all namespaces; each change writes all of them."""
+MAX_CHARACTERS = 4 * 1024 * 1024
+"""Of all keys and values together."""
 
 
 class KvFull(Exception):
@@ -48,6 +50,13 @@ class KvConfig:
             raise KvFull(f"namespace and key have at most {MAX_NAME} characters, not {max(len(namespace), len(key))}")
         if self.get(namespace, key) is None and sum(map(len, self._tables.values())) >= MAX_ENTRIES:
             raise KvFull(f"{MAX_ENTRIES} entries are kept; delete some first")
+        table = self._tables.get(namespace, {})
+        size = sum(len(k) + len(v) for table in self._tables.values() for k, v in table.items())
+        size += len(key) + len(value) - (len(key) + len(table[key]) if key in table else 0)
+        if size > MAX_CHARACTERS:
+            raise KvFull(
+                f"keys and values would have {size} characters, the limit is {MAX_CHARACTERS}; delete some first"
+            )
         changed = {**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}}
         self._save(changed)
 

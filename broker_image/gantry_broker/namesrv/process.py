@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gantry_broker import descriptors
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.protocol.bodies import BodyError
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    descriptors.allow_all()
     try:
         settings = NameServerSettings.load(options.config)
     except (OSError, BodyError) as error:

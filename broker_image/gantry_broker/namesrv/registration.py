@@ -3,26 +3,66 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
 from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfig, TopicConfigs
+from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, RegisterBody, TopicConfig, TopicConfigs
 
-MAX_PLAIN: Final = 64 * 1024 * 1024
-"""Bytes of the longest decompressed body: some 600,000 topics."""
+MAX_PLAIN: Final = 8 * 1024 * 1024
+"""Bytes of the longest decompressed body."""
+MAX_TOPICS: Final = 50_000
+"""Topics of one registration, as many as a broker may have (`maxTopics`)."""
+MAX_TOPIC: Final = 255
+"""Characters of a topic's name."""
+AT_ONCE: Final = 200
+"""Topics that are read in one step, in some 2 ms."""
 _INT = Struct(">i")
 _SEPARATOR: Final = " "
 
 
 def decode_registration(body: bytes, *, compressed: bool) -> RegisterBody:
-    """Raises BodyError."""
+    """The whole body in one step. Raises BodyError."""
+    for found in registration_steps(body, compressed=compressed):
+        if found is not None:
+            return found
+    raise BodyError("registration: it does not end")
+
+
+def registration_steps(body: bytes, *, compressed: bool) -> Iterator[RegisterBody | None]:
+    """Reads a body in steps of some 2 ms: None after each, the body after the last one. Raises BodyError."""
     if compressed:
-        return _decode_compressed(body)
+        yield from _compressed_steps(body)
+        return
     try:
-        return RegisterBody.from_json(fastjson.loads(body))
+        value = fastjson.loads(body)
     except fastjson.JsonError as error:
         raise BodyError(f"registration: {error}") from None
+    yield None
+    fields = Fields(value, "registration")
+    wrapper = Fields(fields.map("topicConfigSerializeWrapper"), "topicConfigSerializeWrapper")
+    table = wrapper.map("topicConfigTable")
+    _check_count(len(table))
+    topics = {}
+    for number, (name, item) in enumerate(table.items(), 1):
+        config = _checked(TopicConfig.from_json(item, str(name)))
+        topics[config.name] = config
+        if number % AT_ONCE == 0:
+            yield None
+    version = DataVersion.from_json(wrapper.map("dataVersion") or None)
+    yield RegisterBody(TopicConfigs(topics, version), fields.texts("filterServerList"))
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_TOPICS:
+        raise BodyError(f"the registration has {count} topics, the limit is {MAX_TOPICS}")
+
+
+def _checked(config: TopicConfig) -> TopicConfig:
+    if len(config.name) > MAX_TOPIC:
+        raise BodyError(f"the registration has a topic of {len(config.name)} characters, the limit is {MAX_TOPIC}")
+    return config
 
 
 def encode_compressed(body: RegisterBody) -> bytes:
@@ -41,14 +81,20 @@ def _sized(piece: bytes) -> bytes:
     return _INT.pack(len(piece)) + piece
 
 
-def _decode_compressed(body: bytes) -> RegisterBody:
+def _inflate(body: bytes) -> bytes:
     engine = zlib.decompressobj()
     try:
         plain = engine.decompress(body, MAX_PLAIN)
     except zlib.error as error:
         raise BodyError(f"compressed registration is damaged: {error}") from None
     if engine.unconsumed_tail or not engine.eof:
-        raise BodyError(f"compressed registration is cut, or over {MAX_PLAIN} bytes")
+        raise BodyError(f"compressed registration is cut, or over {MAX_PLAIN} bytes when decompressed")
+    return plain
+
+
+def _compressed_steps(body: bytes) -> Iterator[RegisterBody | None]:
+    plain = _inflate(body)
+    yield None
     at = 0
 
     def number() -> int:
@@ -72,15 +118,19 @@ def _decode_compressed(body: bytes) -> RegisterBody:
     try:
         version = DataVersion.from_json(fastjson.loads(piece()))
         topics = {}
-        for _ in range(number()):
-            config = _topic(piece())
+        count = number()
+        _check_count(count)
+        for done in range(1, count + 1):
+            config = _checked(_topic(piece()))
             topics[config.name] = config
+            if done % AT_ONCE == 0:
+                yield None
         filters = fastjson.loads(piece()) if at < len(plain) else []
     except (fastjson.JsonError, UnicodeDecodeError) as error:
         raise BodyError(f"compressed registration: {error}") from None
     if not isinstance(filters, list) or not all(isinstance(item, str) for item in filters):
         raise BodyError("compressed registration: filterServerList is not a list of texts")
-    return RegisterBody(TopicConfigs(topics, version), filters)
+    yield RegisterBody(TopicConfigs(topics, version), filters)
 
 
 def _topic(line: bytes) -> TopicConfig:

@@ -2,7 +2,10 @@
 
 As in RocketMQ: broker id 0 is a group's master, others are slaves; a broker that is silent for `EXPIRE_MS` is
 forgotten, and one whose connection breaks is forgotten at once. What is ours, for brokers that say `gantryMember`:
-- A lower `gantryEpoch` than the group's highest is refused for broker id 0: an old master cannot take the route back.
+- While a master is registered and its connection lives, a lower `gantryEpoch` than its is refused for broker id 0: an
+  old master cannot take the route back. The fence ends with that connection, so a forged epoch keeps the group's own
+  master out for no longer than a forged registration that is repeated would. What slaves say of epochs does not count.
+- An epoch that cannot follow that of the registered master is refused.
 - A member has one entry: the slave entry of a member that becomes master goes, and so on.
 - A farewell counts only over the connection of the registration that it ends: a group has one address, under which the
   old master's successor may have registered already.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.bodies import (
     BrokerData,
     ClusterInfo,
@@ -30,15 +34,22 @@ GRACE_MS = 30_000
 
 
 class Fenced(Exception):
-    """A registration as master with an epoch below the group's."""
+    """A registration as master with an epoch below that of the master that is registered."""
 
     def __init__(self, group: str, epoch: int, highest: int) -> None:
         super().__init__(f"epoch {epoch} is over: group {group} has reached epoch {highest}")
-        self.highest = highest
 
 
 class WrongGroup(Exception):
-    """A registration that contradicts what the group is."""
+    """A registration that contradicts what the group is, or for which there is no room."""
+
+
+MAX_GROUPS = 1_000
+"""Broker groups of one NameServer: each question for a route goes over them."""
+MAX_BROKERS = 64
+"""Brokers of one group."""
+MAX_TOPICS = 200_000
+"""Topics of all groups: some 60 MB."""
 
 
 @dataclass(slots=True)
@@ -78,7 +89,6 @@ class Group:
 
     cluster: str
     entries: dict[int, Entry] = field(default_factory=dict)
-    epoch: int = 0
     topics: dict[str, QueueData] = field(default_factory=dict)
 
     def live(self) -> bool:
@@ -99,21 +109,28 @@ class RouteTable:
     def register(self, told: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:
         """Takes a broker in; gives the group's master entry (None: it has none).
 
-        `configs` None: the body was empty. Raises Fenced, WrongGroup.
+        `configs` None: the body was empty. Raises Fenced, WrongGroup, Implausible; then nothing is changed.
         """
+        if told.member is not None:
+            plausible.member_number("gantryMember", told.member)
+        plausible.epoch("gantryEpoch", told.epoch)
         group = self.groups.get(told.group)
         if group is not None and group.cluster != told.cluster and group.live():
             raise WrongGroup(
                 f"group {told.group} belongs to cluster {group.cluster}; {told.address} says {told.cluster}: "
                 "group names must differ between clusters that share a NameServer"
             )
+        self._check_room(told, group, configs)
+        ours = told.member is not None
+        master = None if group is None else group.entries.get(MASTER_ID)
+        if ours and master is not None and master.told.member is not None and master.left_ms is None:
+            if told.broker_id == MASTER_ID and told.epoch < master.told.epoch:
+                raise Fenced(told.group, told.epoch, master.told.epoch)
+            if jump := plausible.jump_refusal(master.told.epoch, told.epoch):
+                raise plausible.Implausible(f"gantryEpoch: {jump}", "epoch-jump")
         if group is None:
             group = self.groups[told.group] = Group(told.cluster)
         group.cluster = told.cluster
-        ours = told.member is not None
-        if ours and told.broker_id == MASTER_ID and told.epoch < group.epoch:
-            raise Fenced(told.group, told.epoch, group.epoch)
-        group.epoch = max(group.epoch, told.epoch)
         self._make_room(group, told, now_ms)
         before = group.entries.get(told.broker_id)
         version = configs.version if configs is not None else DataVersion()
@@ -123,6 +140,20 @@ class RouteTable:
             if first or before is None or before.version != version:
                 self._take_topics(group, told, configs, complete=ours)
         return group.entries.get(MASTER_ID)
+
+    def _check_room(self, told: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
+        """Raises WrongGroup when a limit would be passed; nothing is changed then."""
+        if group is None and len(self.groups) >= MAX_GROUPS:
+            raise WrongGroup(f"{len(self.groups)} broker groups are registered here, the limit is {MAX_GROUPS}")
+        if group is not None and told.broker_id not in group.entries and len(group.entries) >= MAX_BROKERS:
+            raise WrongGroup(f"group {told.group} has {len(group.entries)} brokers, the limit is {MAX_BROKERS}")
+        new = len(configs.topics) if configs is not None and told.broker_id == MASTER_ID else 0
+        if new > (have := 0 if group is None else len(group.topics)):
+            total = sum(len(other.topics) for other in self.groups.values()) + new - have * (told.member is not None)
+            if total > MAX_TOPICS:
+                raise WrongGroup(
+                    f"group {told.group} would make it {total} topics of all groups, the limit is {MAX_TOPICS}"
+                )
 
     def _make_room(self, group: Group, told: Registration, now_ms: int) -> None:
         """Removes what the registering broker was before."""
@@ -251,16 +282,13 @@ class RouteTable:
 
     def unit_topics(self, *, unit: bool | None, subscribed: bool | None) -> list[str]:
         """Topics by the bits of their system flag; None: either."""
-        return [
-            topic
-            for topic in self.topics()
-            if any(
-                _matches(group.topics[topic].sys_flag, TopicFlag.UNIT, unit)
-                and _matches(group.topics[topic].sys_flag, TopicFlag.UNIT_SUB, subscribed)
-                for group in self.groups.values()
-                if topic in group.topics
-            )
-        ]
+        found = {
+            topic: None
+            for group in self.groups.values()
+            for topic, data in group.topics.items()
+            if _matches(data.sys_flag, TopicFlag.UNIT, unit) and _matches(data.sys_flag, TopicFlag.UNIT_SUB, subscribed)
+        }
+        return list(found)
 
     # What administrators change
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
-from gantry_broker.namesrv.http import PageServer
+from gantry_broker import descriptors
+from gantry_broker.http.hosts import AllowedHosts
+from gantry_broker.http.pages import Page, Pages, PageServer
 from gantry_broker.namesrv.kv import KvConfig
 from gantry_broker.namesrv.service import NameService, health, metrics
 from gantry_broker.namesrv.settings import NameServerSettings
+from gantry_broker.protocol.limits import RequestLimits
+from gantry_broker.remoting.connection import Shared
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
 
 log = logging.getLogger(__name__)
@@ -26,19 +31,45 @@ class NameServer:
         kv_path = settings.data_dir / "kvConfig.json" if settings.data_dir is not None else None
         self.service = NameService(settings.name, KvConfig(kv_path))
         self._settings = settings
-        self._remoting = [
-            RemotingServer(self.service, settings.listen_host, settings.port),
-            *(
-                RemotingServer(self.service, settings.listen_host, listener.port, name=listener.name)
-                for listener in settings.listeners
-            ),
-        ]
-        self._http: asyncio.Server | None = None
+        budget = descriptors.budget()
+
+        def listen(port: int, name: str = "") -> RemotingServer:
+            return RemotingServer(
+                self.service,
+                settings.listen_host,
+                port,
+                name=name,
+                limits=RequestLimits(),
+                shared=self.service.shared,
+                backlog=budget.remoting_backlog,
+            )
+
+        self._remoting = [listen(settings.port), *(listen(one.port, one.name) for one in settings.listeners)]
+        self._registration: RemotingServer | None = None
+        if settings.registration_port is not None:
+            membership = Membership(Identity.of_name_server(settings.cluster), settings.token_file)
+            guard = self.service.guard = HandshakeGuard(membership, budget.members)
+            self._registration = RemotingServer(
+                self.service, settings.listen_host, settings.registration_port, guard=guard,
+                max_connections=budget.members, backlog=budget.remoting_backlog, limits=RequestLimits(),
+                shared=Shared(self.service.shared.budget),
+            )  # fmt: skip
+        self._http: PageServer | None = None
+        if settings.http_port is not None:
+            hosts = AllowedHosts(settings.http_hosts)
+            self._http = PageServer(
+                self._pages(), settings.listen_host, settings.http_port, hosts=hosts, most=budget.http
+            )
         self._scanner: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
         return self._remoting[0].port
+
+    @property
+    def registration_port(self) -> int | None:
+        """Where brokers register; None: nowhere."""
+        return None if self._registration is None else self._registration.port
 
     @property
     def listener_ports(self) -> dict[str, int]:
@@ -49,20 +80,19 @@ class NameServer:
 
     @property
     def http_port(self) -> int | None:
-        return self._http.sockets[0].getsockname()[1] if self._http is not None else None
+        return None if self._http is None else self._http.port
 
     async def start(self) -> None:
         """Raises OSError when a port is taken."""
         try:
-            for server in self._remoting:
+            for server in self._servers():
                 await server.start()
-            if self._settings.http_port is not None:
-                self._http = await asyncio.get_running_loop().create_server(
-                    lambda: PageServer(self._pages()), self._settings.listen_host, self._settings.http_port
-                )
+            if self._http is not None:
+                await self._http.start()
         except OSError:
             await self.close()
             raise
+        self.service.loop_watch.start()
         self._scanner = asyncio.create_task(self._scan())
         log.info("NameServer %s listens on port %d", self._settings.name, self.port)
 
@@ -74,9 +104,12 @@ class NameServer:
             self._scanner = None
         if self._http is not None:
             self._http.close()
-            self._http = None
-        for server in self._remoting:
+        for server in self._servers():
             await server.close()
+        await self.service.close()
+
+    def _servers(self) -> list[RemotingServer]:
+        return self._remoting if self._registration is None else [*self._remoting, self._registration]
 
     async def __aenter__(self) -> NameServer:
         await self.start()
@@ -85,15 +118,18 @@ class NameServer:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    def _pages(self) -> dict[str, Callable[[], tuple[str, bytes]]]:
-        def alive() -> tuple[str, bytes]:
-            return "application/json", health(self.service)
+    def _pages(self) -> Pages:
+        def alive() -> Page:
+            return Page("application/json", health(self.service))
+
+        def figures() -> Page:
+            return Page("text/plain; version=0.0.4; charset=utf-8", metrics(self.service).encode())
 
         return {
             "/healthz": alive,
             "/livez": alive,
             "/readyz": alive,
-            "/metrics": lambda: ("text/plain; version=0.0.4; charset=utf-8", metrics(self.service).encode()),
+            "/metrics": figures,
         }
 
     async def _scan(self) -> None:

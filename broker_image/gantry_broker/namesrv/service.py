@@ -1,4 +1,7 @@
-"""Answers the requests that a NameServer gets: a table of code to method, over the pure tables of `routes`."""
+"""Answers the requests that a NameServer gets: a table of code to method, over the pure tables of `routes`.
+
+There is one table for clients, and one for brokers on the registration port: a registration decides where clients send.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ import asyncio
 import logging
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 
 import orjson
 
+from gantry_broker import descriptors
+from gantry_broker.http.metrics import refused_values, text_of
+from gantry_broker.loopwatch import LoopWatch, loop_families
 from gantry_broker.namesrv.early import PATIENCE_MS, EarlyQuestions
 from gantry_broker.namesrv.kv import MAX_VALUE, KvConfig, KvFull
-from gantry_broker.namesrv.registration import decode_registration
+from gantry_broker.namesrv.registration import decode_registration, registration_steps
 from gantry_broker.namesrv.routes import EXPIRE_MS, Fenced, Registration, RouteTable, WrongGroup
-from gantry_broker.protocol import fastjson
-from gantry_broker.protocol.bodies import BodyError, DataVersion, parse, topic_list
+from gantry_broker.protocol import fastjson, plausible
+from gantry_broker.protocol.bodies import BodyError, DataVersion, RegisterBody, TopicConfigs, parse, topic_list
 from gantry_broker.protocol.codes import FAQ, MASTER_ID, ORDER_TOPIC_NAMESPACE, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.protocol.headers import (
@@ -31,10 +38,16 @@ from gantry_broker.protocol.headers import (
     UnregisterBrokerHeader,
     WritePermHeader,
 )
-from gantry_broker.remoting.connection import Connection
+from gantry_broker.refusals import Refusals
+from gantry_broker.remoting.budget import memory_limit, remoting_budget
+from gantry_broker.remoting.connection import Connection, Shared
+from gantry_broker.remoting.members import HandshakeGuard
+from gantry_broker.timeslice import TimeSlices
 
 log = logging.getLogger(__name__)
 
+AT_ONCE_BYTES = 64 * 1024
+"""Of a registration that is read in one step: some 400 topics."""
 UNSUPPORTED = -1
 """Stands for all unknown request codes in the count of requests."""
 
@@ -45,8 +58,12 @@ def steady_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+class NotYours(Exception):
+    """A broker speaks for another one."""
+
+
 class NameService:
-    """The Handler of all listeners of one NameServer."""
+    """The Handler of all listeners of one NameServer, and of its registration port."""
 
     def __init__(self, name: str, kv: KvConfig, *, clock: Callable[[], int] = steady_ms) -> None:
         """`clock` gives milliseconds. Not the wall's: set forward, it would make every broker look silent."""
@@ -54,10 +71,22 @@ class NameService:
         self.routes = RouteTable()
         self.kv = kv
         self.connections = 0
+        self.refusals = Refusals()
         self.requests: dict[int, int] = {}
         self.settings = {"orderMessageEnable": "true", "returnOrderTopicConfigToBroker": "true"}
+        self.guard: HandshakeGuard | None = None
+        """Stands before the registration port; None: there is no such port."""
         self._clock = clock
         self._next_source = 0
+        self.shared = Shared(remoting_budget(memory_limit(None), descriptors.budget().remoting))
+        """What the connections of all listeners share."""
+        self.loop_watch = LoopWatch()
+        self.slices = TimeSlices()
+        self.slices.on_ran = self.loop_watch.holds.ran
+        self._one_at_a_time = asyncio.Lock()
+        self._working: dict[Connection, asyncio.Task[None]] = {}
+        self._waiting_bytes = 0
+        self._most_waiting = self.shared.budget.parked_bytes
         self._early: EarlyQuestions[tuple[Connection, Frame]] = EarlyQuestions(steady_ms())
 
     # Handler
@@ -69,13 +98,18 @@ class NameService:
 
     def on_close(self, conn: Connection) -> None:
         self.connections -= 1
+        if "broker" not in conn.attrs:
+            return
         for address in self.routes.connection_lost(conn.attrs["source"], self._clock()):
             log.info("broker %s: its connection broke", address)
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         out = []
-        for frame in frames:
-            code = frame.code if frame.code in _ANSWERS else UNSUPPORTED  # unknown ones are many: counted as one
+        for index, frame in enumerate(frames):
+            if "busy" in conn.attrs or (frame.code == RequestCode.REGISTER_BROKER and len(frame.body) > AT_ONCE_BYTES):
+                self._in_turn(conn, frames[index:])
+                break
+            code = frame.code if frame.code in SERVED else UNSUPPORTED  # unknown ones are many: counted as one
             self.requests[code] = self.requests.get(code, 0) + 1
             answer = self.answer(conn, frame)
             if frame.is_oneway or (answer.code == ResponseCode.TOPIC_NOT_EXIST and self._waits(conn, frame)):
@@ -85,6 +119,61 @@ class NameService:
             conn.write(b"".join(out))
         if self._early:
             self._answer_early()
+
+    def _in_turn(self, conn: Connection, frames: list[Frame]) -> None:
+        """Requests that wait because one of them is a large registration: a task answers them in their order.
+
+        The connection is not read meanwhile, and what all connections have waiting is bounded.
+        """
+        waiting: deque[Frame] = conn.attrs.setdefault("busy", deque())
+        for frame in frames:
+            if self._waiting_bytes + len(frame.body) > self._most_waiting:
+                if not frame.is_oneway:
+                    conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_BUSY, "too many registrations wait"))
+                continue
+            self._waiting_bytes += len(frame.body)
+            waiting.append(frame)
+        conn.throttle(True)
+        if conn not in self._working:
+            self._working[conn] = asyncio.get_running_loop().create_task(self._work(conn, waiting))
+
+    async def _work(self, conn: Connection, waiting: deque[Frame]) -> None:
+        try:
+            while waiting:
+                frame = waiting.popleft()
+                try:
+                    answer = await self._answer_in_slices(conn, frame)
+                finally:
+                    self._waiting_bytes -= len(frame.body)
+                if not frame.is_oneway and not conn.closed:
+                    conn.send(answer)
+        finally:
+            self._waiting_bytes -= sum(len(frame.body) for frame in waiting)
+            del self._working[conn]
+            conn.attrs.pop("busy", None)
+            conn.throttle(False)
+
+    async def _answer_in_slices(self, conn: Connection, frame: Frame) -> Frame:
+        code = frame.code if frame.code in _ANSWERS else UNSUPPORTED
+        self.requests[code] = self.requests.get(code, 0) + 1
+        if frame.code != RequestCode.REGISTER_BROKER or len(frame.body) <= AT_ONCE_BYTES:
+            await self.slices.grant()
+            return self.answer(conn, frame)
+        try:
+            header = _registration_header(frame)
+            body = RegisterBody()
+            async with self._one_at_a_time:
+                if conn.closed:  # its objects would be made for nobody
+                    return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
+                async for step in self.slices.sliced(registration_steps(frame.body, compressed=header.compressed)):
+                    body = step or body
+                if conn.closed:
+                    return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
+                return self._take_in(conn, frame, header, body.configs)
+        except BadField as error:
+            return Frame.response_to(frame, error.code, str(error))
+        except BodyError as error:
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
 
     def _waits(self, conn: Connection, frame: Frame) -> bool:
         waits = self._early.keep((conn, frame), steady_ms(), anybody=self.routes.has_master())
@@ -97,13 +186,26 @@ class NameService:
             if not conn.closed:
                 conn.send(self.answer(conn, frame))
 
+    async def close(self) -> None:
+        """Ends what is under way."""
+        self.loop_watch.close()
+        for task in list(self._working.values()):
+            task.cancel()
+        await asyncio.gather(*self._working.values(), return_exceptions=True)
+
     def expire(self) -> None:
         """To be called every few seconds."""
         for address in self.routes.expire(self._clock()):
             log.info("broker %s: silent for too long, or its successor did not come", address)
 
     def answer(self, conn: Connection, frame: Frame) -> Frame:
-        method = _ANSWERS.get(frame.code)
+        method = (_ANSWERS if conn.identity is None else _ANSWERS_TO_BROKERS).get(frame.code)
+        if method is None and frame.code in _ANSWERS_TO_BROKERS:
+            return Frame.response_to(
+                frame,
+                ResponseCode.NO_PERMISSION,
+                f"request {frame.code} is for the brokers of this cluster: it is taken on the registration port only",
+            )
         if method is None:
             return Frame.response_to(
                 frame,
@@ -112,6 +214,8 @@ class NameService:
             )
         try:
             return method(self, conn, frame)
+        except NotYours as error:
+            return Frame.response_to(frame, ResponseCode.NO_PERMISSION, str(error))
         except BadField as error:
             return Frame.response_to(frame, error.code, str(error))
         except (BodyError, KvFull) as error:
@@ -123,12 +227,17 @@ class NameService:
     # Brokers
 
     def _register(self, conn: Connection, frame: Frame) -> Frame:
-        header = RegisterBrokerHeader.parse(frame)
-        if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
-            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "the field bodyCrc32 does not match the body")
+        header = _registration_header(frame)
+        _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
         configs = None
         if frame.body:
             configs = decode_registration(frame.body, compressed=header.compressed).configs
+        return self._take_in(conn, frame, header, configs)
+
+    def _take_in(
+        self, conn: Connection, frame: Frame, header: RegisterBrokerHeader, configs: TopicConfigs | None
+    ) -> Frame:
+        conn.attrs["broker"] = True
         told = Registration(
             header.clusterName,
             header.brokerName,
@@ -148,13 +257,15 @@ class NameService:
                 frame,
                 ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
                 str(error),
-                {"gantryEpoch": str(error.highest)},
             )
+        except plausible.Implausible as error:
+            self.refusals.add("registration", error.reason, f"{conn!r}: {error}")
+            return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         except WrongGroup as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
-        ext = {"gantryEpoch": str(self.routes.groups[told.group].epoch)} if told.member is not None else {}
+        ext = {}
         if told.broker_id != MASTER_ID and master is not None:
-            ext |= {"masterAddr": master.told.address, "haServerAddr": master.told.ha_address}
+            ext = {"masterAddr": master.told.address, "haServerAddr": master.told.ha_address}
         orders = self.kv.table(ORDER_TOPIC_NAMESPACE)
         body = b""
         if orders and self.settings["returnOrderTopicConfigToBroker"] == "true":
@@ -163,12 +274,14 @@ class NameService:
 
     def _unregister(self, conn: Connection, frame: Frame) -> Frame:
         header = UnregisterBrokerHeader.parse(frame)
+        _check_name(conn, header.clusterName, header.brokerName)
         source = conn.attrs["source"]
         self.routes.unregister(header.brokerName, header.brokerId, header.brokerAddr, source, self._clock())
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
     def _query_data_version(self, conn: Connection, frame: Frame) -> Frame:
         header = QueryDataVersionHeader.parse(frame)
+        _check_name(conn, header.clusterName, header.brokerName)
         told = DataVersion.from_json(fastjson_body(frame))
         known = self.routes.touch(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
         changed = known is None or known != told
@@ -286,6 +399,17 @@ class NameService:
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
 
+def _check_name(conn: Connection, cluster: str, group: str, member: int | None = None) -> None:
+    """Raises NotYours when a broker speaks for another group, or says that it is another member."""
+    me = conn.identity
+    if me is None or (cluster, group) != (me.cluster, me.group) or member not in (None, me.member):
+        shown = "" if member is None else f", gantryMember {member}"
+        raise NotYours(
+            f"the request is for clusterName {cluster[:300]!r}, brokerName {group[:300]!r}{shown}, "
+            f"but {me or 'nobody'} is connected"
+        )
+
+
 def fastjson_body(frame: Frame) -> object:
     """The body's object, None for an empty body. Raises BodyError."""
     if not frame.body:
@@ -294,6 +418,14 @@ def fastjson_body(frame: Frame) -> object:
         return fastjson.loads(frame.body)
     except fastjson.JsonError as error:
         raise BodyError(f"body: {error}") from None
+
+
+def _registration_header(frame: Frame) -> RegisterBrokerHeader:
+    """Raises BadField, and BodyError when the body is not the one that was sent."""
+    header = RegisterBrokerHeader.parse(frame)
+    if header.bodyCrc32 and zlib.crc32(frame.body) & 0x7FFFFFFF != header.bodyCrc32:
+        raise BodyError("the field bodyCrc32 does not match the body")
+    return header
 
 
 def _listeners(addresses: str | None) -> dict[str, str]:
@@ -320,6 +452,16 @@ def metrics(service: NameService) -> str:
         "# HELP gantry_namesrv_connections Open connections.",
         "# TYPE gantry_namesrv_connections gauge",
         f"gantry_namesrv_connections {service.connections}",
+        "# HELP gantry_namesrv_connections_cut_total Cut for the bytes that they held.",
+        "# TYPE gantry_namesrv_connections_cut_total counter",
+        f"gantry_namesrv_connections_cut_total {service.shared.cut}",
+        "# HELP gantry_namesrv_unfinished_frame_bytes Of frames that have begun and not ended.",
+        "# TYPE gantry_namesrv_unfinished_frame_bytes gauge",
+        f"gantry_namesrv_unfinished_frame_bytes {service.shared.held}",
+        *(
+            f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value}"
+            for name, kind, text, value in loop_families(service.loop_watch.holds, "gantry_namesrv")
+        ),
         "# HELP gantry_namesrv_requests_total Requests, by code.",
         "# TYPE gantry_namesrv_requests_total counter",
         *(
@@ -327,7 +469,17 @@ def metrics(service: NameService) -> str:
             for code, count in sorted(service.requests.items())
         ),
     ]
-    return "\n".join(lines) + "\n"
+    if service.guard is not None:
+        lines += [
+            "# HELP gantry_namesrv_handshakes_failed_total Connections to the registration port that did not prove to "
+            "come from a broker, by reason.",
+            "# TYPE gantry_namesrv_handshakes_failed_total counter",
+            *(
+                f'gantry_namesrv_handshakes_failed_total{{reason="{reason}"}} {count}'
+                for reason, count in sorted(service.guard.refused.items())
+            ),
+        ]
+    return "\n".join(lines) + "\n" + text_of(*refused_values(service.refusals, {}))
 
 
 def health(service: NameService) -> bytes:
@@ -338,8 +490,6 @@ _ANSWERS: dict[int, Answer] = {
     RequestCode.PUT_KV_CONFIG: NameService._put_kv,
     RequestCode.GET_KV_CONFIG: NameService._get_kv,
     RequestCode.DELETE_KV_CONFIG: NameService._delete_kv,
-    RequestCode.REGISTER_BROKER: NameService._register,
-    RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NameService._route,
     RequestCode.GET_BROKER_CLUSTER_INFO: NameService._cluster_info,
     RequestCode.WIPE_WRITE_PERM_OF_BROKER: NameService._wipe_write_perm,
@@ -354,7 +504,11 @@ _ANSWERS: dict[int, Answer] = {
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: NameService._unit_topics,
     RequestCode.UPDATE_NAMESRV_CONFIG: NameService._update_config,
     RequestCode.GET_NAMESRV_CONFIG: NameService._get_config,
+}
+_ANSWERS_TO_BROKERS: dict[int, Answer] = {
+    RequestCode.REGISTER_BROKER: NameService._register,
+    RequestCode.UNREGISTER_BROKER: NameService._unregister,
     RequestCode.QUERY_DATA_VERSION: NameService._query_data_version,
 }
-SERVED = frozenset(int(code) for code in _ANSWERS)
+SERVED = frozenset(int(code) for code in (*_ANSWERS, *_ANSWERS_TO_BROKERS))
 """The request codes that a NameServer answers."""

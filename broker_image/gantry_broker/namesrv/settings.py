@@ -10,8 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gantry_broker.protocol.bodies import BodyError, Fields, parse
+from gantry_broker.remoting.members import refuse_open_port
 
-_KNOWN = {"name", "listen_host", "port", "http_port", "data_dir", "listeners"}
+_KNOWN = {
+    "name",
+    "listen_host",
+    "port",
+    "http_port",
+    "http_hosts",
+    "data_dir",
+    "listeners",
+    "cluster",
+    "registration_port",
+    "token_file",
+}
 
 
 @dataclass(slots=True)
@@ -30,6 +42,10 @@ class NameServerSettings:
     http_port: int | None = None
     data_dir: Path | None = None
     listeners: list[ListenerSettings] = field(default_factory=list)
+    http_hosts: list[str] = field(default_factory=list)
+    cluster: str = ""
+    registration_port: int | None = None
+    token_file: Path | None = None
 
     @classmethod
     def load(cls, path: Path) -> NameServerSettings:
@@ -46,14 +62,27 @@ class NameServerSettings:
             entry = Fields(item, "config.listeners[]")
             listeners.append(ListenerSettings(entry.text("name"), _port(entry, "port")))
         http = fields.number("http_port", -1)
-        data_dir = fields.text("data_dir", "")
+        registration = fields.number("registration_port", -1)
+        data_dir, token_file = fields.text("data_dir", ""), fields.text("token_file", "")
+        host, cluster = fields.text("listen_host", "0.0.0.0"), fields.text("cluster", "")
+        if registration >= 0:
+            if not cluster:
+                raise BodyError("registration_port is set, but cluster is not: name the cluster of the brokers")
+            try:
+                refuse_open_port("registration_port", host, Path(token_file) if token_file else None)
+            except ValueError as error:
+                raise BodyError(str(error)) from None
         return cls(
             fields.text("name"),
-            fields.text("listen_host", "0.0.0.0"),
+            host,
             _port(fields, "port", 9876),
             None if http < 0 else _port(fields, "http_port"),
             Path(data_dir) if data_dir else None,
             listeners,
+            fields.texts("http_hosts"),
+            cluster,
+            None if registration < 0 else _port(fields, "registration_port"),
+            Path(token_file) if token_file else None,
         )
 
 

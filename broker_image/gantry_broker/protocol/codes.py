@@ -292,12 +292,14 @@ class SerializeType(IntEnum):
 
 
 class GantryCode(IntEnum):
-    """Requests that only our own processes send to each other. The compact header has two signed bytes for a code."""
+    """Requests that only our own processes send to each other, on the ports between members. The compact header has two
+    signed bytes for a code."""
 
     FETCH = 31_001
     FORWARD = 31_002
     POLL = 31_003
     READ_LOG = 31_004
+    HANDSHAKE = 31_005
 
 
 MQ_VERSION: Final = 407

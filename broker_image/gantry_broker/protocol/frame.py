@@ -13,16 +13,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, MQ_VERSION, LanguageCode, SerializeType
 
+if TYPE_CHECKING:
+    from gantry_broker.protocol.limits import Refusal, RequestLimits
+
 MAX_FRAME: Final = 16 * 1024 * 1024
 """Bytes of the largest frame, without its length field."""
 MAX_HEADER: Final = 2 * 1024 * 1024
 """Bytes of the largest header: the answer to a batch names every message in it, 33 bytes each."""
+
+SMALL_FRAME: Final = 64 * 1024
+"""A frame up to this size is within the body limit of every request code, so its code is not looked up."""
+SMALL_HEADER: Final = 16 * 1024
+"""A header up to this size is within the header limit of every request code."""
+_FEW_CHUNKS: Final = 64
+_CHUNK: Final = 4096
+"""An unfinished frame is kept in at most `_FEW_CHUNKS` parts and one more for each `_CHUNK` bytes: a peer that sends
+single bytes must not cost an object for each."""
 
 _JSON: Final = int(SerializeType.JSON)
 _ROCKETMQ: Final = int(SerializeType.ROCKETMQ)
@@ -165,29 +177,53 @@ def _encode_compact(frame: Frame) -> bytes:
 class FrameDecoder:
     """Cuts a byte stream into frames. After a FrameError it must not be fed again."""
 
-    __slots__ = ("_chunks", "_held", "_max_frame", "_needed")
+    __slots__ = ("_chunks", "_held", "_limits", "_max_frame", "_needed", "_skip", "_small", "_small_header", "refused")
 
-    def __init__(self, max_frame: int = MAX_FRAME) -> None:
-        """`max_frame`: bytes of the largest frame that is accepted, without the length field."""
+    def __init__(self, max_frame: int = MAX_FRAME, limits: RequestLimits | None = None) -> None:
+        """`max_frame`: bytes of the largest frame that is accepted, without the length field.
+
+        `limits`: what each request code may bring; None: any frame up to `max_frame`. A request over its limit is
+        noted in `refused` as soon as its header is there; its body is dropped while it arrives, and the next frame is
+        read as usual.
+        """
         self._max_frame = max_frame
+        self._limits = limits
+        self._small = max_frame if limits is None else min(max_frame, SMALL_FRAME)
+        self._small_header = MAX_HEADER if limits is None else SMALL_HEADER
         self._chunks: list[bytes] = []
         self._held = 0
         self._needed = 0
+        self._skip = 0
+        self.refused: list[Refusal] = []
+        """Requests over their limit, in order; the caller answers and clears them."""
 
     @property
     def held(self) -> int:
         """Bytes of an unfinished frame that are kept."""
         return self._held
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun and not ended, kept or dropped."""
+        return self._held > 0 or self._skip > 0
+
     def feed(self, data: bytes) -> list[Frame]:
         """All frames that `data` completes, in order.
 
         Raises FrameError at the first one that cannot be read; those before it are in `error.frames`.
         """
+        if self._skip:
+            if len(data) <= self._skip:
+                self._skip -= len(data)
+                return []
+            data = data[self._skip :]
+            self._skip = 0
         if self._chunks:
             self._chunks.append(data)
             self._held += len(data)
             if self._held < self._needed:
+                if len(self._chunks) > _FEW_CHUNKS + self._held // _CHUNK:
+                    self._chunks = [b"".join(self._chunks)]
                 return []  # joined only once: a large frame in small reads costs no quadratic copying
             data = b"".join(self._chunks)
             self._chunks.clear()
@@ -197,17 +233,23 @@ class FrameDecoder:
         loads = orjson.loads
         position = 0
         end = len(data)
-        max_frame = self._max_frame
+        small = self._small
+        small_header = self._small_header
         languages = _LANGUAGE_CODES
         try:
             while end - position >= 8:
                 length, mark = _unpack_lengths(data, position)
                 stop = position + 4 + length
                 size = mark & 0xFFFFFF
-                if length > max_frame or size > length - 4 or size > MAX_HEADER:
-                    if not self._refuse(data, position, length, mark):
+                if length > small or size > length - 4 or size > small_header:
+                    known, wanted = self._admit(data, position, length, mark)
+                    if not known:
                         break
-                elif stop > end:
+                    if not wanted:
+                        self._skip = max(stop - end, 0)
+                        position = min(stop, end)
+                        continue
+                if stop > end:
                     self._needed = stop - position
                     break
                 start = position + 8
@@ -262,6 +304,27 @@ class FrameDecoder:
             if self._held < 8:
                 self._needed = 8
         return frames
+
+    def _admit(self, data: bytes, position: int, length: int, mark: int) -> tuple[bool, bool]:
+        """(whether enough of a large frame is there to judge it, whether it is wanted). Raises FrameError."""
+        size = mark & 0xFFFFFF
+        if length > self._max_frame or size > length - 4 or size > MAX_HEADER:
+            return self._refuse(data, position, length, mark), False
+        limits = self._limits
+        if limits is None:
+            return True, True
+        start = position + 8
+        if len(data) < start + size:
+            self._needed = 8 + size
+            return False, False
+        head = data[start : start + size]
+        serialize = mark >> 24
+        frame = _careful(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
+        refusal = limits.refusal(frame, size, length - 4 - size)
+        if refusal is None:
+            return True, True
+        self.refused.append(refusal)
+        return True, False
 
     def _refuse(self, data: bytes, position: int, length: int, mark: int) -> bool:
         """Raises FrameError for impossible lengths; False: wait, the header that tells whom to answer is on its way."""

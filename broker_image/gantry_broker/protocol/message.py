@@ -410,8 +410,23 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     return b"".join(parts)
 
 
+MAX_BATCH: Final = 2_000
+"""Messages of one batch: storing so many takes some 30 ms. RocketMQ limits a batch by its bytes only."""
+
+
+def count_batch(body: bytes) -> int:
+    """Messages that a batch's lengths make it have; what is wrong with it is left to `decode_batch`."""
+    count = at = 0
+    while len(body) - at >= 4:
+        at += max(int.from_bytes(body[at : at + 4], "big"), 22)
+        count += 1
+    return count
+
+
 def decode_batch(body: bytes) -> list[BatchItem]:
     """The messages in the body of SEND_BATCH_MESSAGE. Raises RecordError."""
+    if len(body) > MAX_BATCH * 22 and (count := count_batch(body)) > MAX_BATCH:
+        raise RecordError(f"the batch has {count} messages, the limit is {MAX_BATCH}")
     items: list[BatchItem] = []
     at = 0
     end = len(body)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from gantry_broker.protocol.codes import ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, encode_frame
 from gantry_broker.remoting.connecting import CONNECTS, Resolver, first_of
 from gantry_broker.remoting.connection import Connection, oneway
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
+from gantry_broker.remoting.members import ConnectingMember, HandshakeFailed, Membership
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,9 @@ RequestHandler = Callable[[Connection, Frame], Awaitable[Frame | None]]
 """Answers a request that the server makes; None: no answer."""
 
 CONNECT_SECONDS: Final = 3.0
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 2.0
+"""After a failed handshake no other one is tried with that address for this long; each time twice as long."""
 SUSPECT_SECONDS: Final = 0.75
 """Patience with a connection over which nothing has come yet, and whose predecessor was given up as silent: the address
 may still lead to the one that is frozen or cut off, and the next connection to its successor."""
@@ -30,6 +34,14 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or not port.isdigit() or not 0 < int(port) < 65536 or not host:
         raise ConnectError(f"address {address[:100]!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class FailedHandshake(NamedTuple):
+    """Why the last handshake with an address failed; until `until` (seconds of the loop's clock) none is tried."""
+
+    error: str
+    until: float
+    pause: float
 
 
 class RemotingClient:
@@ -45,7 +57,12 @@ class RemotingClient:
         on_disconnect: Callable[[str], None] | None = None,
         connect_timeout: float = CONNECT_SECONDS,
         max_frame: int = MAX_FRAME,
+        membership: Membership | None = None,
     ) -> None:
+        """`membership`: every address is a port between members, where this end proves itself before it asks."""
+        self._membership = membership
+        self._failing: dict[str, FailedHandshake] = {}
+        """Addresses whose last handshake failed."""
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._addresses: dict[Connection, str] = {}
@@ -186,6 +203,9 @@ class RemotingClient:
     async def _connect(self, address: str, timeout: float) -> Connection:
         if self._closed:
             raise ConnectError("the client is closed")
+        failing = self._failing.get(address)
+        if failing is not None and asyncio.get_running_loop().time() < failing.until:
+            raise ConnectError(failing.error, silent=True)
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.ensure_future(self._open(address))
@@ -197,7 +217,7 @@ class RemotingClient:
             async with asyncio.timeout(timeout):
                 return await asyncio.shield(task)
         except TimeoutError:
-            raise ConnectError(f"no connection to {address} within {timeout:g} s") from None
+            raise ConnectError(f"no connection to {address} within {timeout:g} s", silent=True) from None
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and not (caller is not None and caller.cancelling()):
@@ -212,24 +232,42 @@ class RemotingClient:
     async def _open(self, address: str) -> Connection:
         host, port = split_address(address)
 
+        def make() -> Connection:
+            return Connection(self, max_frame=self._max_frame, on_end=self._ended)
+
         async def connect(ip: str) -> Connection:
-            _, conn = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self, max_frame=self._max_frame, on_end=self._ended), ip, port
-            )
-            return conn
+            loop = asyncio.get_running_loop()
+            membership = self._membership
+            if membership is None:
+                return (await loop.create_connection(make, ip, port))[1]
+            _, connecting = await loop.create_connection(lambda: ConnectingMember(membership, make), ip, port)
+            return await connecting.connected()
 
         try:
             async with asyncio.timeout(self._connect_timeout):
                 addresses = await self._resolver.addresses(host, port)
                 conn = await first_of(addresses, connect, Connection.abort, CONNECTS)
-        except (OSError, TimeoutError) as error:
-            raise ConnectError(f"no connection to {address}: {error or 'timed out'}") from None
+        except TimeoutError:
+            raise ConnectError(f"no connection to {address}: timed out", silent=True) from None
+        except HandshakeFailed as error:
+            raise self._handshake_failed(address, f"no connection to {address}: {error}") from None
+        except OSError as error:
+            raise ConnectError(f"no connection to {address}: {error}") from None
+        self._failing.pop(address, None)
         if not conn.closed:
             self._connections[address] = conn
         self._addresses[conn] = address
         if conn.closed:
             self._ended(conn)
         return conn
+
+    def _handshake_failed(self, address: str, text: str) -> ConnectError:
+        former = self._failing.get(address)
+        if former is None or former.error != text:
+            log.warning("%s", text)
+        pause = FIRST_PAUSE_S if former is None else min(2 * former.pause, LONGEST_PAUSE_S)
+        self._failing[address] = FailedHandshake(text, asyncio.get_running_loop().time() + pause, pause)
+        return ConnectError(text, silent=True)
 
     def _ended(self, conn: Connection) -> None:
         address = self._addresses.pop(conn, None)

@@ -1,8 +1,8 @@
 """One TCP connection of the remoting protocol, the same for both ends.
 
 Frames of one read are handed over together. Answers to requests that this end made are taken out before. A peer that
-reads slowly stops being read (`paused`) once `HIGH_WATER` bytes wait for it, and is cut off when answers that were
-already under way exceed `HARD_LIMIT`: one slow reader must not cost the memory of all.
+reads slowly stops being read (`paused`) once `Shared.high_water` bytes wait for it, and is cut off when answers that
+were already under way exceed the limits in `Shared`: one slow reader must not cost the memory of all.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from typing import Any, Final, Protocol, cast
 
 from gantry_broker.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, Frame, FrameDecoder, FrameError, encode_frame
+from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.protocol.message import pack_host
+from gantry_broker.remoting.budget import DEFAULT_BUDGET, RemotingBudget
 from gantry_broker.remoting.errors import ConnectionLost, RequestTimeout
+from gantry_broker.remoting.handshake import Identity
 
 log = logging.getLogger(__name__)
 
-HIGH_WATER: Final = 1024 * 1024
-"""Bytes waiting for a peer above which it is not read any more."""
 GATHER: Final = 16 * 1024
 """Bytes that one pass of the event loop gathers for a peer at most before they are written. Each write is a system call
 and wakes the peer up; but a peer that gets all at once has nothing to do until then."""
-HARD_LIMIT: Final = 32 * 1024 * 1024
-"""Bytes waiting for a peer above which its connection is cut."""
-HELD_LIMIT: Final = 256 * 1024 * 1024
-"""Bytes of unfinished frames on all connections of a server; whoever goes beyond it is cut off."""
+UNLIMITED: Final = 1 << 30
 _RESET: Final = struct.pack("ii", 1, 0)
 _ORDERLY: Final = struct.pack("ii", 0, 0)
 _UNKNOWN_PEER: Final = ("0.0.0.0", 0)
@@ -51,17 +49,99 @@ class Handler(Protocol):
 
 
 class Shared:
-    """What the connections of one owner share.
+    """What the connections of one owner share: a clock, and the bytes that all of them may hold together.
 
-    `now` is a clock that the owner moves every few seconds: fine enough to tell idle connections, free to read. `held`
-    counts the bytes of unfinished frames.
+    `now` is a clock that the owner moves every few seconds: fine enough to tell idle connections, free to read.
     """
 
-    __slots__ = ("held", "now")
+    __slots__ = (
+        "_of_address",
+        "_per_address",
+        "_slow",
+        "_unfinished",
+        "budget",
+        "connections",
+        "cut",
+        "held",
+        "now",
+        "refused",
+        "unsent",
+    )
 
-    def __init__(self) -> None:
+    def __init__(
+        self, budget: RemotingBudget = DEFAULT_BUDGET, per_address: Callable[[], int] = lambda: UNLIMITED
+    ) -> None:
+        """`per_address` gives how many connections one address may have."""
+        self.budget = budget
+        self._per_address = per_address
+        self._of_address: dict[str, int] = {}
+        self.connections = 0
+        """Open or being opened, on all servers."""
+        self.refused = 0
+        """Connections that were refused because their address had too many."""
         self.now = 0.0
         self.held = 0
+        """Bytes of unfinished frames."""
+        self.unsent = 0
+        """Bytes that wait for peers that are `paused`."""
+        self.cut = 0
+        """Connections that were cut because a limit was reached."""
+        self._unfinished: dict[Connection, int] = {}
+        self._slow: dict[Connection, int] = {}
+
+    def enter(self, address: str) -> bool:
+        """A connection from this address; False: it has as many as it may have."""
+        count = self._of_address.get(address, 0)
+        if count >= (most := self._per_address()):
+            self.refused += 1
+            if self.refused & (self.refused - 1) == 0:
+                log.warning("%s has %d connections, the limit is %d: %d refused", address, count, most, self.refused)
+            return False
+        self._of_address[address] = count + 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """Undoes `enter`."""
+        if self._of_address[address] == 1:
+            del self._of_address[address]
+        else:
+            self._of_address[address] -= 1
+
+    def hold(self, conn: Connection, held: int) -> None:
+        """Notes the bytes of a connection's unfinished frame; beyond the limit the largest one is given up."""
+        self.held += held - self._unfinished.get(conn, 0)
+        if held:
+            self._unfinished[conn] = held
+        else:
+            self._unfinished.pop(conn, None)
+        if self.held > self.budget.unfinished_bytes:
+            self._cut_largest(self._unfinished, f"unfinished frames of all connections hold {self.held} bytes")
+
+    def wait(self, conn: Connection, unsent: int) -> None:
+        """Notes the bytes that wait for a paused peer; beyond the limit the slowest one is given up."""
+        self.unsent += unsent - self._slow.get(conn, 0)
+        if unsent:
+            self._slow[conn] = unsent
+        else:
+            self._slow.pop(conn, None)
+        if unsent > self.budget.unsent_bytes_each:
+            self.cut += 1
+            log.warning("%r reads too slowly: %d bytes wait for it; connection cut", conn, unsent)
+            conn.abort()
+        elif self.unsent > self.budget.unsent_bytes:
+            self._cut_largest(self._slow, f"{self.unsent} bytes wait for peers that read slowly")
+
+    def forget(self, conn: Connection) -> None:
+        """The connection has ended."""
+        self.held -= self._unfinished.pop(conn, 0)
+        self.unsent -= self._slow.pop(conn, 0)
+
+    def _cut_largest(self, table: dict[Connection, int], why: str) -> None:
+        largest = max(table, key=table.__getitem__)
+        self.cut += 1
+        log.warning("%r cut, which holds %d bytes: %s", largest, table[largest], why)
+        self.forget(largest)
+        largest.abort()
 
 
 class Connection(asyncio.Protocol):
@@ -70,6 +150,8 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_decoder",
         "_drained",
+        "_entered",
+        "_frame_since",
         "_handler",
         "_held",
         "_loop",
@@ -80,10 +162,12 @@ class Connection(asyncio.Protocol):
         "_pending",
         "_reading_stopped",
         "_shared",
+        "_throttled",
         "_transport",
         "accepted",
         "attrs",
         "closed",
+        "identity",
         "last_active",
         "listener",
         "paused",
@@ -99,11 +183,12 @@ class Connection(asyncio.Protocol):
         listener: str = "",
         accepted: bool = False,
         max_frame: int = MAX_FRAME,
+        limits: RequestLimits | None = None,
         shared: Shared | None = None,
         on_end: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler = handler
-        self._decoder = FrameDecoder(max_frame)
+        self._decoder = FrameDecoder(max_frame, limits)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
@@ -113,17 +198,22 @@ class Connection(asyncio.Protocol):
         self._opaque = 0
         self._drained: asyncio.Future[None] | None = None
         self._held = 0
+        self._entered = True
+        """Known to the handler."""
         self._shared = shared or Shared()
         self._on_end = on_end
         self.listener = listener
         self.accepted = accepted
         self.attrs: dict[str, Any] = {}
+        self.identity: Identity | None = None
+        """Who the peer is, on a port between members; None on ports for clients."""
         self._reading_stopped = False
+        self._throttled = False
         self.closed = False
         self.paused = False
         self.peer: tuple[str, int] = _UNKNOWN_PEER
         self.peer_bytes = b"\0" * 8
-        self.last_active = self._shared.now
+        self.last_active = self._frame_since = self._shared.now
         self.reads = 0
         """How often something came from the peer."""
 
@@ -134,7 +224,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self._transport.set_write_buffer_limits(high=self._shared.budget.high_water)
         peer = transport.get_extra_info("peername")
         if peer:
             address = ipaddress.ip_address(peer[0].partition("%")[0])
@@ -148,6 +238,11 @@ class Connection(asyncio.Protocol):
                 # When this process is killed, its peers see a reset, not an orderly end: RocketMQ's Java client fails
                 # the requests that it waits for only then; after an orderly end it waits out their time.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if self.accepted:
+            self._entered = self._shared.enter(self.peer[0])
+            if not self._entered:
+                self.abort()
+                return
         self._handler.on_open(self)
         if self.closed:
             self._transport.abort()  # closed before it was made
@@ -157,17 +252,24 @@ class Connection(asyncio.Protocol):
             return
         self.last_active = self._shared.now
         self.reads += 1
+        decoder = self._decoder
         try:
-            frames = self._decoder.feed(data)
+            frames = decoder.feed(data)
         except FrameError as error:
             self._deliver(error.frames)
             self._refuse(error)
             return
+        if decoder.refused:
+            self._answer_refused()
         if frames:
+            self._frame_since = self._shared.now
             self._deliver(frames)
-        held = self._decoder.held
-        if held != self._held:
-            self._count_held(held)
+        elif not self._held:
+            self._frame_since = self._shared.now
+        held = decoder.held
+        if held != self._held and not self.closed:
+            self._held = held
+            self._shared.hold(self, held)
 
     def eof_received(self) -> None:
         """The peer has ended: what was written still goes out, then the transport closes by itself."""
@@ -181,9 +283,9 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        self._shared.wait(self, 0)
         self.last_active = self._shared.now
-        if self._transport is not None and not self._transport.is_closing() and not self._reading_stopped:
-            self._transport.resume_reading()
+        self._read_on()
         if self._drained is not None:
             if not self._drained.done():
                 self._drained.set_result(None)
@@ -192,8 +294,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._drop_gathered()
-        self._shared.held -= self._held
-        self._held = 0
+        self._shared.forget(self)
         pending, self._pending = self._pending, {}
         reason = f"connection to {self.peer[0]}:{self.peer[1]} ended" + (f": {exc}" if exc else "")
         for future in pending.values():
@@ -203,8 +304,11 @@ class Connection(asyncio.Protocol):
             self._drained.set_result(None)
         self._drained = None
         try:
-            self._handler.on_close(self)
+            if self._entered:
+                self._handler.on_close(self)
         finally:
+            if self.accepted and self._entered:
+                self._shared.leave(self.peer[0])
             if self._on_end is not None:
                 self._on_end(self)
 
@@ -229,9 +333,8 @@ class Connection(asyncio.Protocol):
             return
         self._drop_gathered()
         self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if self.paused and self._transport.get_write_buffer_size() > HARD_LIMIT:
-            log.warning("%r reads too slowly: over %d bytes wait for it; connection cut", self, HARD_LIMIT)
-            self.abort()
+        if self.paused:
+            self._shared.wait(self, self._transport.get_write_buffer_size())
 
     def send(self, frame: Frame) -> None:
         """Encodes and sends one frame; a frame that cannot be encoded is answered as a system error."""
@@ -293,8 +396,17 @@ class Connection(asyncio.Protocol):
     def read_again(self) -> None:
         """Undoes `stop_reading`."""
         self._reading_stopped = False
-        if not self.paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_on()
+
+    def throttle(self, wait: bool) -> None:
+        """Reads no more while requests of this peer wait for their turn."""
+        if wait == self._throttled:
+            return
+        self._throttled = wait
+        if not wait:
+            self._read_on()
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def close(self) -> None:
         """Ends the connection after what was written has gone out."""
@@ -319,11 +431,23 @@ class Connection(asyncio.Protocol):
         return self.closed or (self._transport is not None and self._transport.is_closing())
 
     @property
+    def unfinished_since(self) -> float | None:
+        """When (by the owner's clock) the frame began that has not ended yet; None: there is none."""
+        return self._frame_since if self._decoder.unfinished else None
+
+    @property
     def unsent(self) -> int:
         """Bytes that wait for the peer to read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size() + self._out_size
 
     # Inner parts
+
+    def _read_on(self) -> None:
+        """Reads again unless something still speaks against it."""
+        if self.paused or self._reading_stopped or self._throttled:
+            return
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _drop_gathered(self) -> None:
         self._out, self._out_size = [], 0
@@ -356,12 +480,14 @@ class Connection(asyncio.Protocol):
             log.exception("handling %d requests from %r failed", len(requests), self)
             self.close()
 
-    def _count_held(self, held: int) -> None:
-        self._shared.held += held - self._held
-        self._held = held
-        if self._shared.held > HELD_LIMIT:
-            log.warning("%r cut: unfinished frames of all connections hold %d bytes", self, self._shared.held)
-            self.abort()
+    def _answer_refused(self) -> None:
+        """Requests over their limits: an error each; the connection goes on."""
+        refused = self._decoder.refused[:]
+        self._decoder.refused.clear()
+        for request, code, remark in refused:
+            log.info("%r: %s", self, remark)
+            if not request.is_oneway:
+                self.send(Frame.response_to(request, code, remark))
 
     def _refuse(self, error: FrameError) -> None:
         log.info("%r sent what is not a frame: %s", self, error.reason)

@@ -12,10 +12,14 @@ class RemotingError(Exception):
 
 
 class ConnectError(RemotingError):
-    """No connection could be made: refused, unreachable, an unknown name, or not in time."""
+    """No connection could be made: refused, unreachable, an unknown name, or not in time.
 
-    def __init__(self, message: str) -> None:
+    `silent` True: something may be there all the same. It did not answer in time, or the handshake failed.
+    """
+
+    def __init__(self, message: str, *, silent: bool = False) -> None:
         super().__init__(message, sent=False)
+        self.silent = silent
 
 
 class ConnectionLost(RemotingError):

@@ -7,21 +7,29 @@ import contextlib
 import logging
 from typing import Final
 
+from gantry_broker.descriptors import MAX_REMOTING_BACKLOG
 from gantry_broker.protocol.frame import MAX_FRAME, Frame
+from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Connection, Handler, Shared
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.remoting.members import HandshakeGuard
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 120.0
 """A connection on which nothing moves for so long is closed (RocketMQ's `serverChannelMaxIdleTimeSeconds`)."""
-MAX_CONNECTIONS: Final = 10_000
+FRAME_SECONDS: Final = 30.0
+"""A frame that has begun must end within this time: the longest takes 4 s at 1 MiB/s, and clients wait for 3 s."""
 _SWEEP_SECONDS: Final = 5.0
 
 
 class RemotingServer:
     """Listens, keeps its connections, closes idle ones and those above a limit.
 
-    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` in seconds.
+    `name` becomes `Connection.listener`. `max_frame` is in bytes, `idle_s` and `frame_s` in seconds: how long nothing
+    may move, and how long one frame may take. `limits`: what each request code may bring. `shared` is given to all
+    servers of a process, so that their limits of bytes and connections are limits of the process. With a `guard` the
+    port is one between members: a connection has an `identity`, and its handler hears of it after the handshake.
     """
 
     def __init__(
@@ -32,20 +40,29 @@ class RemotingServer:
         *,
         reuse_port: bool = False,
         name: str = "",
-        max_connections: int = MAX_CONNECTIONS,
+        max_connections: int | None = None,
+        backlog: int = MAX_REMOTING_BACKLOG,
         max_frame: int = MAX_FRAME,
+        limits: RequestLimits | None = None,
         idle_s: float = IDLE_SECONDS,
+        frame_s: float = FRAME_SECONDS,
+        shared: Shared | None = None,
+        guard: HandshakeGuard | None = None,
     ) -> None:
         self._handler = handler
+        self._guard = guard
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
         self._name = name
-        self._max_connections = max_connections
+        self.shared = shared or Shared()
+        self._max_connections = max_connections or self.shared.budget.connections
+        self._backlog = backlog
         self._max_frame = max_frame
+        self._limits = limits
         self._idle_s = idle_s
+        self._frame_s = frame_s
         self._server: asyncio.Server | None = None
-        self._shared = Shared()
         self._sweeper: asyncio.TimerHandle | None = None
         self.connections: set[Connection] = set()
         self.refused = 0
@@ -57,19 +74,23 @@ class RemotingServer:
         return self._port
 
     @property
+    def _sweep_s(self) -> float:
+        return min(_SWEEP_SECONDS, self._idle_s / 2, self._frame_s / 2)
+
+    @property
     def listening(self) -> bool:
         return self._server is not None
 
     async def start(self) -> int:
         """Begins to listen and gives the port. Raises OSError when the port is taken. May follow `stop_listening`."""
         loop = asyncio.get_running_loop()
-        self._shared.now = loop.time()
+        self.shared.now = loop.time()
         self._server = await loop.create_server(
-            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=1024
+            self._accept, self._host, self._port, reuse_port=self._reuse_port or None, backlog=self._backlog
         )
         self._port = self._server.sockets[0].getsockname()[1]
         if self._sweeper is None:
-            self._sweeper = loop.call_later(min(_SWEEP_SECONDS, self._idle_s / 2), self._sweep)
+            self._sweeper = loop.call_later(self._sweep_s, self._sweep)
         return self._port
 
     def stop_listening(self) -> None:
@@ -84,6 +105,8 @@ class RemotingServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        if self._guard is not None:
+            self._guard.close()
         for conn in list(self.connections):
             conn.close()
         if not await self._all_ended(grace_s):
@@ -104,6 +127,7 @@ class RemotingServer:
 
     def _end(self, conn: Connection) -> None:
         self.connections.discard(conn)
+        self.shared.connections -= 1
         if not self.connections:
             self._ended.set()
 
@@ -113,30 +137,50 @@ class RemotingServer:
             conn.close()
 
     def _accept(self) -> asyncio.Protocol:
-        if len(self.connections) >= self._max_connections:
-            self.refused += 1
-            if self.refused & (self.refused - 1) == 0:
-                log.warning("%d connections are open: %d further ones refused", len(self.connections), self.refused)
+        return self._connection() if self._guard is None else self._guard.accept(self._admit)
+
+    def _admit(self, identity: Identity, transport: asyncio.Transport) -> None:
+        """The peer of a connection has proved itself."""
+        conn = self._connection()
+        if isinstance(conn, Connection):
+            conn.identity = identity
+        transport.set_protocol(conn)
+        conn.connection_made(transport)
+
+    def _connection(self) -> Connection | _Refused:
+        if self.shared.connections >= self._max_connections:
+            self._note_refused(f"{self.shared.connections} connections are open")
             return _Refused()
         conn = Connection(
             self._handler,
             listener=self._name,
             accepted=True,
             max_frame=self._max_frame,
-            shared=self._shared,
+            limits=self._limits,
+            shared=self.shared,
             on_end=self._end,
         )
         self.connections.add(conn)
+        self.shared.connections += 1
         return conn
+
+    def _note_refused(self, why: str) -> None:
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:
+            log.warning("%s: %d further ones refused", why, self.refused)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        now = self._shared.now = loop.time()
+        now = self.shared.now = loop.time()
         for conn in list(self.connections):
+            since = conn.unfinished_since
             if now - conn.last_active > self._idle_s:
                 log.info("%r is idle; closed", conn)
                 conn.abort()
-        self._sweeper = loop.call_later(min(_SWEEP_SECONDS, self._idle_s / 2), self._sweep)
+            elif since is not None and now - since > self._frame_s:
+                log.info("%r did not finish a frame within %g s; closed", conn, self._frame_s)
+                conn.abort()
+        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
 
 
 class _Refused(asyncio.Protocol):

@@ -33,6 +33,8 @@ class Asker(Protocol):
 
     async def answered(self, answer: FetchAnswer) -> bool: ...
 
+    def malformed_answer(self, error: wire.WireError) -> None: ...
+
     def link_changed(self) -> None: ...
 
 
@@ -105,10 +107,11 @@ class FetchLoop:
             first, self._lost = not self._lost, True
             return first and self.state == "connected"
         except ConnectError as error:
-            self._link("silent" if "within" in str(error) else "refused")
+            self._link("silent" if error.silent else "refused")
             return False
         except wire.WireError as error:
             log.warning("%s: %s", address, error)
+            self._asker.malformed_answer(error)
             return False
         self._answered_at = time.monotonic()
         self._lost = False

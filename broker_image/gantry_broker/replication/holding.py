@@ -85,8 +85,8 @@ class Holding:
         self._soon = soon
         self._unreadable = unreadable
         self._held: dict[MemberId, Held] = {}
-        self._catching_up: dict[MemberId, float] = {}
-        self._paces: dict[MemberId, Pace] = {}
+        self._catching_up: dict[int, float] = {}
+        self._paces: dict[int, Pace] = {}
         self._appended_at = 0.0
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class Holding:
         if former is not None and former.conn is conn and former.request.opaque != request.opaque:
             self._answer_anyhow(former)
         self._held[fetch.member] = Held(
-            conn, request, fetch, now, self._hold_s, self._catching_up.pop(fetch.member, 0.0)
+            conn, request, fetch, now, self._hold_s, self._catching_up.pop(fetch.member.member, 0.0)
         )
         self._held_changed(fetch.member, True)
         self._serve()
@@ -175,8 +175,8 @@ class Holding:
             self._soon(held.fetch.end + len(answer.data), len(answer.data))
             if throttled:
                 took = time.perf_counter() - started
-                pace = self._paces.setdefault(member, Pace())
-                self._catching_up[member] = pace.due(now, took, len(answer.data), self._log_end())
+                pace = self._paces.setdefault(member.member, Pace())
+                self._catching_up[member.member] = pace.due(now, took, len(answer.data), self._log_end())
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
@@ -219,5 +219,5 @@ class Holding:
 
 
 def refuse_malformed(conn: Connection, request: Frame, error: wire.WireError) -> None:
-    log.warning("fetch of %r: %s", conn, error)
-    conn.send(Frame.response_to(request, ResponseCode.SYSTEM_ERROR, f"fetch: {error}"))
+    """Answer a frame that no correct member sends; the caller counts it."""
+    conn.send(Frame.response_to(request, ResponseCode.SYSTEM_ERROR, str(error)))

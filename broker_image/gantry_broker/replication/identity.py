@@ -17,7 +17,7 @@ import orjson
 from gantry_broker.replication.state import Durable
 from gantry_broker.replication.types import MemberId
 from gantry_broker.store.files import atomic_write
-from gantry_broker.store.points import boot_id
+from gantry_broker.store.recovery_point import boot_id
 
 
 class StateError(Exception):

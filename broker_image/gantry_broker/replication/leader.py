@@ -47,6 +47,9 @@ class Options:
     """For so long; then it must come closer by itself."""
     keep_for_ms: int = 600_000
     """Retention leaves what a follower lacks that asked within this time; a later one begins where the log does."""
+    keep_guest_ms: int = 6 * 3_600_000
+    """And for one outside the set at most this long, however often it asks: whoever can ask could keep the whole log.
+    A follower that copies for longer gets a full copy again from where the log begins then."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,14 @@ class FollowerView:
     """What it had acknowledged before and after that: it does not take records, and nobody waits until it does."""
 
 
+Refused = Callable[[str, str, str], None]
+"""Counts a refusal: (entrance, reason, text), as `refusals.Refusals.add`."""
+
+
+def ignore_refusal(entrance: str, reason: str, text: str) -> None:
+    """For a core on its own."""
+
+
 @dataclass(slots=True)
 class Park:
     """A hand-over under way: new sends are parked (rule 23)."""
@@ -97,6 +108,7 @@ class Leader:
         *,
         role_end: int,
         report: Callable[[str], None],
+        refused: Refused = ignore_refusal,
     ) -> None:
         """`role_end`: where the log ended when the role was taken."""
         self.me = me
@@ -108,6 +120,10 @@ class Leader:
         self._options = options
         self._role_end = role_end
         self._report = report
+        self._refused = refused
+        self._reported: set[int] = set()
+        self._guests: dict[int, int] = {}
+        """By member number: since when a follower outside the set is served."""
         self._asks: list[Ask] = []
         self.followers: dict[MemberId, FollowerView] = {}  # Rule 4.
         for member in cell.in_sync:
@@ -156,13 +172,18 @@ class Leader:
         """Take a fetch of this epoch as an acknowledgement. An answer comes back when it cannot count as one."""
         if fetch.member.member == self.me.member:
             return self._refuse(fetch, f"member {fetch.member} is this master")
+        other = self._holder(fetch.member, now_ms)
+        if other is not None:
+            reason = f"{fetch.member} is unknown here, and {other} of the same number was heard just now"
+            self._refused("fetch", "other-life", reason)
+            return self._refuse(fetch, reason)
         log = self._log
         on_my_log = divergence(log.history, log.end, fetch.history, fetch.end)
         if self._is_absurd(fetch):
             return self._absurd(fetch)
         if on_my_log < fetch.end:
             return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
-        view = self._view(fetch.member, now_ms)
+        view = self._admit(fetch.member, now_ms)
         if view.leaving and not view.waiting and now_ms - view.seen_ms >= self._options.away_ms:
             view.leaving, view.ask_again_ms = False, 0
         # Rule 11: a fetch is not an fsync.
@@ -187,14 +208,19 @@ class Leader:
 
         One that has gone for good would else keep the whole log for as long as this leadership lasts.
         """
-        waited = self.waited_for()
+        waited, members = self.waited_for(), self.counted()
         needed = [
             view.acked
             for member, view in self.followers.items()
             if view.acked >= 0
             and (member in waited or view.waiting or now_ms - view.seen_ms <= self._options.keep_for_ms)
+            and (member in members or now_ms - self._guests.get(member.member, now_ms) <= self._options.keep_guest_ms)
         ]
         return min(needed, default=self._log.end)
+
+    def counted(self) -> frozenset[MemberId]:
+        """The members whose acknowledgements may count: recorded, or asked for."""
+        return self.recorded.union(*(ask.in_sync for ask in self._asks))
 
     def has_news(self, fetch: Fetch) -> bool:
         """Whether more is confirmed than the asker knows: worth an answer without records, if none come soon."""
@@ -202,15 +228,17 @@ class Leader:
 
     def records(self, fetch: Fetch, data: bytes, now_ms: int) -> FetchAnswer:
         """An answer with `data`, which may be empty: the end of a hold."""
-        view = self._view(fetch.member, now_ms)
-        view.seen_ms = max(view.seen_ms, now_ms)
-        view.waiting = False
+        view = self.followers.get(fetch.member)
+        if view is not None:
+            view.seen_ms = max(view.seen_ms, now_ms)
+            view.waiting = False
         return self._answer(AnswerKind.RECORDS, fetch, data=data)
 
     def hold(self, member: MemberId, waiting: bool, now_ms: int) -> None:
         """The driver says whether it holds a question of `member`: a held one shows that it is alive."""
-        view = self._view(member, now_ms)
-        view.waiting = waiting
+        view = self.followers.get(member)
+        if view is not None:
+            view.waiting = waiting
 
     def _cut(self, fetch: Fetch, to: int) -> FetchAnswer:
         if to < self._log.start:
@@ -244,10 +272,40 @@ class Leader:
         return too_long or fetch.flushed > fetch.end
 
     def _absurd(self, fetch: Fetch) -> FetchAnswer:
-        """Rule 12: an acknowledgement of what nobody has."""
+        """Rule 12: an acknowledgement of what nobody has. Reported once for each member, as it may come without end."""
         reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
-        self._report(reason)
+        self._refused("fetch", "range", reason)
+        if fetch.member.member not in self._reported:
+            self._reported.add(fetch.member.member)
+            self._report(reason)
         return self._refuse(fetch, reason)
+
+    # ---- the table of followers: one entry for each member number
+
+    def _holder(self, member: MemberId, now_ms: int) -> MemberId | None:
+        """The life of the same number whose entry `member` must not take; None: it may.
+
+        A life that is recorded, asked for, or in the table already goes first. Another one takes the entry of a holder
+        that is silent or was not heard in this leadership: a disk has one life at a time, so of two that are heard one
+        is invented.
+        """
+        if member in self.followers or member in self.counted():
+            return None
+        for other, view in self.followers.items():
+            if other.member == member.member and view.acked >= 0 and not self._silent(view, now_ms):
+                return other
+        return None
+
+    def _admit(self, member: MemberId, now_ms: int) -> FollowerView:
+        """The entry of a member that asked; a former life of its number loses it."""
+        if member not in self.followers:
+            for other in [m for m in self.followers if m.member == member.member]:
+                del self.followers[other]
+        if member in self.counted():
+            self._guests.pop(member.member, None)
+        else:
+            self._guests.setdefault(member.member, now_ms)
+        return self._view(member, now_ms)
 
     def _view(self, member: MemberId, now_ms: int) -> FollowerView:
         view = self.followers.get(member)
@@ -266,11 +324,13 @@ class Leader:
         """A newer version of the cell of this epoch (rule 14): what was asked on a lower one is settled (rule 18)."""
         settled = [a for a in self._asks if a.base_version < cell.version]
         for member in frozenset().union(*(a.in_sync for a in settled)) - cell.in_sync:
-            view = self._view(member, now_ms)
+            view = self.followers.get(member)
+            if view is None:
+                continue  # Another life of its number has the entry.
             view.leaving, view.ask_again_ms = False, now_ms + self._options.ask_again_ms
         for member in self.recorded - cell.in_sync:
-            view = self._view(member, now_ms)
-            if not self._silent(view, now_ms):
+            view = self.followers.get(member)
+            if view is not None and not self._silent(view, now_ms):
                 view.leaving, view.ask_again_ms = True, now_ms + self._options.removed_ms
         self._asks = [a for a in self._asks if a.base_version >= cell.version]
         self.recorded, self.version = cell.in_sync, cell.version

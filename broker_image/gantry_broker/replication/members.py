@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import MemberId
 
 
@@ -55,4 +56,10 @@ def members_to_json(members: Members) -> list[list[Any]]:
 
 def members_from_json(data: Any) -> Members:
     """Raises TypeError or ValueError when `data` is not what `members_to_json` writes."""
-    return tuple(Voter(MemberId(int(m), str(i)), str(a)) for m, i, a in data)
+    return tuple(
+        Voter(
+            MemberId(plausible.member_number("member", m), plausible.incarnation("incarnation", i)),
+            plausible.address("address", a),
+        )
+        for m, i, a in plausible.items("members", data, plausible.MAX_MEMBERS)
+    )

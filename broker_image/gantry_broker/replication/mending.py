@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
@@ -22,6 +23,7 @@ from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
 if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
     from gantry_broker.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -101,7 +103,7 @@ class Mender:
     def answer(self, request: Frame) -> Frame:
         """Another member asks for what lies at an offset."""
         try:
-            at = int(request.ext["at"])
+            at = plausible.offset("at", plausible.integer("at", request.ext["at"]))
             return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
         except (KeyError, ValueError, OffsetGone, OSError) as error:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
@@ -109,15 +111,18 @@ class Mender:
             return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: it is damaged here, too: {error}")
 
     def _sound_bytes(self, at: int) -> bytes:
-        """What is good here from `at` on, at most up to the first record that is not. Raises as `store.sound_bytes`."""
+        """What is good here from `at` on, at most up to the first record that is not.
+
+        Raises as `store.verified_bytes`.
+        """
         try:
-            return self._store.sound_bytes(at, PIECE)
+            return self._store.verified_bytes(at, PIECE)
         except (BadRecords, OSError) as error:
             bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
             self.suspect(bad)
             if bad == at:
                 raise
-            return self._store.sound_bytes(at, bad - at)
+            return self._store.verified_bytes(at, bad - at)
 
     # ---- mending
 
@@ -148,7 +153,7 @@ class Mender:
     def _damage_at(self, at: int) -> str:
         """What is wrong with the record at `at`; empty: nothing, or it is gone."""
         try:
-            self._store.check(at, 1)
+            self._store.verify(at, 1)
         except BadRecords as error:
             return error.reason
         except OffsetGone:
@@ -168,7 +173,7 @@ class Mender:
             answer = await ask(_question(at))
             if answer.code != ResponseCode.SUCCESS:
                 return f"{name}: {answer.remark}"
-            self._store.mend(at, answer.body)
+            self._store.repair(at, answer.body)
         except (RemotingError, StoreError, ValueError, OSError) as error:
             return f"{name}: {error}"
         return ""
@@ -192,7 +197,7 @@ class Mender:
         while at < min(stop, store.confirmed):
             began = time.perf_counter()
             try:
-                at = store.check(at, PIECE)
+                at = store.verify(at, PIECE)
             except OffsetGone:
                 at = max(at, store.start)  # Retention was here; a cut ends the walk.
             except (BadRecords, OSError) as error:
@@ -213,7 +218,7 @@ class Mender:
         stop = min(at + PIECE, self._store.confirmed)
         while at < stop:
             try:
-                at = self._store.check(at, 1)
+                at = self._store.verify(at, 1)
             except BadRecords as damage:
                 return damage.at
             except OSError:
@@ -221,10 +226,12 @@ class Mender:
         return at
 
 
-def answering(mender: Mender) -> Callable[[object, Frame], Coroutine[object, object, Frame]]:
+def answering(mender: Mender) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
     """What answers questions that come over a connection which this member has made: a leader asks its followers."""
 
-    async def answer(conn: object, request: Frame) -> Frame:
+    async def answer(conn: Connection, request: Frame) -> Frame:
+        if conn.identity is None or conn.identity.is_name_server:
+            return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only members of the group may ask")
         return mender.answer(request)
 
     return answer

@@ -12,6 +12,10 @@ The rules in short (docs/replication.md has them whole):
 The first election of a group is held only when every member that was configured says that its disk is new: a member
 that lost its disk must not help to found the group anew.
 
+A poll counts only from a member that this one knows (`_knows`): it is in this member's list, or a member of that list
+names it, asked for it at its own address. So one whose list is old follows a leader that was added meanwhile, and no
+one follows a stranger that names itself. An epoch counts only if elections can lead there (`limits`).
+
 Everything goes in as a call with the time; messages to others come out of `outbox`, to a member's number.
 """
 
@@ -21,10 +25,11 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import Options
+from gantry_broker.replication.leader import Options, Refused, ignore_refusal
 from gantry_broker.replication.members import Members, Voter, ids, is_majority
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import RaftLog, StateDisk
@@ -66,6 +71,7 @@ class RaftReplica:
         addresses: Mapping[int, str],
         *,
         report: Callable[[str], None] = lambda text: None,
+        refused: Refused = ignore_refusal,
         now_ms: int = 0,
         rng: random.Random | None = None,
     ) -> None:
@@ -81,6 +87,7 @@ class RaftReplica:
         self._disk = disk
         self._addresses = dict(addresses)
         self._report = report
+        self._refused = refused
         self._rng = rng or random.Random()
         self._leader_address = ""
         self._heard_ms = now_ms - options.election_ms
@@ -89,6 +96,9 @@ class RaftReplica:
         self._polled_ms = 0
         self._granted: set[MemberId] = set()
         self._fresh: dict[int, MemberId] = {}
+        self._told: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
+        """By number: what a member of the list said of itself when it was asked last, and the members that it named."""
+        self._asked_about_ms = now_ms - options.gone_ms
         self._ticked_ms = 0
         self._begin_ms = 0
         self._transfer_until = 0
@@ -181,7 +191,8 @@ class RaftReplica:
         self._wait_again(now_ms)
 
     def saw_epoch(self, epoch: int, now_ms: int) -> None:
-        if epoch > self.epoch:
+        """A higher epoch ends every role in a lower one. An impossible one changes nothing."""
+        if epoch > self.epoch and plausible.possible_successor(self.epoch, epoch):
             self._adopt(epoch, f"saw epoch {epoch}", now_ms)
 
     def _stop(self, reason: str) -> None:
@@ -221,6 +232,9 @@ class RaftReplica:
             self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
         self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
+        if self.epoch >= plausible.MAX_EPOCH:
+            self.reason = f"no epoch is left above {self.epoch}: begin the group with empty disks"
+            return
         self._polled, self._polled_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
         if kind is PollKind.VOTE:
@@ -268,10 +282,44 @@ class RaftReplica:
     def _my_address(self) -> str:
         return self._addresses.get(self.me.member, "")
 
+    # ---- who may take part
+
+    @property
+    def _numbers(self) -> set[int]:
+        """The member numbers of the list, and of the configuration."""
+        return {v.id.member for v in self.members} | set(self._addresses)
+
+    def _knows(self, member: MemberId) -> bool:
+        """Whether polls of this member count: it is in the list, or a member of the list names it, asked for it at its
+        own address. Before there is a list, only what a member says of itself there counts."""
+        if member in ids(self.members):
+            return True
+        if not self.members and self._told.get(member.member, (None,))[0] == member:
+            return True
+        return any(member in named for _, named in self._told.values())
+
+    def _counts(self, poll: Poll, now_ms: int) -> bool:
+        """Whether a poll may change anything here. One of an unknown member makes this one ask those that it knows."""
+        if jump := plausible.jump_refusal(self.epoch, poll.epoch):
+            self._refused("poll", "epoch-jump", f"{poll.kind.value} of {poll.member}: {jump}")
+            return False
+        if poll.kind is PollKind.FIND or self._knows(poll.member):
+            return True
+        if self._is_new(poll.member):
+            self._refused("poll", "unknown-member", f"{poll.kind.value} of {poll.member}, which no member here names")
+        if now_ms - self._asked_about_ms >= self.options.gone_ms or now_ms < self._asked_about_ms:
+            self._asked_about_ms = now_ms
+            self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+        return False
+
+    def _is_new(self, member: MemberId) -> bool:
+        """Not a member of the group under foundation that was not asked yet: those are refused for a moment only."""
+        return bool(self.members) or member.member not in self._addresses
+
     def polled(self, poll: Poll, now_ms: int) -> PollAnswer:
         """Answer another member; what the answer promises is on disk before."""
         granted = False
-        if poll.member.member == self.me.member:
+        if poll.member.member == self.me.member or not self._counts(poll, now_ms):
             return self._answer(poll, now_ms, granted=False)
         if poll.kind is PollKind.PRE_VOTE:
             free = not self._hears_leader(now_ms) and not self._goes_first(poll, now_ms)
@@ -283,7 +331,7 @@ class RaftReplica:
                 self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
         elif poll.kind is PollKind.VOTE:
             granted = self._vote(poll, now_ms)
-        elif poll.kind is PollKind.BEGIN and poll.epoch >= self.epoch:
+        elif poll.kind is PollKind.BEGIN and poll.epoch >= self.epoch and not self._follows_other(poll, now_ms):
             self._follow(poll.epoch, poll.member, poll.address, now_ms)
         elif poll.kind is PollKind.TIMEOUT_NOW:
             led_by = None if self.follower is None else self.follower.leader
@@ -291,10 +339,17 @@ class RaftReplica:
                 self._campaign(PollKind.VOTE, now_ms, transfer=True)
         return self._answer(poll, now_ms, granted=granted)
 
+    def _follows_other(self, poll: Poll, now_ms: int) -> bool:
+        """An epoch has one leader: while that one is heard, no other one leads the same epoch."""
+        led_by = None if self.follower is None else self.follower.leader
+        return led_by not in (None, poll.member) and poll.epoch == self.epoch and self._hears_leader(now_ms)
+
     def _answer(self, poll: Poll, now_ms: int, *, granted: bool) -> PollAnswer:
         leader = self.cell.master if self._hears_leader(now_ms) else None
         address = self._my_address if self.leader is not None else self._leader_address
-        return PollAnswer(poll.kind, poll.epoch, self.me, self.epoch, granted, leader, address, self.fresh)
+        return PollAnswer(
+            poll.kind, poll.epoch, self.me, self.epoch, granted, leader, address, self.fresh, self.members
+        )
 
     def _may_elect(self, poll: Poll) -> bool:
         """Rules 24 and 26: a voter elects nobody whose log ends before its own.
@@ -313,8 +368,11 @@ class RaftReplica:
         return polls and (self.rank, self.me) > (poll.rank, poll.member)
 
     def _is_named(self, poll: Poll) -> bool:
-        """It knows of no group yet, and is named among the members by the life of its disk: it votes."""
-        return not self.members and self.me in ids(poll.members)
+        """It knows of no group yet, and is named by the life of its disk among members that are all configured here,
+        as the candidate is: it votes."""
+        if self.members or self.me not in ids(poll.members) or poll.member not in ids(poll.members):
+            return False
+        return {v.id.member for v in poll.members} <= set(self._addresses)
 
     def _vote(self, poll: Poll, now_ms: int) -> bool:
         if self._hears_leader(now_ms) and not poll.transfer:
@@ -337,6 +395,14 @@ class RaftReplica:
         return True
 
     def poll_answered(self, answer: PollAnswer, now_ms: int) -> None:
+        """What a member of the list said when it was asked. A member that knows no epoch yet takes any from it."""
+        if answer.member.member not in self._numbers or answer.member.member == self.me.member:
+            self._refused("poll-answer", "unknown-member", f"{answer.member} is not in the list of members")
+            return
+        if self.epoch and (jump := plausible.jump_refusal(self.epoch, answer.epoch)):
+            self._refused("poll-answer", "epoch-jump", f"{answer.member}: {jump}")
+            return
+        self._told[answer.member.member] = (answer.member, ids(answer.members))
         if answer.fresh:
             self._fresh[answer.member.member] = answer.member
         else:
@@ -373,6 +439,7 @@ class RaftReplica:
             control_end=control_end,
             members=lambda: self.members,
             report=self._report,
+            refused=self._refused,
         )
         self._transfer_until = 0
         self._begin(now_ms)
@@ -409,7 +476,11 @@ class RaftReplica:
         """As `Replica.fetched`; a follower of a higher epoch ends this leadership."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
-        self.saw_epoch(fetch.epoch, now_ms)
+        if jump := plausible.jump_refusal(self.epoch, fetch.epoch):
+            self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
+            return self._refuse(fetch, jump)
+        if self.epoch_counts(fetch):
+            self.saw_epoch(fetch.epoch, now_ms)
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
             return self._refuse(fetch, self.reason or f"this is epoch {self.epoch}, asked in {fetch.epoch}")
@@ -417,6 +488,10 @@ class RaftReplica:
         if answer is None:
             self._confirm()
         return answer
+
+    def epoch_counts(self, fetch: Fetch) -> bool:
+        """Only of a member that votes: another one's fetch says nothing about who leads."""
+        return meant_for(self.me, fetch) and fetch.member in ids(self.members)
 
     def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
         """As `Replica.again`."""
@@ -525,6 +600,9 @@ class RaftReplica:
 
     def answered(self, answer: FetchAnswer, now_ms: int) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
+        if jump := plausible.jump_refusal(self.epoch, answer.epoch):
+            self._refused("fetch-answer", "epoch-jump", jump)
+            return False
         self.saw_epoch(answer.epoch, now_ms)
         if self.follower is None:
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gantry_broker.replication.leader import Leader, Options
+from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.members import Members, Voter, differ_by_one, ids, is_majority, majority_offset
 from gantry_broker.replication.ports import RaftLog
 from gantry_broker.replication.types import Cell, MemberId
@@ -30,8 +30,9 @@ class RaftLeader(Leader):
         control_end: int,
         members: Callable[[], Members],
         report: Callable[[str], None],
+        refused: Refused = ignore_refusal,
     ) -> None:
-        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report)
+        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report, refused=refused)
         self.control_end = control_end
         self._members = members
         self._raft_log = log
@@ -70,6 +71,10 @@ class RaftLeader(Leader):
     def waited_for(self) -> frozenset[MemberId]:
         """Nobody in particular: a majority is enough, and a voter that has gone must not keep the log from expiring."""
         return frozenset()
+
+    def counted(self) -> frozenset[MemberId]:
+        """Those that vote."""
+        return ids(self._members())
 
     def enough_alive(self, now_ms: int) -> bool:
         return self.hears_majority(now_ms)

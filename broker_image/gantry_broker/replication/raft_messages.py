@@ -49,3 +49,5 @@ class PollAnswer:
     leader_address: str = ""
     fresh: bool = False
     """Its disk is empty and was never part of a group."""
+    members: Members = ()
+    """Those that it knows: one whose list is older learns from members of its own list who was added."""

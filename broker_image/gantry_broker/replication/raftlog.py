@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.protocol.message import format_properties, pack_host
 from gantry_broker.replication import epochs
 from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import MemberChange, Members, members_from_json, members_to_json
-from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
+from gantry_broker.replication.storelog import StoreLog, StoreLogHooks, queue_starts, reset_fields
 from gantry_broker.replication.types import History
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
@@ -104,7 +105,8 @@ class RaftStoreLog(StoreLog):
         return orjson.dumps({**self._queue_starts(), "members": [_to_json(c) for c in below[-1:]]})
 
     def reset(self, to: int, history: History, state: bytes) -> None:
-        told = tuple(_from_json(c) for c in orjson.loads(state or b"{}").get("members", []))
+        queue_starts(state)  # Whatever is impossible in it is found before anything is written.
+        told = _changes_in(state)
         # Before the log is reset, since nothing in it says this any more. With what is confirmed now: should it end in
         # between, a start finds the old log, and of this list it believes what that log has confirmed.
         confirmed = {c for c in self._changes if c.end <= self._store.confirmed}
@@ -169,9 +171,22 @@ class RaftStoreLog(StoreLog):
             raise StateError(f"{self._path}: {error!r}; restore the file, or empty the member's disk") from error
 
 
+def _changes_in(state: bytes) -> tuple[MemberChange, ...]:
+    """The change of members in a leader's `reset_state`. Raises Implausible."""
+    listed = plausible.items("members", reset_fields(state).get("members", []), 1)
+    try:
+        return tuple(_from_json(c) for c in listed)
+    except plausible.Implausible:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise plausible.Implausible(f"members: {error!r}", "malformed") from error
+
+
 def _to_json(change: MemberChange) -> dict[str, Any]:
     return {"at": change.at, "end": change.end, "members": members_to_json(change.members)}
 
 
 def _from_json(data: dict[str, Any]) -> MemberChange:
-    return MemberChange(int(data["at"]), int(data["end"]), members_from_json(data["members"]))
+    """Raises KeyError, TypeError or ValueError when `data` is not what `_to_json` writes."""
+    at, end = plausible.offset("at", data["at"]), plausible.offset("end", data["end"])
+    return MemberChange(at, end, members_from_json(data["members"]))

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.epochs import last_epoch
 from gantry_broker.replication.follower import Follower
-from gantry_broker.replication.leader import Leader, Options
+from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
 from gantry_broker.replication.state import Durable
@@ -57,11 +58,13 @@ class Replica:
         options: Options,
         *,
         report: Callable[[str], None] = lambda text: None,
+        refused: Refused = ignore_refusal,
         now_ms: int = 0,
     ) -> None:
         """A start of the process. `state.me` has a new incarnation already if the disk proves nothing (rule 16).
 
         `report` is told, in words, what a human should know: an absurd acknowledgement, a follower that stopped.
+        `refused(entrance, reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
         """
         self.options = options
         self.told_epoch = max(state.cell.epoch, last_epoch(log.history))
@@ -73,6 +76,7 @@ class Replica:
         self._log = log
         self._disk = disk
         self._report = report
+        self._refused = refused
         self._control_end = 0
         self._ticked_ms = 0
         self._go_on(now_ms)
@@ -172,6 +176,9 @@ class Replica:
             return f"holds epoch {held.epoch} version {held.version}, told {cell.epoch} version {cell.version}"
         if cell.order == held.order and cell != held:
             return f"epoch {cell.epoch} version {cell.version} was told before with other content"
+        if self.told_epoch and (jump := plausible.jump_refusal(self.told_epoch, cell.epoch)):
+            self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any.
+            return f"{jump}; a member that was away for longer begins with an empty disk"
         newest = last_epoch(self._log.history)
         if cell.epoch < newest:
             return f"its log has epoch {newest}, told {cell.epoch}: an old registry"
@@ -203,8 +210,8 @@ class Replica:
         return master == self.me  # Rule 16.
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
-        """Rule 14: a higher epoch, wherever it was seen, stops a master at once; it is not an assignment."""
-        if epoch <= self.told_epoch:
+        """Rule 14: a higher epoch stops a master at once and is no assignment. An impossible one changes nothing."""
+        if epoch <= self.told_epoch or not plausible.possible_successor(self.told_epoch, epoch):
             return
         self.told_epoch = epoch
         if self.leader is not None:
@@ -226,6 +233,7 @@ class Replica:
             now_ms,
             role_end=role_end,
             report=self._report,
+            refused=self._refused,
         )
         self.reason = ""
         self._confirm()
@@ -261,7 +269,11 @@ class Replica:
         """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
-        self.saw_epoch(fetch.epoch)
+        if jump := plausible.jump_refusal(self.told_epoch, fetch.epoch):
+            self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
+            return self._refuse(fetch, jump)
+        if self.epoch_counts(fetch):
+            self.saw_epoch(fetch.epoch)
         leader = self.leader
         if leader is None:
             return self._refuse(fetch, self.reason or f"{self.me} is not the master")
@@ -273,6 +285,10 @@ class Replica:
         leader.review(now_ms)
         self._confirm()
         return None
+
+    def epoch_counts(self, fetch: Fetch) -> bool:
+        """Only of a member of the recorded set: another one's fetch says nothing about who leads."""
+        return meant_for(self.me, fetch) and fetch.member in self.cell.in_sync
 
     def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
         """The answer to a fetch that `fetched` has taken; None while there are no records for it, and it is held.
@@ -370,6 +386,9 @@ class Replica:
 
     def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
+        if jump := plausible.jump_refusal(self.told_epoch, answer.epoch):
+            self._refused("fetch-answer", "epoch-jump", jump)
+            return False
         self.saw_epoch(answer.epoch)
         if self.follower is None:
             return False

@@ -18,8 +18,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantry_broker.http.models import AskModel, AssignmentAnswer, FollowerStatus, HandoverAnswer, MasterLink, MemberRef
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
+from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication import wire
 from gantry_broker.replication.fetching import FetchLoop
@@ -27,7 +29,7 @@ from gantry_broker.replication.holding import HOLD_S, Holding, refuse_malformed
 from gantry_broker.replication.identity import ReplicaFile
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.mending import Peer
-from gantry_broker.replication.messages import Fetch, FetchAnswer, meant_for
+from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_leader import RaftLeader
 from gantry_broker.replication.raft_messages import Poll, PollKind
@@ -37,7 +39,7 @@ from gantry_broker.replication.state import Durable
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
-from gantry_broker.store.flush import GroupCommit
+from gantry_broker.store.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
@@ -116,8 +118,10 @@ class ReplicationService:
         self._acked = asyncio.Event()
         self._handed_to: str | None = None
         self._stopped = False
-        self._fetchers: dict[MemberId, Connection] = {}
-        """Who fetches from this member, and over which connection."""
+        self.refusals = Refusals(monotonic)
+        """Counts the values from other members that were refused."""
+        self._fetchers: dict[int, Connection] = {}
+        """By number: the members whose fetches count here, and over which connection they come."""
         self.on_damaged_answer: Callable[[int], None] = lambda at: None
         """Told where in the log the leader's answer held a damaged record."""
         self.on_unreadable: Callable[[int], None] = lambda at: None
@@ -137,7 +141,7 @@ class ReplicationService:
             log_is_empty=empty,
             damaged=self._store.damage is not None,
         )
-        self._store.damage_heeded()
+        self._store.acknowledge_damage()
         self._proven = started.proven
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
@@ -161,14 +165,29 @@ class ReplicationService:
             sync_flush=self._sync_flush,
             min_in_sync=self._config.min_in_sync,
         )
-        return Replica(state, self._log, self._file, options, report=self._report, now_ms=self._now())
+        return Replica(
+            state,
+            self._log,
+            self._file,
+            options,
+            report=self._report,
+            refused=self.refusals.add,
+            now_ms=self._now(),
+        )
 
     def _raft_core(self, state: Durable) -> RaftReplica:
         assert self._raft_log is not None
-        addresses = {**self._config.members, self._config.member: self._config.member_address}
+        addresses = {**self._config.members, self._config.member: self._config.replication_address}
         options = RaftOptions(sync_flush=True)
         return RaftReplica(
-            state, self._raft_log, self._file, options, addresses, report=self._report, now_ms=self._now()
+            state,
+            self._raft_log,
+            self._file,
+            options,
+            addresses,
+            report=self._report,
+            refused=self.refusals.add,
+            now_ms=self._now(),
         )
 
     async def stop(self) -> None:
@@ -204,7 +223,7 @@ class ReplicationService:
 
     def disk_failed(self) -> None:
         """After a write or flush that failed the kernel may hold no longer what was written: see rule 16."""
-        if not self._store.doubts_disk:
+        if not self._store.disk_untrusted:
             return
         try:
             self._file.distrust_boot()
@@ -261,7 +280,7 @@ class ReplicationService:
 
     @property
     def handed_to(self) -> str | None:
-        """After a hand-over: the member address of the new master.
+        """After a hand-over: the replication address of the new master.
 
         What is parked is forwarded there in its order, then what still arrives; None when there was no hand-over, or
         once this member has another role.
@@ -359,7 +378,7 @@ class ReplicationService:
         return self._moving_to if self._moving else None
 
     def saw_epoch(self, epoch: int) -> None:
-        """An epoch seen anywhere: a higher one stops a master at once (rule 14)."""
+        """An epoch that a member of the set is in: a higher one stops a master at once (rule 14)."""
         if epoch > self.core.told_epoch:
             parked_for = self._parked_for()
             self.core.saw_epoch(epoch, self._now())
@@ -387,12 +406,19 @@ class ReplicationService:
         try:
             fetch = wire.parse_fetch(frame)
         except wire.WireError as error:
+            self.refusals.add("fetch", error.reason, f"{conn!r}: {error}")
             refuse_malformed(conn, frame, error)
             return
+        stranger = wire.not_its_own(conn.identity, fetch.member.member)
+        if stranger:
+            conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
+            return
         assert self._holding is not None
-        if meant_for(self.me, fetch):
-            self._fetchers[fetch.member] = conn
+        if self.core.epoch_counts(fetch):
+            self.saw_epoch(fetch.epoch)
         answer = self.core.fetched(fetch, self._now())
+        if answer is None:
+            self._fetchers[fetch.member.member] = conn
         self._acked.set()
         self._holding.take(conn, frame, fetch, answer)
         self._changed()
@@ -403,7 +429,12 @@ class ReplicationService:
         try:
             poll = wire.parse_poll(frame)
         except wire.WireError as error:
+            self.refusals.add("poll", error.reason, f"{conn!r}: {error}")
             refuse_malformed(conn, frame, error)
+            return
+        stranger = wire.not_its_own(conn.identity, poll.member.member)
+        if stranger:
+            conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
             return
         if not isinstance(core, RaftReplica):
             conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, "this group is in mode MasterSlave"))
@@ -421,8 +452,12 @@ class ReplicationService:
             question = wire.poll_frame(poll, self._group, self._config.group_address)
             frame = await self._client.request(address, question, POLL_S)
             answer = wire.parse_poll_answer(frame)
-        except (RemotingError, wire.WireError) as error:
+        except RemotingError as error:
             log.debug("poll of %s: %s", address, error)
+            return
+        except wire.WireError as error:
+            if error.reason:
+                self.refusals.add("poll-answer", error.reason, f"{address}: {error}")
             return
         core.poll_answered(answer, self._now())
         self._changed()
@@ -455,7 +490,7 @@ class ReplicationService:
             return []
         return [
             (f"member {member}", lambda frame, conn=conn: conn.request(frame, ASK_S))  # type: ignore[misc]
-            for member, conn in self._fetchers.items()
+            for member, conn in sorted(self._fetchers.items())
             if not conn.closed
         ]
 
@@ -554,6 +589,9 @@ class ReplicationService:
         except StoreFull as error:
             self._on_store_error(error)
             applied = False
+        except plausible.Implausible as error:
+            self.refusals.add("fetch-answer", error.reason, str(error))
+            applied = False
         except BadRecords as error:
             log.warning("the leader's answer holds a damaged record: %s", error)
             self.on_damaged_answer(error.at)
@@ -562,6 +600,10 @@ class ReplicationService:
         if self._sync_flush and self._store.flushed < self._store.end and self._commit is not None:
             await self._commit.wait(self._store.end)
         return applied
+
+    def malformed_answer(self, error: wire.WireError) -> None:
+        if error.reason:
+            self.refusals.add("fetch-answer", error.reason, str(error))
 
     def link_changed(self) -> None:
         if self._fetching.state == "refused" and isinstance(self.core, RaftReplica):
@@ -582,9 +624,10 @@ class ReplicationService:
             if self._store.flushed < self._store.end and now - self._flushed_at >= interval:
                 self._flush_soon()
             if self._commit is not None:
-                self._commit.keep_up()
+                self._commit.checkpoint_if_behind()
             self._changed()
-            self._store.upkeep(self._unix_ms())  # Last: what it stumbles over must keep nothing else from being done.
+            # Last: what it stumbles over must keep nothing else from being done.
+            self._store.run_periodic_tasks(self._unix_ms())
         except Exception as error:
             # A loop that dies of its own exception would never shrink the set again: say so, go on.
             log.exception("tick of replication failed")

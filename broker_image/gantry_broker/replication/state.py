@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.members import Members, members_from_json, members_to_json
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import Cell, MemberId, member_from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,12 @@ class Durable:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Durable:
         """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
-        member, incarnation = data["member"]
         address, vote = data["masterAddress"], data.get("vote")
         return cls(
-            MemberId(int(member), str(incarnation)),
+            member_from_json("member", data["member"]),
             Cell.from_json(data["cell"]),
-            None if address is None else str(address),
+            None if address is None else plausible.address("masterAddress", address),
             bool(data["unclean"]),
-            None if vote is None else MemberId(int(vote[0]), str(vote[1])),
+            None if vote is None else member_from_json("vote", vote),
             members_from_json(data.get("firstMembers", [])),
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gantry_broker.protocol import plausible
 from gantry_broker.replication import epochs
 from gantry_broker.replication.types import EpochStart, History
 
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 CONFIRM_S: Final = 0.05
 """So long the event loop may stand still to file what was confirmed; usually it takes far less."""
+
+MAX_QUEUES: Final = 4_000_000
+"""Queues in the state of a reset."""
+MAX_TOPIC: Final = 255
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,28 @@ class StoreLogHooks:
     on_cut: Callable[[int], None]
     """The log was cut to, or reset at, this offset."""
     unix_ms: Callable[[], int]
+
+
+def reset_fields(state: bytes) -> dict[str, Any]:
+    """A leader's `reset_state` as a JSON object. Raises Implausible."""
+    try:
+        data = orjson.loads(state or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise plausible.Implausible(f"state of a reset: {error}", "malformed") from error
+    if not isinstance(data, dict):
+        raise plausible.Implausible(f"state of a reset = {plausible.shown(data)}: must be a JSON object", "malformed")
+    return data
+
+
+def queue_starts(state: bytes) -> dict[tuple[str, int], int]:
+    """The first offset of each queue in a leader's `reset_state`. Raises Implausible."""
+    starts: dict[tuple[str, int], int] = {}
+    for entry in plausible.items("queues", reset_fields(state).get("queues", []), MAX_QUEUES):
+        if not isinstance(entry, list) or len(entry) != 3:
+            raise plausible.Implausible(f"queues: {plausible.shown(entry)} is no topic, queue and offset", "malformed")
+        topic = plausible.text("topic", entry[0], MAX_TOPIC, least=1)
+        starts[topic, plausible.number("queue", entry[1], 0, 2**31 - 1)] = plausible.offset("offset", entry[2])
+    return starts
 
 
 class StoreLog:
@@ -59,7 +87,7 @@ class StoreLog:
 
     @property
     def history(self) -> History:
-        raw = self._store.history
+        raw = self._store.epochs
         if raw is not self._raw_history:
             # A leadership that wrote nothing must not be compared with one that did.
             entries = [EpochStart(*e) for e in raw]
@@ -80,7 +108,7 @@ class StoreLog:
         self._store.append_raw(at, data)
 
     def cut(self, to: int) -> None:
-        self._store.cut(to)
+        self._store.truncate(to)
         self._hooks.on_cut(to)
 
     def reset_state(self) -> bytes:
@@ -92,8 +120,7 @@ class StoreLog:
         return {"queues": [[topic, queue, at] for (topic, queue), at in starts.items()]}
 
     def reset(self, to: int, history: History, state: bytes) -> None:
-        queues = orjson.loads(state or b"{}").get("queues", [])
-        starts = {(str(topic), int(queue)): int(at) for topic, queue, at in queues}
+        starts = queue_starts(state)
         self._store.reset(to, epochs.cut(history, to), starts)
         self._hooks.on_cut(to)
 

@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gantry_broker.store.history import EpochStart as EpochStart
-from gantry_broker.store.history import History as History
+from gantry_broker.protocol import plausible
+from gantry_broker.store.log.epochs import EpochStart as EpochStart
+from gantry_broker.store.log.epochs import LeaderEpochs
+
+History = LeaderEpochs
 
 
 class MemberId(NamedTuple):
@@ -68,11 +71,19 @@ class Cell:
         """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
         master = data["master"]
         return cls(
-            epoch=int(data["epoch"]),
-            version=int(data["version"]),
-            master=None if master is None else MemberId(int(master[0]), str(master[1])),
-            in_sync=frozenset(MemberId(int(m), str(i)) for m, i in data["inSync"]),
+            epoch=plausible.epoch("epoch", data["epoch"]),
+            version=plausible.version("version", data["version"]),
+            master=None if master is None else member_from_json("master", master),
+            in_sync=frozenset(
+                member_from_json("inSync", m) for m in plausible.items("inSync", data["inSync"], plausible.MAX_MEMBERS)
+            ),
         )
+
+
+def member_from_json(name: str, data: Any) -> MemberId:
+    """From [number, incarnation]; `name` is the field's. Raises ValueError."""
+    number, incarnation = plausible.items(name, data, 2)
+    return MemberId(plausible.member_number(name, number), plausible.incarnation(name, incarnation))
 
 
 @dataclass(frozen=True, slots=True)

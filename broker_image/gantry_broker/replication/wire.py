@@ -6,21 +6,30 @@ a fetch as JSON in its body, and the records of an answer verbatim as its body.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import GantryCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.replication.members import members_from_json, members_to_json
+from gantry_broker.remoting.handshake import Identity
+from gantry_broker.replication.members import Members, members_from_json, members_to_json
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
-from gantry_broker.replication.types import EpochStart, History, MemberId
+from gantry_broker.replication.types import EpochStart, History, MemberId, member_from_json
 
 
 class WireError(Exception):
-    """A frame that is not what its code says; the text names the field."""
+    """A frame that no correct member sends; the text names the field. `reason` is one of `refusals.REASONS`, empty for
+    an answer that only says that the request was refused."""
+
+    def __init__(self, text: str, reason: str = "malformed") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @lru_cache(maxsize=64)
@@ -30,17 +39,42 @@ def _history_bytes(history: History) -> bytes:
 
 @lru_cache(maxsize=64)
 def _history(data: bytes) -> History:
-    try:
-        return tuple(EpochStart(int(epoch), int(start)) for epoch, start in orjson.loads(data))
-    except (orjson.JSONDecodeError, TypeError, ValueError) as error:
-        raise WireError(f"history: {error}") from error
+    """Raises Implausible, ValueError."""
+    if len(data) > plausible.MAX_HISTORY_BYTES:
+        raise plausible.Implausible(f"history: {len(data)} bytes, at most {plausible.MAX_HISTORY_BYTES} are possible")
+    return tuple(EpochStart(*pair) for pair in plausible.history("history", orjson.loads(data)))
 
 
-def _number(ext: dict[str, str], name: str) -> int:
+def _integer(ext: dict[str, str], name: str) -> int:
+    """Raises Implausible."""
+    return plausible.integer(name, _field(ext, name))
+
+
+def _field(ext: dict[str, str], name: str) -> str:
+    """Raises Implausible."""
+    value = ext.get(name)
+    if value is None:
+        raise plausible.Implausible(f"{name}: is missing", "malformed")
+    return value
+
+
+def _epoch(ext: dict[str, str], name: str) -> int:
+    return plausible.epoch(name, _integer(ext, name))
+
+
+def _offset(ext: dict[str, str], name: str) -> int:
+    return plausible.offset(name, _integer(ext, name))
+
+
+@contextmanager
+def _as_wire_error(what: str) -> Iterator[None]:
+    """Whatever a parser raises becomes a WireError."""
     try:
-        return int(ext[name])
-    except (KeyError, ValueError) as error:
-        raise WireError(f"{name} = {ext.get(name)!r}: must be an integer") from error
+        yield
+    except plausible.Implausible as error:
+        raise WireError(f"{what}: {error}", error.reason) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise WireError(f"{what}: {error!r}") from error
 
 
 def fetch_frame(fetch: Fetch) -> Frame:
@@ -63,20 +97,38 @@ def fetch_frame(fetch: Fetch) -> Frame:
 def parse_fetch(frame: Frame) -> Fetch:
     """Raises WireError."""
     ext = frame.ext
-    incarnation = ext.get("incarnation", "")
-    if not incarnation:
-        raise WireError("incarnation: is missing")
-    return Fetch(
-        _number(ext, "epoch"),
-        MemberId(_number(ext, "member"), incarnation),
-        _number(ext, "end"),
-        _number(ext, "flushed"),
-        _history(frame.body),
-        _number(ext, "confirmed"),
-        max(1, min(_number(ext, "maxBytes"), 8 << 20)),
-        ext.get("address", ""),
-        MemberId(_number(ext, "leader"), ext.get("leaderIncarnation", "")) if "leader" in ext else None,
+    with _as_wire_error("fetch"):
+        fetch = Fetch(
+            _epoch(ext, "epoch"),
+            _member_in(ext, "member", "incarnation"),
+            _offset(ext, "end"),
+            _offset(ext, "flushed"),
+            _history(frame.body),
+            _offset(ext, "confirmed"),
+            max(1, min(_offset(ext, "maxBytes"), 8 << 20)),
+            plausible.address("address", ext.get("address", "")),
+            _member_in(ext, "leader", "leaderIncarnation") if "leader" in ext else None,
+        )
+        _check_history(fetch.history, fetch.epoch, fetch.end)
+        return fetch
+
+
+def _member_in(ext: dict[str, str], number: str, incarnation: str) -> MemberId:
+    return MemberId(
+        plausible.member_number(number, _integer(ext, number)),
+        plausible.incarnation(incarnation, _field(ext, incarnation)),
     )
+
+
+def _check_history(history: History, epoch: int, end: int) -> None:
+    """A log has no record of a later epoch than its member's, and none begins after its end. Raises Implausible."""
+    if not history:
+        return
+    last = history[-1]
+    if last.epoch > epoch:
+        raise plausible.Implausible(f"history: its last epoch {last.epoch} is above the sender's epoch {epoch}")
+    if last.start > end:
+        raise plausible.Implausible(f"history: its last epoch begins at {last.start}, after the log's end {end}")
 
 
 def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
@@ -99,25 +151,28 @@ def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
 def parse_answer(frame: Frame) -> FetchAnswer:
     """Raises WireError, also for an answer that says that the request was not understood."""
     if frame.code != ResponseCode.SUCCESS:
-        raise WireError(f"answer {frame.code}: {frame.remark}")
+        raise WireError(f"answer {frame.code}: {frame.remark}", "")
     ext = frame.ext
-    try:
+    with _as_wire_error("answer to a fetch"):
         kind = AnswerKind(ext.get("kind"))
-    except ValueError as error:
-        raise WireError(f"kind: {error}") from error
-    parted = kind in (AnswerKind.CUT, AnswerKind.RESET)
-    return FetchAnswer(
-        kind,
-        _number(ext, "epoch"),
-        Position(_number(ext, "askedEnd"), _number(ext, "askedEpoch")),
-        _number(ext, "confirmed"),
-        _number(ext, "leaderEnd"),
-        _number(ext, "to") if parted else 0,
-        _number(ext, "parted") if parted else 0,
-        frame.body,
-        _history(ext.get("history", "[]").encode()) if parted else (),
-        frame.remark or "",
-    )
+        parted = kind in (AnswerKind.CUT, AnswerKind.RESET)
+        answer = FetchAnswer(
+            kind,
+            _epoch(ext, "epoch"),
+            Position(_offset(ext, "askedEnd"), _epoch(ext, "askedEpoch")),
+            _offset(ext, "confirmed"),
+            _offset(ext, "leaderEnd"),
+            _offset(ext, "to") if parted else 0,
+            _offset(ext, "parted") if parted else 0,
+            frame.body,
+            _history(ext.get("history", "[]").encode()) if parted else (),
+            (frame.remark or "")[: plausible.MAX_TEXT],
+        )
+        _check_history(answer.history, answer.epoch, answer.leader_end)
+        for name, value in (("confirmed", answer.confirmed), ("to", answer.to), ("parted", answer.parted)):
+            if value > answer.leader_end:
+                raise plausible.Implausible(f"{name} = {value}: is above leaderEnd = {answer.leader_end}")
+        return answer
 
 
 def poll_frame(poll: Poll, group: str, group_address: str) -> Frame:
@@ -143,21 +198,39 @@ def not_of_group(frame: Frame, group: str, group_address: str) -> str:
     return f"this is a member of {group} at {group_address}, not of {asked} at {address}"
 
 
+def not_its_own(sender: Identity | None, member: int) -> str:
+    """Why a request in the name of a member is refused, by who proved to be at the other end; empty: it is not."""
+    if sender is not None and sender.member == member:
+        return ""
+    return f"the request is in the name of member {member}, but {sender or 'nobody'} is connected"
+
+
 def parse_poll(frame: Frame) -> Poll:
     """Raises WireError."""
-    try:
-        data = orjson.loads(frame.body)
-        return Poll(
+    with _as_wire_error("poll"):
+        data = _poll_body(frame)
+        rank = plausible.items("rank", data["rank"], 2)
+        poll = Poll(
             PollKind(data["kind"]),
-            int(data["epoch"]),
-            _member(data["member"]),
-            str(data["address"]),
-            (int(data["rank"][0]), int(data["rank"][1])),
-            bool(data["transfer"]),
-            members_from_json(data["members"]),
+            plausible.epoch("epoch", data["epoch"]),
+            member_from_json("member", data["member"]),
+            plausible.address("address", data["address"]),
+            (plausible.epoch("rank", rank[0]), plausible.offset("rank", rank[1])),
+            data["transfer"] is True,
+            _members(data["members"]),
         )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise WireError(f"poll: {error!r}") from error
+        if poll.rank[0] > poll.epoch and poll.kind is not PollKind.FIND:  # A state file may have been lost.
+            raise plausible.Implausible(f"rank: its epoch {poll.rank[0]} is above the sender's epoch {poll.epoch}")
+        return poll
+
+
+def _poll_body(frame: Frame) -> dict[str, Any]:
+    if len(frame.body) > plausible.MAX_POLL_BYTES:
+        raise plausible.Implausible(f"{len(frame.body)} bytes, at most {plausible.MAX_POLL_BYTES} are possible")
+    data = orjson.loads(frame.body)
+    if not isinstance(data, dict):
+        raise plausible.Implausible(f"{plausible.shown(data)}: is no JSON object", "malformed")
+    return data
 
 
 def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
@@ -170,6 +243,7 @@ def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
         "leader": None if answer.leader is None else list(answer.leader),
         "leaderAddress": answer.leader_address,
         "fresh": answer.fresh,
+        "members": members_to_json(answer.members),
     }
     return Frame.response_to(request, ResponseCode.SUCCESS, None, None, orjson.dumps(body))
 
@@ -177,23 +251,22 @@ def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
 def parse_poll_answer(frame: Frame) -> PollAnswer:
     """Raises WireError, also for an answer that says that the request was not understood."""
     if frame.code != ResponseCode.SUCCESS:
-        raise WireError(f"answer {frame.code}: {frame.remark}")
-    try:
-        data = orjson.loads(frame.body)
+        raise WireError(f"answer {frame.code}: {frame.remark}", "")
+    with _as_wire_error("answer to a poll"):
+        data = _poll_body(frame)
+        leader = data["leader"]
         return PollAnswer(
             PollKind(data["kind"]),
-            int(data["asked"]),
-            _member(data["member"]),
-            int(data["epoch"]),
-            bool(data["granted"]),
-            None if data["leader"] is None else _member(data["leader"]),
-            str(data["leaderAddress"]),
-            bool(data["fresh"]),
+            plausible.epoch("asked", data["asked"]),
+            member_from_json("member", data["member"]),
+            plausible.epoch("epoch", data["epoch"]),
+            data["granted"] is True,
+            None if leader is None else member_from_json("leader", leader),
+            plausible.address("leaderAddress", data["leaderAddress"]),
+            data["fresh"] is True,
+            _members(data.get("members", [])),  # Older members do not send them.
         )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise WireError(f"answer to a poll: {error!r}") from error
 
 
-def _member(data: Any) -> MemberId:
-    number, incarnation = data
-    return MemberId(int(number), str(incarnation))
+def _members(data: Any) -> Members:
+    return members_from_json(plausible.items("members", data, plausible.MAX_MEMBERS))

@@ -1,165 +1,279 @@
-"""Appending: a master's messages, which are numbered here, and a leader's bytes, which are checked here.
+"""Appends records: a leader's messages, which get their numbers here, and a leader's bytes, which are verified here.
 
-All or nothing in both cases: what an append that failed had written is zeros again.
+An append is all or nothing: after a failure, its bytes are zeros again.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
 from gantry_broker.protocol.message import MAX_PROPERTIES, RECORD_V4, encode_record, format_properties
-from gantry_broker.store.consumequeue import ENTRY
+from gantry_broker.store.batch import Batch, read_batch
 from gantry_broker.store.errors import BadRecords, FlushFailed, MessageTooLarge, StoreError, StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM
-from gantry_broker.store.filing import complain, remember, shorten_tail
-from gantry_broker.store.history import EPOCH_PROPERTY, FOREIGN, EpochFile, EpochStart, History, extended
-from gantry_broker.store.records import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
-from gantry_broker.store.tail import Batch, parse
+from gantry_broker.store.index.consume_queue import ENTRY
+from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.indexing import Indexer
+from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.log.epochs import EPOCH_PROPERTY, FOREIGN, EpochCache, EpochStart, LeaderEpochs, extend_epochs
+from gantry_broker.store.log.record_reader import FILLER_MIN, LOST, ROOM_MIN, filler, tags_code
+from gantry_broker.store.state import StoreState
 from gantry_broker.store.types import Put, Stored
-
-if TYPE_CHECKING:
-    from gantry_broker.store.store import MessageStore
+from gantry_broker.store.unconfirmed import UnconfirmedBuffer
 
 _U16: Final = tuple(n.to_bytes(2, "big") for n in range(2048))
 _make: Final = tuple.__new__
 
 
-def put(store: MessageStore, batch: Sequence[Put], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
-    """Append messages, all of them or none, and number them within their queues.
+class Appender:
+    """Appends to the log. `host`: this broker's packed address, for the records."""
 
-    Raises StoreFull, MessageTooLarge, ValueError for a topic that cannot be, FlushFailed after the disk failed,
-    OSError.
-    """
-    log = store.log
-    phys = piece_at = log.end
-    segment = log.segment_size
-    room = segment - phys % segment
-    table = store.queues
-    topics = table.topics
-    host = store.host
-    plain = len(host) == 8
-    pack, pack_entry, crc32 = RECORD_V4.pack, ENTRY.pack, zlib.crc32
-    lengths, short = _U16, len(_U16)
-    made = Batch(phys, phys)
-    made.checked = True
-    made.last_ms = now_ms
-    entries = made.entries
-    indexed = store.index is not None and not store.index.behind
-    keys: list[tuple[int, int, int]] = []
-    pieces: list[tuple[int, bytes]] = []
-    parts: list[bytes] = []
-    stored: list[Stored] = []
-    try:
-        if store.failed is not None:
-            raise FlushFailed(f"the store takes nothing after: {store.failed}")
-        for message in batch:
-            topic = topics.get(message.topic) or table.topic(message.topic)
-            body = message.body
-            properties = message.properties
-            if b"\0" in properties:
-                properties = _with_zeros(properties)
-            size = topic.fixed + len(body) + len(properties)
-            sys_flag = message.sys_flag
-            quick = plain and len(message.born_host) == 8 and len(properties) < short
-            if quick:
-                sys_flag &= ~0x30
-            else:
-                size += len(message.born_host) + len(host) - 16
-                if len(properties) > MAX_PROPERTIES:
-                    raise MessageTooLarge(f"properties have {len(properties)} bytes; {MAX_PROPERTIES} fit")
-            if room < room_min or size + FILLER_MIN > room:
-                if size + FILLER_MIN > segment:
-                    raise MessageTooLarge(f"a record of {size} bytes fits no segment of {segment} bytes")
-                parts.append(filler(room))
-                pieces.append((piece_at, b"".join(parts)))
-                parts = []
-                phys = piece_at = phys + room
-                room = segment
-            if sys_flag & 12 in (0, 8):
-                queue = topic.queues.get(message.queue_id)
-                if queue is None or queue.next < 0:
-                    queue = table.queue(topic, message.queue_id)
-                number = queue.next
-                queue.next = number + 1
-                code = message.tags_hash
-                if topic.is_schedule:
-                    code = tags_code(topic.name, properties, now_ms, store.delays)
-                entries.append((queue, number, pack_entry(phys, size, code)))
-            else:
-                number = 0
-            if quick:
-                parts += (
-                    pack(
-                        size,
-                        topic.magic,
-                        crc32(body) & 0x7FFFFFFF,
-                        message.queue_id,
-                        message.flag,
-                        number,
-                        phys,
-                        sys_flag,
-                        message.born_ms,
-                        message.born_host,
-                        now_ms,
-                        host,
-                        message.reconsume_times,
-                        message.prepared_offset,
-                        len(body),
-                    ),
-                    body,
-                    topic.tail,
-                    lengths[len(properties)],
-                    properties,
-                )
-            else:
-                parts.append(_encode(message, properties, number, phys, now_ms, host))
-            if indexed and sys_flag & 12 != 12:
-                for key in message.keys:
-                    keys.append((topic.hasher.hash(key), phys, now_ms))
-            if topic.is_control:
-                made.control.append((phys, body))
-            stored.append(_make(Stored, (phys, size, number)))
-            phys += size
-            room -= size
-        pieces.append((piece_at, b"".join(parts)))
-        _write(store, pieces, phys)
-    except BaseException as error:
-        for queue, _, _ in entries:
-            queue.next -= 1
-        if isinstance(error, struct.error):
-            raise ValueError(f"a number does not fit its field of the record: {error}") from error
-        raise
-    if store.half_reset and made.start == log.start:
-        store.half_reset = False  # It was empty, as it was to be.
-    made.end = phys
-    made.keys = keys if indexed or store.index is None else None
-    store.last_store_ms = now_ms
-    if phys != made.start:
-        store.tail.push(made)
-    return stored
+    def __init__(
+        self,
+        state: StoreState,
+        log: CommitLog,
+        queues: QueueTable,
+        index: KeyIndex | None,
+        epochs: EpochCache,
+        unconfirmed: UnconfirmedBuffer,
+        indexer: Indexer,
+        delays: Sequence[int],
+        host: bytes,
+        mark_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._state = state
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._epochs = epochs
+        self._unconfirmed = unconfirmed
+        self._indexer = indexer
+        self._delays = delays
+        self._host = host
+        self._mark_failed = mark_failed
+
+    def put(self, batch: Sequence[Put], now_ms: int, *, room_min: int = ROOM_MIN) -> list[Stored]:
+        """Append messages, all or none, and give them queue offsets. `room_min`: least room for a record, in bytes.
+
+        Raises StoreFull, MessageTooLarge, ValueError for an impossible topic, queue or number, FlushFailed after a
+        failure of the disk, OSError.
+        """
+        state, log, index = self._state, self._log, self._index
+        phys = piece_at = log.end
+        segment = log.segment_size
+        room = segment - phys % segment
+        table = self._queues
+        topics = table.topics
+        host = self._host
+        plain = len(host) == 8
+        pack, pack_entry, crc32 = RECORD_V4.pack, ENTRY.pack, zlib.crc32
+        lengths, short = _U16, len(_U16)
+        made = Batch(phys, phys)
+        made.checked = True
+        made.last_ms = now_ms
+        entries = made.entries
+        indexed = index is not None and not index.behind
+        keys: list[tuple[int, int, int]] = []
+        pieces: list[tuple[int, bytes]] = []
+        parts: list[bytes] = []
+        stored: list[Stored] = []
+        try:
+            if state.failed is not None:
+                raise FlushFailed(f"the store takes no writes after: {state.failed}")
+            for message in batch:
+                topic = topics.get(message.topic) or table.topic(message.topic)
+                body = message.body
+                properties = message.properties
+                if b"\0" in properties:
+                    properties = _with_zeros(properties)
+                size = topic.fixed + len(body) + len(properties)
+                sys_flag = message.sys_flag
+                quick = plain and len(message.born_host) == 8 and len(properties) < short
+                if quick:
+                    sys_flag &= ~0x30
+                else:
+                    size += len(message.born_host) + len(host) - 16
+                    if len(properties) > MAX_PROPERTIES:
+                        raise MessageTooLarge(f"properties have {len(properties)} bytes; {MAX_PROPERTIES} fit")
+                if room < room_min or size + FILLER_MIN > room:
+                    if size + FILLER_MIN > segment:
+                        raise MessageTooLarge(f"a record of {size} bytes fits no segment of {segment} bytes")
+                    parts.append(filler(room))
+                    pieces.append((piece_at, b"".join(parts)))
+                    parts = []
+                    phys = piece_at = phys + room
+                    room = segment
+                if sys_flag & 12 in (0, 8):
+                    queue = topic.queues.get(message.queue_id)
+                    if queue is None or queue.next < 0:
+                        queue = table.queue(topic, message.queue_id)
+                    number = queue.next
+                    queue.next = number + 1
+                    code = message.tags_hash
+                    if topic.is_schedule:
+                        code = tags_code(topic.name, properties, now_ms, self._delays)
+                    entries.append((queue, number, pack_entry(phys, size, code)))
+                else:
+                    number = 0
+                if quick:
+                    parts += (
+                        pack(
+                            size,
+                            topic.magic,
+                            crc32(body) & 0x7FFFFFFF,
+                            message.queue_id,
+                            message.flag,
+                            number,
+                            phys,
+                            sys_flag,
+                            message.born_ms,
+                            message.born_host,
+                            now_ms,
+                            host,
+                            message.reconsume_times,
+                            message.prepared_offset,
+                            len(body),
+                        ),
+                        body,
+                        topic.name_field,
+                        lengths[len(properties)],
+                        properties,
+                    )
+                else:
+                    parts.append(_encode(message, properties, number, phys, now_ms, host))
+                if indexed and sys_flag & 12 != 12:
+                    for key in message.keys:
+                        keys.append((topic.hasher.hash(key), phys, now_ms))
+                if topic.is_control:
+                    made.control.append((phys, body))
+                stored.append(_make(Stored, (phys, size, number)))
+                phys += size
+                room -= size
+            pieces.append((piece_at, b"".join(parts)))
+            self._write(pieces, phys)
+        except BaseException as error:
+            for queue, _, _ in entries:
+                queue.next -= 1
+            if isinstance(error, struct.error):
+                raise ValueError(f"a number does not fit its field of the record: {error}") from error
+            raise
+        if state.reset_in_progress and made.start == log.start:
+            state.reset_in_progress = False  # The log was empty, as the reset wants it.
+        made.end = phys
+        made.keys = keys if indexed or index is None else None
+        state.last_store_ms = now_ms
+        if phys != made.start:
+            self._unconfirmed.push(made)
+        return stored
+
+    def _write(self, pieces: list[tuple[int, bytes]], end: int) -> None:
+        """
+
+        aises StoreFull; StoreError when no descriptor is free; FlushFailed, after which the store takes no writes.
+        """
+        try:
+            self._log.write(pieces, end)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise StoreError(f"nothing can be written: {error}") from error
+            self._mark_failed(error)
+            raise FlushFailed(f"the disk failed: {error}") from error
+
+    def begin_epoch(self, epoch: int, control_body: bytes, now_ms: int) -> Stored:
+        """Append the control record of a new epoch and add the epoch to the leader epochs, durably (rule 7).
+
+        Raises ValueError when `epoch` is not above the last one, and as `put`.
+        """
+        before, end = self._epochs.epochs, self._log.end
+        if before and epoch <= self._epochs.last_epoch:
+            raise ValueError(f"epoch {epoch} does not come after {self._epochs.last_epoch}")
+        record = Put(
+            topic=CONTROL_TOPIC,
+            queue_id=0,
+            flag=0,
+            sys_flag=0,
+            born_ms=now_ms,
+            born_host=self._host,
+            body=control_body,
+            properties=format_properties({EPOCH_PROPERTY: str(epoch)}),
+        )
+        # It may begin where other records may not (rule 7): the leader epochs show the difference.
+        stored = self.put([record], now_ms, room_min=0)[0]
+        self._set_epochs((*before, EpochStart(epoch, stored.phys_offset)), end)
+        return stored
+
+    def _set_epochs(self, epochs: LeaderEpochs, end: int) -> None:
+        """Set the epochs; after a failure take everything from `end` on back. Raises StoreFull, OSError."""
+        try:
+            self._epochs.set(epochs)
+        except OSError as error:
+            self._undo(end)
+            if error.errno in NO_ROOM:
+                raise StoreFull(f"no room for {self._epochs.path}: {error.strerror}") from error
+            raise
+
+    def _undo(self, end: int) -> None:
+        """Take back unconfirmed records from `end` on. Raises OSError, after which the store takes no writes."""
+        state = self._state
+        state.flushed = min(state.flushed, end)
+        try:
+            self._log.truncate(end)
+            self._indexer.truncate_unconfirmed(end)
+        except OSError as error:
+            self._mark_failed(error)
+            raise
+
+    def append_raw(self, at: int, data: bytes) -> int:
+        """Append the leader's bytes unchanged; returns the new end.
+
+        Raises ValueError when `at` is not the end of the log, BadRecords when `data` are not whole, valid records of
+        that place, StoreFull, FlushFailed, OSError; nothing is appended then.
+        """
+        state, log, index = self._state, self._log, self._index
+        if at != log.end:
+            raise ValueError(f"bytes for {at}, but the log ends at {log.end}")
+        if state.failed is not None:
+            raise FlushFailed(f"the store takes no writes after: {state.failed}")
+        if not data:
+            return at
+        indexed = index is not None and not index.behind
+        batch = read_batch(at, data, self._queues, log.segment_size, self._delays, check=True, keys=indexed)
+        before = epochs = self._epochs.epochs
+        if at == 0 and not epochs and not (batch.epochs and batch.epochs[0].start == 0):
+            epochs = FOREIGN  # A log of ours begins with the control record of an epoch (rule 7).
+        try:
+            epochs = extend_epochs(epochs, batch.epochs) if batch.epochs else epochs
+        except Exception as error:
+            raise BadRecords(at, str(error)) from error
+        pieces = []
+        offset, rest = at, memoryview(data)
+        while rest:
+            step = min(len(rest), log.room(offset))
+            pieces.append((offset, bytes(rest[:step]) if step < len(data) else data))
+            offset += step
+            rest = rest[step:]
+        self._write(pieces, at + len(data))
+        if epochs != before:
+            self._set_epochs(epochs, at)
+        self._indexer.push_unconfirmed(batch)
+        if at == 0:
+            state.reset_in_progress = False
+        return log.end
 
 
 def _with_zeros(properties: bytes) -> bytes:
-    """As they are stored: recovery takes a zero at their end for a write that was cut off, and a block of the disk that
-    begins with `LOST` zeros, one of which may be of their length, for one that was never written. A broker refuses so
-    many; earlier versions did not."""
+    """Properties with zero bytes as the log stores them.
+
+    Recovery takes a final zero for a torn write, and a page that begins with `LOST` zeros (one may belong to the length
+    field) for a lost one. The broker refuses so many zeros from clients.
+    """
     properties = properties.replace(bytes(LOST - 1), b"")
     return properties + b"\x02" if properties.endswith(b"\0") else properties
-
-
-def _write(store: MessageStore, pieces: list[tuple[int, bytes]], end: int) -> None:
-    """Raises StoreFull; FlushFailed, after which nothing is taken any more; StoreError where descriptors were short."""
-    try:
-        store.log.write(pieces, end)
-    except OSError as error:
-        if error.errno in NO_DESCRIPTORS:
-            raise StoreError(f"nothing can be written: {error}") from error
-        store.mark_failed(error)
-        raise FlushFailed(f"the disk failed: {error}") from error
 
 
 def _encode(message: Put, properties: bytes, number: int, phys: int, now_ms: int, host: bytes) -> bytes:
@@ -179,124 +293,3 @@ def _encode(message: Put, properties: bytes, number: int, phys: int, now_ms: int
         reconsume_times=message.reconsume_times,
         prepared_offset=message.prepared_offset,
     )
-
-
-def begin_epoch(store: MessageStore, epoch: int, control_body: bytes, now_ms: int) -> Stored:
-    """Append the control record with which an epoch begins, and add the epoch to the history, durably (rule 7).
-
-    Raises ValueError when `epoch` is not above the last one, and what `put` raises.
-    """
-    if store.history and epoch <= store.last_epoch:
-        raise ValueError(f"epoch {epoch} does not come after {store.last_epoch}")
-    end = store.end
-    before = store.history
-    record = Put(
-        topic=CONTROL_TOPIC,
-        queue_id=0,
-        flag=0,
-        sys_flag=0,
-        born_ms=now_ms,
-        born_host=store.host,
-        body=control_body,
-        properties=format_properties({EPOCH_PROPERTY: str(epoch)}),
-    )
-    # It may begin where others may not (rule 7): histories tell where epochs began.
-    stored = put(store, [record], now_ms, room_min=0)[0]
-    try:
-        set_history(store, (*before, EpochStart(epoch, stored.phys_offset)))
-    except OSError as error:
-        undo(store, end)
-        if error.errno in NO_ROOM:
-            raise StoreFull(f"no room for {store.epochs_path}: {error.strerror}") from error
-        raise
-    return stored
-
-
-def set_history(store: MessageStore, history: History) -> None:
-    store.history_kept = False  # One that fails may have replaced the file all the same.
-    EpochFile(store.log.segment_size, history).save(store.epochs_path)
-    store.history = history
-    store.history_kept = True
-
-
-def take_history(store: MessageStore, history: History) -> None:
-    """As `set_history`, but for its file a full disk can wait: the log says the same, where recovery still walks it.
-
-    So until the file is written no start may begin behind what it is wrong about (`save_points`).
-    """
-    store.history, store.history_kept = history, False
-    keep_history(store)
-
-
-def keep_history(store: MessageStore) -> bool:
-    """Write the history that a full disk did not take. False: it has no room for it. Raises OSError of other kinds."""
-    if not store.history_kept:
-        try:
-            set_history(store, store.history)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            complain(store, f"cannot write {store.epochs_path}", error)
-    return store.history_kept
-
-
-def undo(store: MessageStore, end: int) -> None:
-    """Take back what was appended last; nothing of it is confirmed. Raises OSError, after which nothing is taken."""
-    store.flushed = min(store.flushed, end)
-    try:
-        store.log.cut(end)
-        shorten_tail(store, end)
-    except OSError as error:
-        store.mark_failed(error)
-        raise
-
-
-def append_raw(store: MessageStore, at: int, data: bytes) -> int:
-    """Append the leader's bytes as they are; answers the new end.
-
-    Raises ValueError when `at` is not `end`, BadRecords when they are not whole, sound records for that place,
-    StoreFull, FlushFailed, OSError; then nothing is appended.
-    """
-    log = store.log
-    if at != log.end:
-        raise ValueError(f"bytes for {at}, but the log ends at {log.end}")
-    if store.failed is not None:
-        raise FlushFailed(f"the store takes nothing after: {store.failed}")
-    if not data:
-        return at
-    batch = parse(
-        at,
-        data,
-        store.queues,
-        log.segment_size,
-        store.delays,
-        check=True,
-        keys=store.index is not None and not store.index.behind,
-    )
-    history = store.history
-    if at == 0 and not history and not (batch.epochs and batch.epochs[0].start == 0):
-        history = FOREIGN  # A log of ours begins with an epoch's record (rule 7).
-    try:
-        history = extended(history, batch.epochs) if batch.epochs else history
-    except Exception as error:
-        raise BadRecords(at, str(error)) from error
-    pieces = []
-    offset, rest = at, memoryview(data)
-    while rest:
-        step = min(len(rest), log.room(offset))
-        pieces.append((offset, bytes(rest[:step]) if step < len(data) else data))
-        offset += step
-        rest = rest[step:]
-    _write(store, pieces, at + len(data))
-    if history != store.history:
-        try:
-            set_history(store, history)
-        except OSError as error:
-            undo(store, at)
-            if error.errno in NO_ROOM:
-                raise StoreFull(f"no room for {store.epochs_path}: {error.strerror}") from error
-            raise
-    remember(store, batch)
-    if at == 0:
-        store.half_reset = False
-    return log.end

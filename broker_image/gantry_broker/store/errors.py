@@ -1,22 +1,22 @@
-"""What the store refuses, and why."""
+"""The errors that the store raises on purpose."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """The root of everything that the store raises on purpose."""
+    """The base class of the store's errors."""
 
 
 class StoreFull(StoreError):
-    """No room on the disk: nothing of what was to be written is in the log. Reads go on, later writes may succeed."""
+    """The disk has no room. Nothing was appended. Reads work, and a later write may succeed."""
 
 
 class MessageTooLarge(StoreError):
-    """A record that no segment, or no field of the record's layout, can hold."""
+    """The record fits no segment, or a value fits no field of the record."""
 
 
 class OffsetGone(StoreError):
-    """An offset outside of what the log holds: below `start` (retention) or beyond its end."""
+    """The offset is not in the log: it lies below `start`, where retention removed it, or beyond `end`."""
 
     def __init__(self, offset: int, start: int, end: int) -> None:
         super().__init__(f"offset {offset} is outside of the log, which has {start} to {end}")
@@ -26,7 +26,7 @@ class OffsetGone(StoreError):
 
 
 class BadRecords(StoreError):
-    """Bytes that are not whole, undamaged records for the place where they are (`at`, an offset of the log)."""
+    """The bytes at `at`, an offset of the log, are not whole, undamaged records of that place."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(f"no valid record at {at}: {reason}")
@@ -39,4 +39,4 @@ class StoreLocked(StoreError):
 
 
 class FlushFailed(StoreError):
-    """The disk refused to make bytes durable. What it holds is unknown, so the store takes no more writes."""
+    """The disk failed to make bytes durable. Its content is unknown, so the store takes no more writes."""

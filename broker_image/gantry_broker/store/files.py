@@ -1,4 +1,4 @@
-"""Small things about files: open descriptors with a bound, whole writes, durable replacement, erasing."""
+"""Helpers for files: a bounded cache of descriptors, whole writes, durable replacement, zeroing."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Final
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SYNCS: Final = 16
-"""Files that are made durable at the same time, where there are more."""
+"""At most this many files are made durable at the same time."""
 _ZEROS: Final = bytes(65_536)
 
 
 class FdCache:
-    """Open files by path, the least recently used closed beyond `limit`. Not for use by several threads."""
+    """Open files by path, at most `limit`; it closes the least recently used one. For one thread."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._fds: OrderedDict[str, int] = OrderedDict()
 
     def get(self, path: str, *, create_size: int | None = None) -> int:
-        """A descriptor for reading and writing. With `create_size` a missing file is made, that many bytes of hole, and
-        one that is shorter is made as long. Raises OSError.
+        """A descriptor for reading and writing. Raises OSError.
+
+        `create_size`: make a missing file with that many bytes of hole, and extend a shorter one.
         """
         fd = self._fds.get(path)
         if fd is not None:
             self._fds.move_to_end(path)
             if create_size is not None:
-                _grow(fd, create_size)  # It may have been left without its size, and opened for reading since.
+                _grow(fd, create_size)  # The file may be short, and have been opened for reading.
             return fd
         fd = open_sized(path, create_size)
         self._fds[path] = fd
@@ -41,11 +42,13 @@ class FdCache:
         return fd
 
     def close(self, path: str) -> None:
+        """Close a file if it is open."""
         fd = self._fds.pop(path, None)
         if fd is not None:
             os.close(fd)
 
     def close_all(self) -> None:
+        """Close all files."""
         while self._fds:
             os.close(self._fds.popitem()[1])
 
@@ -54,7 +57,7 @@ class FdCache:
 
 
 def open_sized(path: str, create_size: int | None) -> int:
-    """Open for reading and writing; with `create_size` the file is made and has at least that size. Raises OSError."""
+    """Open for reading and writing; `create_size`: make the file with at least that size. Raises OSError."""
     if create_size is None:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -76,7 +79,7 @@ def _grow(fd: int, size: int) -> None:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
-    """Write all of `data` at `at`. Raises OSError, after which some of it may be written."""
+    """Write all of `data` at `at`. Raises OSError, after which a part may be written."""
     written = os.pwrite(fd, data, at)
     if written == len(data):
         return
@@ -90,7 +93,7 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
 
 
 def read_all(fd: int, count: int, at: int) -> bytes:
-    """`count` bytes from `at`, fewer only at the file's end. Raises OSError."""
+    """`count` bytes from `at`, fewer only at the end of the file. Raises OSError."""
     data = os.pread(fd, count, at)
     if len(data) == count or not data:
         return data
@@ -106,7 +109,7 @@ def read_all(fd: int, count: int, at: int) -> bytes:
 
 
 def fsync_dir(path: str | Path) -> None:
-    """Make names within a directory durable. Raises OSError."""
+    """Make the names in a directory durable. Raises OSError."""
     fd = _open_dir(path)
     try:
         os.fsync(fd)
@@ -119,7 +122,7 @@ def _open_dir(path: str | Path) -> int:
 
 
 def sync_file(path: str) -> None:
-    """Make a file's content durable; a file that retention has removed meanwhile needs nothing. Raises OSError."""
+    """Make the content of a file durable; nothing to do for a removed file. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -131,10 +134,10 @@ def sync_file(path: str) -> None:
 
 
 def sync_names(paths: list[str], depth: int = 3) -> None:
-    """Make files durable, and so many directories above each of them. Raises OSError."""
+    """Make files durable, and `depth` directories above each of them. Raises OSError."""
     directories: set[str] = set()
     if len(paths) > SYNCS:
-        with ThreadPoolExecutor(SYNCS) as pool:  # The file system brings several to the disk in one go.
+        with ThreadPoolExecutor(SYNCS) as pool:  # The file system can commit several at once.
             list(pool.map(sync_file, paths))
     else:
         for path in paths:
@@ -148,9 +151,9 @@ def sync_names(paths: list[str], depth: int = 3) -> None:
 
 
 def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file: a reader, and a crash, sees the old content or the new one. Raises OSError.
+    """Replace a file: a reader, and a start after a crash, sees the old or the new content. Raises OSError.
 
-    What can be short (room, descriptors) is taken before the old content goes: then it is still there.
+    Without room or descriptors the old content stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
@@ -174,7 +177,7 @@ def atomic_write(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def data_extents(fd: int, at: int, size: int) -> list[tuple[int, int]]:
-    """Where a file may hold something other than zeros, from `at` on: (from, to) pairs; holes are left out."""
+    """Ranges (from, to) of a file from `at` on that may have bytes other than zeros; holes are left out."""
     extents = []
     while at < size:
         try:
@@ -183,14 +186,14 @@ def data_extents(fd: int, at: int, size: int) -> list[tuple[int, int]]:
         except OSError as error:
             if error.errno == errno.ENXIO:
                 break
-            start, stop = at, size  # A file system that cannot tell holes.
+            start, stop = at, size  # The file system does not report holes.
         extents.append((start, stop))
         at = stop
     return extents
 
 
 def is_zero(fd: int, start: int, stop: int) -> bool:
-    """Whether [start, stop) holds only zeros."""
+    """Whether [start, stop) has only zeros. Raises OSError."""
     for first, last in data_extents(fd, start, stop):
         at = first
         while at < last:
@@ -204,7 +207,7 @@ def is_zero(fd: int, start: int, stop: int) -> bool:
 
 
 def zero(fd: int, start: int, stop: int) -> bool:
-    """Overwrite what is not zero in [start, stop); True when anything was. Raises OSError."""
+    """Overwrite non-zero bytes in [start, stop) with zeros; True when there were any. Raises OSError."""
     changed = False
     for first, last in data_extents(fd, start, stop):
         at = first

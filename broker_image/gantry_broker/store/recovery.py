@@ -1,235 +1,224 @@
-"""Opening a store: how far is the log sound, and what do queues and index lack or have too much?
+"""Recovery: brings log, queues and index of an opened store to where they agree.
 
-The log is walked from a point below which everything is known to be there (`Points`), not from its beginning. The first
-record that is not sound ends the log; it and everything after it become zeros, durably. Then queues and index are cut
-to the point from which they are sure and get the rest from the log again.
+The first invalid record ends the log; its bytes and all later ones become zeros, durably. Queues and index are then
+truncated to the offset up to which they are trusted, and read the rest from the log again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
-import sys
-import zlib
-from dataclasses import dataclass, field
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gantry_broker.protocol.codes import CONTROL_TOPIC, SysFlag
-from gantry_broker.protocol.message import FIXED_V4, MAGIC_V1, RECORD_V4
-from gantry_broker.store.commitlog import CommitLog
-from gantry_broker.store.history import EpochStart
-from gantry_broker.store.points import Points, boot_id, load_checkpoint
-from gantry_broker.store.records import (
-    FILLER_MIN,
-    MAX_RECORD,
-    PAGE,
-    SIZE_AND_MAGIC,
-    Damage,
-    Meta,
-    has_lost_page,
-    read_meta,
-)
-from gantry_broker.store.tail import epoch_of
+from gantry_broker.store import recovery_plan
+from gantry_broker.store.checkpoint import Checkpointer
+from gantry_broker.store.errors import StoreLocked
+from gantry_broker.store.files import NO_ROOM, atomic_write
+from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.indexing import Indexer
+from gantry_broker.store.log.commit_log import CommitLog, segment_bases
+from gantry_broker.store.log.epochs import FOREIGN, EpochCache, EpochFile, extend_epochs, truncate_epochs
+from gantry_broker.store.log.record_reader import NEVER
+from gantry_broker.store.log.scan import Scan, scan
+from gantry_broker.store.recovery_plan import Plan
+from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
+from gantry_broker.store.state import StoreState
+from gantry_broker.store.types import Damage
 
-FOREIGN_SEGMENTS: Final = 3
-"""How many segments of a cleanly stopped RocketMQ store are looked at (as RocketMQ does)."""
-_CHUNK: Final = 4 * 1024 * 1024
-_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_CONTROL: Final = CONTROL_TOPIC.encode()
 _log = logging.getLogger(__name__)
 
-
-@dataclass
-class Scan:
-    """What a walk over the log found."""
-
-    end: int
-    """Where the first unsound record, or nothing, begins."""
-    reason: str = ""
-    records: int = 0
-    last_ms: int = 0
-    epochs: list[EpochStart] = field(default_factory=list)
+_DAMAGED: Final = "damaged"
+"""In config/: recovery has truncated the log below an acknowledged record, and no one has acknowledged that yet."""
+_INDEX_AT_ONCE: Final = 64 * 1024 * 1024
+"""Bytes of the log that the index reads at most before the store is open; periodic tasks read the rest."""
 
 
-def scan(log: CommitLog, offset: int, *, lost_from: int | None = None) -> Scan:
-    """Walk the log from a record border to the first place that holds no sound record. Raises OSError.
+class Recovery:
+    """Recovers one store, once."""
 
-    `lost_from`: blocks from there on may never have reached the disk, since the machine lost power.
-    """
-    found = Scan(offset)
-    want = _CHUNK
-    while True:
-        data = log.raw(found.end, want)
-        if not data:
-            found.reason = "no more segments"
-            return found
-        base = found.end
-        partial = len(data) < log.room(base)
+    def __init__(
+        self,
+        root: Path,
+        state: StoreState,
+        log: CommitLog,
+        queues: QueueTable,
+        index: KeyIndex | None,
+        epochs: EpochCache,
+        indexer: Indexer,
+        checkpointer: Checkpointer,
+        file: RecoveryPointFile,
+    ) -> None:
+        self._root = root
+        self._state = state
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._epochs = epochs
+        self._indexer = indexer
+        self._checkpointer = checkpointer
+        self._file = file
+        self._damaged = root / "config" / _DAMAGED
+
+    def recover(self, epoch_file: EpochFile | None) -> None:
+        """Recover the store. `epoch_file`: its epoch file, None for a new or a foreign store.
+
+        Raises StoreError, OSError.
+        """
+        state, log = self._state, self._log
+        point = RecoveryPoint.load(self._file.path)
+        plan = recovery_plan.plan(self._root, log, point, known=epoch_file is not None)
+        bases = log.bases()
+        log.start = recovery_plan.first_offset(bases, log.segment_size)
+        state.verified_from = plan.scan_from
+        # Flushed bytes are there, unless the disk had failed.
+        flushed = point.flushed if point is not None and point.boot else 0
+        lost_from = flushed if plan.rebooted else NEVER
+        found = scan(log, plan.scan_from, lost_from=lost_from) if bases else Scan(0, "an empty store")
+        log.end = found.end
+        before = point or RecoveryPoint()
+        self._find_damage(found, before, known=point is not None or epoch_file is None)
+        if bases:
+            log.truncate(found.end)
+        state.last_store_ms = found.last_ms
+        state.was_clean = plan.clean or not bases
+        self._recover_epochs(plan, found, epoch_file)
+        state.confirmed = log.end if plan.foreign else min(max(before.confirmed, log.start), log.end)
+        self._mark_open()
+        trusted = min(state.confirmed if plan.trusted is None else plan.trusted, state.confirmed)
+        if before.reindexing:
+            trusted = log.start
+        state.recovery_point = replace(before.at_most(trusted), reindexing=False)
+        if point is not None and trusted <= log.start < max(point.durable, point.written):
+            # The queues have been removed. If this start is interrupted, the next one must not take the entries written
+            # by this one for all of them.
+            claimed = replace(point, clean=False, durable_index=trusted, written_index=trusted, reindexing=True)
+            self._file.lower(claimed)
+        if not plan.clean or trusted != plan.trusted:
+            self._queues.truncate(trusted)
+        self._recover_index(plan, trusted)
+        if not plan.clean and not plan.rebooted:
+            self._mark_unsynced()
+        self._reindex(trusted)
+        for offset, data in log.chunks(state.confirmed, log.end):
+            self._indexer.push_unconfirmed(self._indexer.read_batch(offset, data))
+        unflushed = min(max(before.flushed, log.start), log.end)
+        if point is not None and not point.boot:
+            # After a failed flush the kernel may report success without writing: write all unflushed bytes again.
+            for offset, data in log.chunks(unflushed, log.end):
+                log.overwrite(offset, data)
+        log.sync(unflushed, log.end)
+        state.flushed = log.end
+        # Also without a change: the file may claim more than the log has, and every start would find that damage again.
+        self._checkpointer.save(durable=True, again=True)
+
+    def _recover_epochs(self, plan: Plan, found: Scan, epoch_file: EpochFile | None) -> None:
+        """Set the epochs: those in the scanned part of the log count, the file has the earlier ones."""
+        epochs = FOREIGN
+        if not plan.foreign:
+            kept = epoch_file.epochs if epoch_file else ()
+            earlier = tuple(epoch for epoch in kept if epoch.start < plan.scan_from or epoch in FOREIGN)
+            epochs = truncate_epochs(extend_epochs(earlier, found.epochs), self._log.end)
+        self._epochs.epochs = epochs
+        if epoch_file is None:
+            self._epochs.set(epochs)  # The file marks the store as ours.
+        elif epoch_file.epochs != epochs:
+            self._epochs.set_lazily(epochs)
+
+    def _mark_unsynced(self) -> None:
+        """Mark the files that the last process wrote since its checkpoint: they may not be on the disk yet."""
+        point = self._state.recovery_point
+        for queue in self._queues:
+            self._queues.unsynced.update(queue.files_since(point.durable))
+        if self._index is not None:
+            self._index.unsynced.update(self._index.files_since(point.durable_index))
+
+    def _find_damage(self, found: Scan, before: RecoveryPoint, *, known: bool) -> None:
+        """Set `damage` when acknowledged records are missing; a file keeps it until `acknowledge_damage`.
+
+        `known`: the end of the log is known. Otherwise non-zero bytes behind `found.end` count as damage.
+        """
+        state, mark = self._state, self._damaged
+        if found.end < max(before.flushed, before.confirmed) or (not known and self._log.holds_beyond(found.end)):
+            state.damage = Damage(found.end, found.reason, before.flushed, before.confirmed)
+            _log.error("the log ends at %d (%s), below acknowledged records: %s", found.end, found.reason, state.damage)
+            try:
+                atomic_write(mark, b"{}")
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                _log.warning("cannot write %s: %s", mark, error)
+        elif mark.exists():
+            state.damage = Damage(found.end, "found at an earlier start", before.flushed, before.confirmed)
+
+    def acknowledge_damage(self) -> None:
+        """Remove the file that keeps `damage`. Raises OSError."""
+        self._damaged.unlink(missing_ok=True)
+
+    def _mark_open(self) -> None:
+        """Create `abort`: only a clean close removes it. On a full disk, remove the recovery point instead."""
+        abort = self._root / "abort"
         try:
-            _scan_chunk(log, base, data, found, sys.maxsize if lost_from is None else lost_from)
-            want = _CHUNK
-        except Damage as damage:
-            if not partial:
-                found.reason = str(damage)
-                return found
-            if found.end > base:
-                want = _CHUNK
-                continue  # The chunk may end within the record: look again from its beginning.
-            size = SIZE_AND_MAGIC.unpack_from(data)[0] if len(data) >= FILLER_MIN else 0
-            if len(data) < size <= MAX_RECORD and want < size:
-                want = size
-                continue
-            found.reason = str(damage)
-            return found
+            with open(abort, "w") as mark:
+                mark.write(str(os.getpid()))
+        except OSError as error:
+            _log.warning("cannot write %s: %s", abort, error)
+            self._file.path.unlink(missing_ok=True)
 
+    def _reindex(self, start: int) -> None:
+        """Add to the queues, and to an index that is not behind, their missing entries of [start, confirmed)."""
+        index, queues = self._index, self._queues
+        for batch in self._indexer.valid_batches(start, self._state.confirmed):
+            live = index is not None and not index.behind and index.position == batch.start
+            for queue, number, entry in batch.entries:
+                queue.add(number, entry)
+                queue.next = queue.max
+                if queue.pending:
+                    queues.dirty[queue] = None
+            self._indexer.write_out(None)
+            if index is not None and live:
+                index.pending += batch.keys or []
+                index.position = batch.end
+                index.drain()
+        if index is not None:
+            index.behind = index.position < self._state.confirmed
 
-def _scan_chunk(log: CommitLog, base: int, data: bytes, found: Scan, lost_from: int) -> None:
-    """Raises Damage at the first record that is not sound or not whole; `found` has those before it."""
-    at = 0
-    have = len(data)
-    while at < have:
-        at = scan_plain(base, data, at, log.segment_size, found, lost_from)
-        found.end = base + at
-        if at >= have:
+    def _recover_index(self, plan: Plan, start: int) -> None:
+        """Truncate the index to its trusted part, and bring it up to `start`, where `_reindex` begins."""
+        index, confirmed = self._index, self._state.confirmed
+        if index is None:
             return
-        room = log.room(base + at)
-        meta = read_meta(data, at, have, base + at, check=True, torn=True, lost=base + at >= lost_from)
-        if isinstance(meta, Meta):
-            if meta.size + FILLER_MIN > room:
-                raise Damage(f"record of {meta.size} bytes crosses the end of its segment")
-            at += meta.size
-            found.records += 1
-            found.last_ms = meta.store_ms
-            epoch = epoch_of(meta)
-            if epoch is not None:
-                found.epochs.append(EpochStart(epoch, meta.phys))
-        else:
-            if meta != room:
-                raise Damage(f"filler of {meta} bytes where {room} are left")
-            at = have
-            found.end = base - base % log.segment_size + log.segment_size
-            return
-        found.end = base + at
+        index.position = confirmed
+        if plan.trusted_index is not None:
+            limit = min(plan.trusted_index, confirmed)
+            if not plan.clean or index.end_phys >= limit:
+                index.truncate(limit, rebuild=plan.rebooted)
+            index.position = limit
+        index.behind = index.position < start
+        budget = index.position + _INDEX_AT_ONCE
+        while index.behind and index.position < budget and self._indexer.catch_up(start):
+            pass
 
 
-def scan_plain(base: int, data: bytes, at: int, segment_size: int, found: Scan, lost_from: int = sys.maxsize) -> int:
-    """Pass over sound records of the common kind; answers where the first other one begins."""
-    unpack, crc32 = RECORD_V4.unpack_from, zlib.crc32
-    have = len(data)
-    last = have - FIXED_V4 - 4
-    view = memoryview(data)
-    while at <= last:
-        size, magic, crc, _, _, _, phys, flags, _, _, stored, _, _, _, length = unpack(data, at)
-        body_end = at + FIXED_V4 + length
-        end = at + size
-        if (
-            magic != MAGIC_V1
-            or phys != base + at
-            or flags & _V6
-            or length < 0
-            or not body_end + 4 <= end <= have
-            or size + FILLER_MIN > segment_size - phys % segment_size
-        ):
-            break
-        properties_at = body_end + 3 + data[body_end]
-        if (
-            properties_at > end
-            or data[properties_at - 2] << 8 | data[properties_at - 1] != end - properties_at
-            or crc32(view[at + FIXED_V4 : body_end]) & 0x7FFFFFFF != crc
-            or data[body_end + 1 : properties_at - 2] == _CONTROL
-            or b"\0" in data[body_end : properties_at - 2]
-            or (end > properties_at and not data[end - 1])
-            or (
-                phys >= lost_from
-                and (phys + size - 1) // PAGE != (body_end + base) // PAGE
-                and has_lost_page(data, body_end, end, base)
-            )
-        ):
-            break
-        found.last_ms = stored
-        found.records += 1
-        at = end
-    return at
+def lock_store(root: Path) -> int:
+    """Lock RocketMQ's lock file, as Java does; returns its descriptor. Raises StoreLocked, OSError."""
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except OSError as error:
+        os.close(fd)
+        raise StoreLocked(f"{root} is in use by another process") from error
+    return fd
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """From where recovery goes on."""
-
-    foreign: bool
-    """RocketMQ wrote it, and we have never had it open."""
-    clean: bool
-    """It was closed as it should be."""
-    scan_from: int
-    """The log is sound below."""
-    trusted: int | None
-    """Queues and index are complete below and are cut to it; None: they are complete as they are."""
-    trusted_index: int | None
-    rebooted: bool
-    """Nothing that was not flushed can be relied on, nor the order of writes."""
-
-
-def plan(root: Path, log: CommitLog, points: Points | None, *, known: bool) -> Plan:
-    """Decide by what lies there. `known`: we have had the store open before."""
-    aborted = (root / "abort").exists()
-    bases = log.bases()
-    start = first_offset(bases, log.segment_size)
-    has_queues = any((root / "consumequeue").glob("*/*/*"))
-    has_index = any((root / "index").glob("*"))
-    if not known and bases:
-        if aborted:
-            scan_from = _foreign_start(root, log, bases, start)
-            trusted: int | None = scan_from
-        else:
-            scan_from = max(start, bases[-min(FOREIGN_SEGMENTS, len(bases))])
-            trusted = None
-        return Plan(
-            True,
-            not aborted,
-            scan_from if has_queues else start,
-            trusted if has_queues else start,
-            trusted if has_index else start,
-            aborted,
-        )
-    if points is None:
-        return Plan(False, False, start, start, start, True)
-    rebooted = points.boot != boot_id()
-    # Points of which one is newer than the other say nothing of what lies between them in the queues.
-    clean = points.clean and not aborted and points.durable <= points.written
-    durable, index = points.durable, points.durable_index
-    if not rebooted:
-        durable, index = points.written, points.written_index
-    limit = bases[-1] + log.segment_size if bases else start
-    if not start <= durable <= limit:
-        durable = start
-    trusted = durable if has_queues else start
-    return Plan(False, clean, durable, trusted, max(start, min(index, trusted)) if has_index else start, rebooted)
-
-
-def first_offset(bases: list[int], segment_size: int) -> int:
-    """The first offset of the unbroken run of segments that ends with the last one."""
+def segment_size(root: Path) -> int | None:
+    """The segment size of a store that we have never had open; None for an empty one. Raises OSError."""
+    bases = segment_bases(root / "commitlog")
     if not bases:
-        return 0
-    start = bases[-1]
-    for base in reversed(bases[:-1]):
-        if base + segment_size != start:
-            _log.error(
-                "segments are missing between %d and %d; what lies before is not read", base + segment_size, start
-            )
-            break
-        start = base
-    return start
-
-
-def _foreign_start(root: Path, log: CommitLog, bases: list[int], start: int) -> int:
-    """The newest segment whose first record RocketMQ had surely flushed and filed (`isMappedFileMatchedRecover`)."""
-    flushed = [ms for ms in load_checkpoint(root / "checkpoint") if ms > 0]
-    for base in reversed(bases):
-        data = log.raw(base, 1 << 16)
-        try:
-            meta = read_meta(data, 0, len(data), base, check=False)
-        except Damage:
-            continue
-        if isinstance(meta, Meta) and flushed and meta.store_ms <= min(flushed) and base >= start:
-            return base
-    return start
+        return None
+    if len(bases) > 1:
+        return bases[1] - bases[0]
+    return os.stat(root / "commitlog" / f"{bases[0]:020d}").st_size or None

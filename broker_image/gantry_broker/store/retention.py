@@ -1,4 +1,4 @@
-"""What the log no longer keeps: whole segments, by age at the hours of `deleteWhen`, or sooner when the disk fills."""
+"""Retention: removes whole segments by age at the hours of `deleteWhen`, or earlier when the disk fills up."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import errno
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gantry_broker.settings import BrokerSettings
-from gantry_broker.store.reading import stored_ms
+from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.read import Reader
+from gantry_broker.store.state import StoreState
 from gantry_broker.store.types import DiskUsage
 
-if TYPE_CHECKING:
-    from gantry_broker.store.store import MessageStore
-
 FORCED_RATIO: Final = 0.85
-"""From here on the oldest segments go whatever their age (`diskSpaceCleanForciblyRatio`)."""
+"""With at least this part of the disk used, the oldest segments go at any age (`diskSpaceCleanForciblyRatio`)."""
 MOST_AT_ONCE: Final = 10
-"""Segments that one call removes at most (`deleteFileBatchMax`)."""
+"""One call removes at most this many segments (`deleteFileBatchMax`)."""
 
 
 def disk_usage(directory: Path) -> DiskUsage:
-    """Of the file system, as `df` and RocketMQ count it. Raises OSError.
+    """Usage of the file system, as `df` and RocketMQ count it. Raises OSError.
 
-    What is reserved for others is neither used nor there: counted as used, it would have retention remove messages for
-    which there is room.
+    Reserved blocks are neither used nor free: counted as used, they would make retention remove messages too early.
     """
     stat = os.statvfs(directory)
     used, free = stat.f_blocks - stat.f_bfree, stat.f_bavail
@@ -46,10 +46,10 @@ def segments_to_remove(
     segment_ratio: float,
     keep_from: int,
 ) -> int:
-    """How many of the oldest segments go. Pure.
+    """How many of the oldest segments retention removes. Pure.
 
-    `ends`: (end offset, store time of what came next, ms) of the segments that are not written any more, oldest first;
-    `used`: the part of the disk that is used; `segment_ratio`: the part of it that one segment frees.
+    `ends`: (end offset, store time in ms of the next record) of the full segments, oldest first; `used`: the used part
+    of the disk, 0 to 1; `segment_ratio`: the part that one segment frees; segments above `keep_from` stay.
     """
     due = is_time(settings, now_ms) or used * 100 >= settings.diskMaxUsedSpaceRatio
     forced_at = max(FORCED_RATIO, settings.diskMaxUsedSpaceRatio / 100)
@@ -65,47 +65,66 @@ def segments_to_remove(
     return count
 
 
-def expire(store: MessageStore, now_ms: int, keep_from: int | None) -> int:
-    """See `MessageStore.expire`."""
-    log = store.log
-    keep = store.confirmed if keep_from is None else min(keep_from, store.confirmed)
-    if store.index is not None and store.index.behind:
-        keep = min(keep, store.index.position)
-    # Without records and entries nothing would tell which numbers of a queue were given out, and without records and
-    # history nobody which epochs there were: both are on disk below the last checkpoint, whatever becomes of the rest.
-    keep = min(keep, store.points.durable)
-    bases = log.bases()
-    ends = []
-    for base in bases[:MOST_AT_ONCE]:
-        end = base + log.segment_size
-        if end >= log.end:
-            break  # It is written still, or nothing tells when it was full.
-        ends.append((end, _filled_ms(store, end, now_ms)))
-    if not ends:
+class Retention:
+    """Removes old segments of a store, and what refers only to them."""
+
+    def __init__(
+        self,
+        state: StoreState,
+        log: CommitLog,
+        queues: QueueTable,
+        index: KeyIndex | None,
+        reader: Reader,
+        settings: BrokerSettings,
+    ) -> None:
+        self._state = state
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._stored_ms = reader.stored_ms
+        self._settings = settings
+
+    def expire(self, now_ms: int, keep_from: int | None) -> int:
+        """See `MessageStore.expire`."""
+        state, log = self._state, self._log
+        keep = state.confirmed if keep_from is None else min(keep_from, state.confirmed)
+        if self._index is not None and self._index.behind:
+            keep = min(keep, self._index.position)
+        # Below the last checkpoint, the queue entries (which tell the next numbers) and the epoch file are durable, so
+        # the records can go.
+        keep = min(keep, state.recovery_point.durable)
+        bases = log.bases()
+        ends = []
+        for base in bases[:MOST_AT_ONCE]:
+            end = base + log.segment_size
+            if end >= log.end:
+                break  # It is not full yet, or no next record shows when it was full.
+            ends.append((end, self._filled_ms(end, now_ms)))
+        if not ends:
+            return log.start
+        disk = disk_usage(log.directory)
+        share = log.segment_size / disk.total if disk.total else 0.0
+        count = segments_to_remove(ends, now_ms, self._settings, disk.ratio, share, keep)
+        if count:
+            self.remove_before(ends[count - 1][0])
         return log.start
-    disk = disk_usage(log.directory)
-    share = log.segment_size / disk.total if disk.total else 0.0
-    count = segments_to_remove(ends, now_ms, store.config.settings, disk.ratio, share, keep)
-    if count:
-        remove_before(store, ends[count - 1][0])
-    return log.start
 
+    def _filled_ms(self, end: int, now_ms: int) -> int:
+        """When the segment that ends at `end` was full: the store time of the next record.
 
-def _filled_ms(store: MessageStore, end: int, now_ms: int) -> int:
-    """When the segment that ends there was full: what comes next was stored then. If it is damaged nobody knows, and
-    the segment goes no sooner than the disk is full."""
-    try:
-        return stored_ms(store, end) or now_ms
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return now_ms
+        If that record is damaged, the segment counts as new and goes only when the disk is full.
+        """
+        try:
+            return self._stored_ms(end) or now_ms
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return now_ms
 
-
-def remove_before(store: MessageStore, offset: int) -> None:
-    """Remove the segments below `offset`, a segment's first, and what only refers to them. Raises OSError."""
-    # Entries go after their records: a crash in between leaves entries that `min_at` skips.
-    store.log.drop_before(offset)
-    store.queues.drop_before(store.log.start)
-    if store.index is not None:
-        store.index.drop_before(store.log.start)
+    def remove_before(self, offset: int) -> None:
+        """See `MessageStore.remove_before`."""
+        # Entries go after their records: after a crash in between, `min_at` skips the entries that are left.
+        self._log.drop_before(offset)
+        self._queues.drop_before(self._log.start)
+        if self._index is not None:
+            self._index.drop_before(self._log.start)

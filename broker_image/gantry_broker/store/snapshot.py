@@ -1,8 +1,7 @@
-"""The tables under `config/`: one JSON file each, as RocketMQ keeps them, the content before last in `.bak`.
+"""The tables under `config/`: one JSON file each, in RocketMQ's format, with the previous content in `.bak`.
 
-They are snapshots of what control records of the log say, taken at `confirmed` and never ahead of it. fastjson, which
-RocketMQ writes and reads them with, leaves numbers that are keys unquoted; we read both and write plain JSON, which it
-reads as well.
+They are snapshots of the control records of the log at `confirmed`, never ahead of it. RocketMQ uses fastjson, which
+leaves numeric keys unquoted. We read both forms and write plain JSON, which fastjson reads too.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def load_snapshot(path: Path) -> dict[str, Any] | None:
-    """The table in `path`, or in its `.bak` when that one cannot be read; None when there is neither.
+    """The table in `path`, or in its `.bak` if `path` is missing or invalid; None without a valid one.
 
-    Keys are strings. Raises OSError when a file is there and the disk fails.
+    Keys are strings. Raises OSError when the disk fails.
     """
     for candidate in (path, _bak(path)):
         try:
@@ -38,19 +37,19 @@ def load_snapshot(path: Path) -> dict[str, Any] | None:
             try:
                 table = fastjson.loads(data)
             except ValueError as error:
-                _log.warning("%s cannot be read: %s", candidate, error)
+                _log.warning("%s is invalid: %s", candidate, error)
                 continue
         if isinstance(table, dict):
             return {str(key): _string_keys(item) for key, item in table.items()}
-        _log.warning("%s holds no object", candidate)
+        _log.warning("%s is not a JSON object", candidate)
     return None
 
 
 def save_snapshot(path: Path, table: Mapping[str, Any] | bytes, *, durable: bool = False) -> bool:
-    """Replace the table (or its JSON), keeping the one before as `.bak`; False when it is the same already.
+    """Replace the table, given as a mapping or as JSON, and keep the old one as `.bak`; False without a change.
 
-    A reader, and a crash, sees the old table or the new one. Raises OSError (also when the disk is full; the old table
-    stays), TypeError for what JSON cannot say.
+    A reader, and a start after a crash, sees the old or the new table. Raises OSError (the old table stays), TypeError
+    for values that JSON does not have.
     """
     data = table if isinstance(table, bytes) else orjson.dumps(table, option=_OPTIONS)
     try:

@@ -1,141 +1,124 @@
-"""The message store: the log, what is filed from it once confirmed, and how far each of them is.
+"""The message store: the log, the queues and index of its confirmed records, and how far each of them is.
 
-Synchronous and single-threaded: it belongs to the event loop of its broker. Only `flush` and a checkpoint's `run` go to
-another thread (`store.flush` does that). Offsets are bytes of the log. Everything that can be read by queue, key or
-time is confirmed, because queues and index get a record when `confirm` passes it and not before (rule 9).
+`MessageStore` is a façade. It builds the parts, each of which names in its constructor what it needs; below all of
+them is `StoreState`. The store is synchronous and single-threaded: it belongs to the event loop of its broker. Only
+`flush` and `Checkpoint.run` may run in another thread (see `group_commit`). Offsets are bytes of the log. All reads by
+queue, key or time return confirmed records only, because a record enters queues and index when `confirm` passes it,
+not before (rule 9).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Self
 
 from gantry_broker.protocol.message import Record, pack_host
-from gantry_broker.store import append, cutting, filing, opening, reading, retention, soundness, upkeep
-from gantry_broker.store.commitlog import CommitLog, OpenSegment
+from gantry_broker.store.append import Appender
+from gantry_broker.store.checkpoint import Checkpoint, Checkpointer
 from gantry_broker.store.errors import OffsetGone
 from gantry_broker.store.files import NO_DESCRIPTORS, fsync_dir
-from gantry_broker.store.history import EpochFile, History
-from gantry_broker.store.keyindex import KeyIndex
-from gantry_broker.store.points import Points, PointsFile
-from gantry_broker.store.queues import QueueTable
-from gantry_broker.store.records import delay_table
-from gantry_broker.store.tail import Tail
+from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.indexing import Indexer
+from gantry_broker.store.log.commit_log import CommitLog, OpenSegment
+from gantry_broker.store.log.epochs import EpochCache, EpochFile, LeaderEpochs
+from gantry_broker.store.log.record_reader import decode_records, delay_table
+from gantry_broker.store.read import Reader
+from gantry_broker.store.recovery import Recovery, lock_store, segment_size
+from gantry_broker.store.recovery_point import RecoveryPoint, RecoveryPointFile
+from gantry_broker.store.retention import Retention, disk_usage
+from gantry_broker.store.scrub import Scrubber
+from gantry_broker.store.state import StoreState
+from gantry_broker.store.truncate import Truncator
 from gantry_broker.store.types import Confirmed, Damage, DiskUsage, FlushPoint, Got, Put, StoreConfig, Stored
-from gantry_broker.store.upkeep import Checkpoint
+from gantry_broker.store.unconfirmed import UnconfirmedBuffer
+from gantry_broker.store.warnings import RateLimitedWarnings
 
 __all__ = ["Confirmed", "MessageStore"]
 
-_log = logging.getLogger(__name__)
 SMALL_FLUSH: Final = 256 << 10
-"""Bytes."""
-
-
-def _doubts_disk(error: BaseException) -> bool:
-    return not (isinstance(error, OSError) and error.errno in NO_DESCRIPTORS)
+"""Bytes. After smaller flushes, which come often, the log writes zeros ahead."""
 
 
 class MessageStore:
-    """See the module's docstring. Made by `open`, ended by `close`."""
+    """A store on disk. `open` makes one, `close` ends it."""
 
     def __init__(self, config: StoreConfig, segment_size: int, *, known: bool) -> None:
-        """Not for callers: `open` recovers first."""
-        settings = config.settings
+        """Build the parts. Callers use `open`, which also recovers. `known`: we have had the store open before."""
+        settings, root = config.settings, config.path
         self.config = config
-        self.damage: Damage | None = None
-        """What recovery found amiss that touches acknowledged records."""
-        self.was_clean = False
-        """Whether the store had been closed as it should be (a new one counts as such)."""
-        self.failed: BaseException | None = None
-        """Set when the disk failed in a way after which nothing may be appended."""
-        self.history: History = ()
-        self.history_kept = True
-        """Its file says the same; a full disk may have kept it from that."""
-        self.half_reset = False
-        """A reset has not come to its end: whoever asked for it asks again, and until then the points claim nothing."""
-        self.confirmed = 0
-        self.flushed = 0
-        self.log = CommitLog(config.path / "commitlog", segment_size)
-        self.queues = QueueTable(config.path / "consumequeue", settings.mappedFileSizeConsumeQueue)
-        self.index: KeyIndex | None = None
+        self.state = state = StoreState()
+        self.warnings = warnings = RateLimitedWarnings()
+        """Warnings about a disk that refuses the same write again and again."""
+        self.log = log = CommitLog(root / "commitlog", segment_size)
+        self.queues = queues = QueueTable(root / "consumequeue", settings.mappedFileSizeConsumeQueue)
+        index: KeyIndex | None = None
         if settings.messageIndexEnable:
-            self.index = KeyIndex(config.path / "index", settings.maxHashSlotNum, settings.maxIndexNum, known=known)
-        self.delays = delay_table(settings.messageDelayLevel)
-        self.walked_from = 0
-        """From here on a start has looked at every record; what lies before is checked when it is read."""
-        self.on_damage: Callable[[int], None] = lambda at: None
-        """Told where a record lies that a read found damaged."""
-        self.on_failed: Callable[[], None] = lambda: None
-        """Told once, after a write or a flush failed."""
-        self.last_store_ms = 0
-        """Store time of the newest record; 0 before the first one of this process."""
-        self.host = pack_host(*config.store_host)
-        self.tail = Tail()
-        self.points_file = PointsFile(config.path / "config" / "storePoint.json")
-        self.epochs_path = config.path / "config" / "epochs.json"
-        self.points = Points()
-        self.points_saved_ms = 0
-        self.aside: Callable[[Callable[[], None]], None] = lambda work: work()
-        """Writes small files that nobody waits for: here, or in another thread while a `GroupCommit` is in use."""
-        self.known_directories: set[str] = set()
-        self.cuts = 0
-        """How often confirmed records were taken back: what was made durable of their queues before says nothing."""
-        self.unfiled: dict[int, int] = {}
-        """Where stretches of the log begin, and end, that a start could not read when it had to file them."""
-        self.renumber = False
-        """A queue's entries were replaced: what its next record gets follows from those and the tail."""
-        self.points_unsaved = False
-        """The disk refused the last points."""
+            index = KeyIndex(root / "index", settings.maxHashSlotNum, settings.maxIndexNum, known=known)
+        self.index = index
+        self.epoch_cache = epochs = EpochCache(root / "config" / "epochs.json", segment_size, warnings)
+        self.unconfirmed = unconfirmed = UnconfirmedBuffer()
+        self.recovery_point_file = point_file = RecoveryPointFile(root / "config" / "recoveryPoint.json")
+        delays = delay_table(settings.messageDelayLevel)
+        self._scrubber = scrubber = Scrubber(state, log)
+        self._indexer = indexer = Indexer(state, log, queues, index, unconfirmed, scrubber, delays, warnings)
+        self._checkpointer = checkpointer = Checkpointer(
+            root, state, queues, index, epochs, indexer, point_file, warnings
+        )
+        host = pack_host(*config.store_host)
+        self._appender = Appender(
+            state, log, queues, index, epochs, unconfirmed, indexer, delays, host, checkpointer.mark_failed
+        )
+        self._reader = Reader(state, log, queues, index, scrubber)
+        self._truncator = Truncator(state, log, queues, index, epochs, unconfirmed, indexer, checkpointer)
+        self._retention = Retention(state, log, queues, index, self._reader, settings)
+        self._recovery = Recovery(root, state, log, queues, index, epochs, indexer, checkpointer, point_file)
         self._lock: int | None = None
-        self.complained: dict[str, tuple[int | None, float]] = {}
-        """Which error the disk had, by what was to be done, and when (of the monotonic clock) that was logged."""
 
     # Opening and closing
 
     @classmethod
     def open(cls, config: StoreConfig) -> Self:
-        """Open the store at `config.path`, made if there is none, and recover it.
+        """Open the store at `config.path`, or make a new one, and recover it.
 
-        Stores of RocketMQ 4.9 and 5.x open too: everything in them is confirmed. Raises StoreLocked, StoreError for a
-        history that cannot be read, OSError.
+        It also opens stores of RocketMQ 4.9 and 5.x: all their records count as confirmed. Raises StoreLocked,
+        StoreError for invalid leader epochs, OSError.
         """
         root = config.path
         root.mkdir(parents=True, exist_ok=True)
-        lock = opening.lock_store(root)
+        lock = lock_store(root)
         try:
             epochs = EpochFile.load(root / "config" / "epochs.json")
-            found = epochs.segment_size if epochs else opening.segment_size(root)
+            found = epochs.segment_size if epochs else segment_size(root)
             store = cls(config, found or config.settings.mappedFileSizeCommitLog, known=epochs is not None)
         except BaseException:
             os.close(lock)
             raise
         store._lock = lock
         try:
-            opening.recover(store, epochs)
+            store._recovery.recover(epochs)
         except BaseException:
             store.close(clean=False)
             raise
         return store
 
     def close(self, clean: bool = True) -> None:
-        """Make everything durable and mark the store as cleanly closed. `clean=False` leaves it as a crash would.
+        """Make everything durable and mark the store as cleanly closed; `clean=False` leaves it as a crash would.
 
         Raises OSError; the files are closed all the same.
         """
         if self._lock is None:
             return
+        state = self.state
         try:
-            if clean and self.failed is None:
-                filing.write_out(self, None)
+            if clean and state.failed is None:
+                self._indexer.write_out(None)
                 self._flush_all()
-                if self.history_kept and not self.half_reset and self.queues.oldest_pending() is None:
-                    # Not those that were saved last: there may have been no room for later ones.
-                    self.points = replace(upkeep.points_now(self), clean=True)
-                    self.points_file.prepare(self.points, durable=True)()
+                persisted = self.epoch_cache.persisted and self.queues.oldest_pending() is None
+                if persisted and not state.reset_in_progress:
+                    self._checkpointer.save_clean()
                     (self.config.path / "abort").unlink(missing_ok=True)
                     fsync_dir(self.config.path)
         finally:
@@ -157,11 +140,11 @@ class MessageStore:
             raise
         self.checkpointed(checkpoint)
 
-    # The log
+    # State
 
     @property
     def start(self) -> int:
-        """The first offset that the log still has."""
+        """The first offset of the log."""
         return self.log.start
 
     @property
@@ -170,38 +153,107 @@ class MessageStore:
         return self.log.end
 
     @property
+    def confirmed(self) -> int:
+        """Records below this offset are confirmed."""
+        return self.state.confirmed
+
+    @property
+    def flushed(self) -> int:
+        """Bytes below this offset are durable."""
+        return self.state.flushed
+
+    @property
+    def epochs(self) -> LeaderEpochs:
+        """The leader epochs of the log."""
+        return self.epoch_cache.epochs
+
+    @property
     def last_epoch(self) -> int:
         """The epoch of the last record; 0 for an empty log."""
-        return self.history[-1].epoch if self.history else 0
+        return self.epoch_cache.last_epoch
+
+    @property
+    def last_store_ms(self) -> int:
+        """Store time of the newest record; 0 before the first one of this process."""
+        return self.state.last_store_ms
+
+    @property
+    def recovery_point(self) -> RecoveryPoint:
+        """The last recovery point that was written or is about to be written."""
+        return self.state.recovery_point
+
+    @property
+    def was_clean(self) -> bool:
+        """The store had been closed cleanly; True for a new store."""
+        return self.state.was_clean
+
+    @property
+    def damage(self) -> Damage | None:
+        """Acknowledged records that recovery found missing."""
+        return self.state.damage
+
+    @damage.setter
+    def damage(self, damage: Damage | None) -> None:
+        self.state.damage = damage
+
+    @property
+    def on_damage(self) -> Callable[[int], None]:
+        """Gets the offset of each record that a read finds damaged."""
+        return self.state.on_damage
+
+    @on_damage.setter
+    def on_damage(self, callback: Callable[[int], None]) -> None:
+        self.state.on_damage = callback
+
+    @property
+    def on_failed(self) -> Callable[[], None]:
+        """Called once after a write or a flush has failed."""
+        return self.state.on_failed
+
+    @on_failed.setter
+    def on_failed(self, callback: Callable[[], None]) -> None:
+        self.state.on_failed = callback
+
+    @property
+    def failed(self) -> BaseException | None:
+        """The failure of the disk after which the store takes no writes."""
+        return self.state.failed
+
+    @property
+    def disk_untrusted(self) -> bool:
+        """The kernel may have dropped written bytes: after every failure except a shortage of descriptors."""
+        return self.state.disk_untrusted
+
+    # Appending and truncating
 
     def put(self, batch: Sequence[Put], now_ms: int) -> list[Stored]:
-        """Append messages, all of them or none, and number them within their queues.
+        """Append messages, all or none, and give them queue offsets.
 
-        Raises StoreFull, MessageTooLarge, ValueError for a topic, queue or number that cannot be, FlushFailed after
-        the disk failed, OSError.
+        Raises StoreFull, MessageTooLarge, ValueError for an impossible topic, queue or number, FlushFailed after a
+        failure of the disk, OSError.
         """
-        return append.put(self, batch, now_ms)
+        return self._appender.put(batch, now_ms)
 
     def begin_epoch(self, epoch: int, control_body: bytes, now_ms: int) -> Stored:
-        """Append the control record with which an epoch begins, and add the epoch to the history, durably (rule 7).
+        """Append the control record of a new epoch and add the epoch to the leader epochs, durably (rule 7).
 
-        Raises ValueError when `epoch` is not above the last one, and what `put` raises.
+        Raises ValueError when `epoch` is not above the last one, and as `put`.
         """
-        return append.begin_epoch(self, epoch, control_body, now_ms)
+        return self._appender.begin_epoch(epoch, control_body, now_ms)
 
     def append_raw(self, at: int, data: bytes) -> int:
-        """Append the leader's bytes as they are; answers the new end.
+        """Append the leader's bytes unchanged; returns the new end.
 
-        Raises ValueError when `at` is not `end`, BadRecords when they are not whole, sound records for that place,
-        StoreFull, FlushFailed, OSError; then nothing is appended.
+        Raises ValueError when `at` is not `end`, BadRecords when `data` are not whole, valid records of that place,
+        StoreFull, FlushFailed, OSError; nothing is appended then.
         """
-        return append.append_raw(self, at, data)
+        return self._appender.append_raw(at, data)
 
     def read_raw(self, at: int, max_bytes: int, limit: int | None = None) -> bytes:
         """Whole records and fillers from `at` for a follower: about `max_bytes`, at least one; b"" at the end.
 
-        `limit` is a record border, by default `end`; with `confirmed` only what nobody can undo. Raises OffsetGone
-        when `at` is not in the log; ValueError when it is not a record border.
+        `limit` is a record boundary, by default `end`; `confirmed` limits the read to final records. Raises OffsetGone
+        when `at` is not in the log, ValueError when it is not a record boundary, OSError.
         """
         limit = self.log.end if limit is None else min(limit, self.log.end)
         if at < self.log.start:
@@ -209,84 +261,86 @@ class MessageStore:
         return self.log.whole_records(at, max_bytes, limit)
 
     def read_soon(self, at: int, size: int) -> None:
-        """These bytes of the log are read next: brings them into memory without waiting for the disk."""
+        """Ask the kernel to read these bytes of the log in the background, for a later read."""
         self.log.read_soon(at, size)
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         """End the log at `to`, with everything that derives from it, durably (rule 5).
 
-        Raises OffsetGone when `to` is outside of the log, ValueError when it lies within a record, OSError. Whether a
-        cut below `confirmed` is allowed is for the caller to know (rule 3).
+        The caller decides whether a truncation below `confirmed` is allowed (rule 3). Raises OffsetGone when `to` is
+        not in the log, ValueError when it lies within a record, OSError.
         """
-        cutting.cut(self, to)
+        self._truncator.truncate(to)
 
     def reset(
         self,
         to: int,
-        history: Sequence[tuple[int, int]] = (),
+        epochs: Sequence[tuple[int, int]] = (),
         queue_starts: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
-        """An empty log that goes on at `to`, the first offset of a segment: the leader no longer has what we lack.
+        """Empty the log, durably, and continue it at `to`, the first offset of a segment.
 
-        `history` and `queue_starts` are the leader's: the epochs up to `to`, and the first queue offset at or after
-        `to` of every queue (`queue_starts()` when `to` is its `start`). Durable when it returns. Raises ValueError,
-        StoreError for an impossible history, OSError.
+        A follower does so when the leader no longer has the records that the follower needs. `epochs` and
+        `queue_starts` come from the leader: the epochs up to `to`, and the first queue offset at or after `to` of every
+        queue (`queue_starts()` of a leader that starts at `to`). Raises ValueError, StoreError for impossible epochs,
+        OSError.
         """
-        cutting.reset(self, to, history, queue_starts or {})
+        self._truncator.reset(to, epochs, queue_starts or {})
 
     def prepare_master(self) -> None:
-        """Everything that `put` needs is kept up with each append, so a promotion waits for nothing."""
+        """Does nothing: each append keeps up everything that `put` needs, so a promotion waits for nothing."""
 
     def queue_starts(self) -> dict[tuple[str, int], int]:
-        """The first queue offset that is still in the log, of every queue: what a follower needs for `reset`."""
+        """The first queue offset of every queue that is still in the log: a follower needs them for `reset`."""
         return {queue.key: queue.first_at(self.log.start) for queue in self.queues.loaded()}
 
-    # What control records tell of queues. It is in memory only, as long as the store is open: whoever keeps the tables
-    # that are made of those records tells all of it after each start, and anew after what takes some of them back. A
-    # master tells what is not confirmed as well, before it puts anything.
+    # Overrides: deletions and queue offsets from control records, in memory only. The broker, which keeps the tables of
+    # these records, sets all overrides after each start, and again after a truncation of some of the records. A master
+    # also sets those of unconfirmed records, before its first append.
 
     def drop_topic(self, topic: str, below: int) -> None:
-        """Show no record of the topic below this offset of the log any more; queue offsets go on where they were."""
-        self.queues.hidden[topic] = max(below, self.queues.hidden.get(topic, 0))
+        """Hide all records of the topic below this offset of the log; its queue offsets continue."""
+        watermarks = self.queues.deletion_watermarks
+        watermarks[topic] = max(below, watermarks.get(topic, 0))
 
     def ensure_next(self, topic: str, queue_id: int, number: int) -> None:
-        """The next record of the queue gets `number` or more: what came before may have left the log long ago.
+        """Give the next record of the queue the queue offset `number` or a higher one.
 
-        A queue that has records here already knows. Raises ValueError for a topic or queue that cannot be.
+        This concerns a queue whose records have left the log; a queue with records knows its next number. Raises
+        ValueError for an impossible topic or queue.
         """
-        self.queues.begin(topic, queue_id, number)
+        self.queues.override_next(topic, queue_id, number)
 
-    def forget_told(self) -> None:
-        """Records that told of queues were undone: what is left is told anew. Raises OSError."""
-        self.queues.forget_told()
+    def clear_overrides(self) -> None:
+        """Forget all deletions and queue offsets from control records. Raises OSError."""
+        self.queues.clear_overrides()
 
-    # Upkeep, flush and checkpoint
+    # Confirming, flushing, checkpoints
 
     def confirm(self, offset: int, until: float = math.inf) -> Confirmed:
-        """Records below `offset` cannot be undone any more: file them in queues and index.
+        """Raise the confirmed offset to `offset` and index the records below it.
 
-        Ends early, after some of it, when it is later than `until` by `time.monotonic`. Never goes back. Raises
-        ValueError above `end` or within a record; OSError.
+        Stops early when `time.monotonic` passes `until`, and at unreadable records. A lower offset changes nothing.
+        Raises ValueError when `offset` lies above `end` or within a record, BadRecords, OSError; nothing is indexed
+        then.
         """
-        return filing.confirm(self, offset, until)
+        return self._indexer.confirm(offset, until)
 
-    # Upkeep, flush and checkpoint
+    def run_periodic_tasks(self, now_ms: int) -> None:
+        """Write out a bounded number of entries and save the recovery point; call it about ten times a second.
 
-    def upkeep(self, now_ms: int) -> None:
-        """Called about ten times a second: writes out a bounded part of what waits in memory, notes how far it is.
-
-        A full disk is no error here; what could not be written is tried again.
+        A full disk is no error: the next call tries again.
         """
-        upkeep.upkeep(self, now_ms)
+        self._checkpointer.run_periodic_tasks(now_ms)
 
     def flush(self, opened: OpenSegment | None = None) -> FlushPoint:
-        """Make the log durable; blocks, may run in another thread. Tell `mark_flushed` what it answers.
+        """Make the log durable; blocks, may run in another thread. `mark_flushed` takes the result.
 
-        `opened`: what the caller keeps open from one call to the next. Raises OSError, after which the store must not
-        be used for writing (`mark_failed`).
+        `opened`: the segment that the caller keeps open between calls. Raises OSError, after which the caller must call
+        `mark_failed`.
         """
         point = FlushPoint(self.log.generation, self.log.end)
-        start = min(self.flushed, point.offset)
+        start = min(self.state.flushed, point.offset)
         if point.offset > start and opened is not None:
             self.log.sync_end(start, point.offset, opened)
         elif point.offset > start:
@@ -294,49 +348,44 @@ class MessageStore:
         return point
 
     def write_ahead(self) -> None:
-        """Called when a flush has begun. Where flushes are small, and so come often, the next ones are made cheaper."""
-        if self.log.end - self.flushed <= SMALL_FLUSH:
+        """Make the next flushes cheaper if flushes are small; call it after the start of a flush."""
+        if self.log.end - self.state.flushed <= SMALL_FLUSH:
             self.log.write_ahead()
 
     def mark_flushed(self, point: FlushPoint) -> int:
-        """Take over what a flush made durable, unless a cut came in between; answers `flushed`."""
-        if point.generation == self.log.generation and point.offset > self.flushed:
-            self.flushed = min(point.offset, self.log.end)
-        return self.flushed
+        """Take over the result of a flush, unless a truncation came in between; returns `flushed`."""
+        state = self.state
+        if point.generation == self.log.generation and point.offset > state.flushed:
+            state.flushed = min(point.offset, self.log.end)
+        return state.flushed
 
-    def damage_heeded(self) -> None:
-        """Who has to know of `damage` has written it down: the next start finds none. Raises OSError."""
-        (self.config.path / "config" / opening.DAMAGED).unlink(missing_ok=True)
+    def acknowledge_damage(self) -> None:
+        """Forget `damage` durably, so that the next start finds none. Raises OSError.
+
+        The caller has recorded the damage durably before.
+        """
+        self._recovery.acknowledge_damage()
 
     def mark_failed(self, error: BaseException) -> None:
-        """After a failed fsync nobody knows what is on the disk: nothing more is taken until it is opened anew."""
-        if self.failed is None or (not self.doubts_disk and _doubts_disk(error)):
-            _log.error("the disk of %s failed: %s", self.config.path, error)
-            self.failed = error
-            # Not flushed, which may fail as well: it is for who reads it before the machine boots anew.
-            upkeep.save_points(self, durable=False, aside=True)
-            self.on_failed()
-
-    @property
-    def doubts_disk(self) -> bool:
-        """Whether the kernel may hold no longer what was written: after any failure but a want of descriptors."""
-        return self.failed is not None and _doubts_disk(self.failed)
+        """Take no more writes: after a failed write or fsync the content of the disk is unknown."""
+        self._checkpointer.mark_failed(error)
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether so much was filed since the last checkpoint that recovery would take its time."""
-        return self.confirmed - self.points.durable > upkeep.CHECKPOINT_BYTES
+        """Recovery would have to read many bytes of the log."""
+        return self._checkpointer.due
 
     def checkpoint(self) -> Checkpoint:
-        """Write everything out and tell what must be made durable so that recovery after a power loss starts here.
-
-        `run` it, in any thread, then tell `checkpointed`.
-        """
-        return upkeep.checkpoint(self)
+        """Write everything out; returns a checkpoint for `run`, in any thread, and then `checkpointed`."""
+        return self._checkpointer.checkpoint()
 
     def checkpointed(self, done: Checkpoint) -> None:
-        """Note a checkpoint that has run; what a cut came between counts for nothing."""
-        upkeep.checkpointed(self, done)
+        """Record a checkpoint that has run. It does not count when a truncation came in between."""
+        self._checkpointer.checkpointed(done)
+
+    def set_background_writer(self, writer: Callable[[Callable[[], None]], None] | None) -> None:
+        """Set the function that runs writes of small files that no caller waits for; None: write at once."""
+        self._checkpointer.set_background_writer(writer)
 
     # Reading: confirmed records only
 
@@ -349,52 +398,66 @@ class MessageStore:
         max_bytes: int,
         tag_hashes: frozenset[int] | None = None,
         record_filter: Callable[[Record], bool] | None = None,
+        enough: Callable[[], bool] | None = None,
     ) -> Got:
-        """Messages of a queue from `offset`, as a pull answers them; statuses as RocketMQ's `getMessage`.
+        """Read messages of a queue from `offset`. Source of the statuses: `DefaultMessageStore.getMessage`.
+
+        `enough` is asked before each further record that `record_filter` would look at; True ends the read there, with
+        what was found and the offset to go on from.
 
         An offset above `max` that unconfirmed records may yet reach is "nothing yet", never "moved" (rule 9). Raises
         OSError.
         """
-        return reading.get(self, topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter)
+        return self._reader.get(topic, queue_id, offset, max_count, max_bytes, tag_hashes, record_filter, enough)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first queue offset whose record is still there; 0 for a queue that is not."""
-        queue = self.queues.find(topic, queue_id)
-        return 0 if queue is None else queue.min_at(self.queues.shown_from(topic, self.log.start))
+        """The first queue offset whose record is still there; 0 for an unknown queue."""
+        return self._reader.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset after the last confirmed record; 0 for a queue that is not there."""
+        """The queue offset after the last confirmed record; 0 for an unknown queue."""
         queue = self.queues.find(topic, queue_id)
         return 0 if queue is None else queue.max
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next record gets, unconfirmed ones counted."""
+        """The queue offset of the next record, after unconfirmed ones too."""
         queue = self.queues.find(topic, queue_id)
         return 0 if queue is None else queue.next
 
     def offset_at_time(self, topic: str, queue_id: int, ms: int) -> int:
-        """The first queue offset whose record was stored at `ms` or later; the max offset when there is none."""
-        return reading.offset_at_time(self, topic, queue_id, ms)
+        """The first queue offset whose record was stored at `ms` or later; the max offset without one."""
+        return self._reader.offset_at_time(topic, queue_id, ms)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """When the record was stored (ms); -1 when there is no such record."""
-        return reading.store_time(self, topic, queue_id, offset)
+        """Store time (ms) of a record; -1 without such a record."""
+        return self._reader.store_time(topic, queue_id, offset)
 
     def record(self, phys: int) -> Record:
-        """The confirmed record at an offset of the log. Raises OffsetGone, or BadRecords when none begins there."""
-        return reading.record(self, phys)
+        """The confirmed record at an offset of the log.
+
+        Raises OffsetGone, BadRecords when none begins there, OSError.
+        """
+        return self._reader.record(phys)
 
     def query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool = False
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin_ms: int,
+        end_ms: int,
+        unique: bool = False,
+        max_bytes: int = 1 << 62,
     ) -> list[Record]:
         """Records of a topic with that key, stored between the two times (ms), newest first.
 
-        `unique`: only the clients' unique key counts, otherwise also the words of KEYS.
+        `unique`: only the unique key of the client counts, otherwise also the words of KEYS. The query ends once the
+        records that it has read have `max_bytes` bytes.
         """
-        return reading.query(self, topic, key, max_num, begin_ms, end_ms, unique)
+        return self._reader.query(topic, key, max_num, begin_ms, end_ms, unique, max_bytes)
 
     def topics_queues(self) -> dict[str, list[int]]:
-        """The queues that have a confirmed record or had one, by topic."""
+        """The queues that have or had a confirmed record, by topic."""
         found: dict[str, list[int]] = {}
         for queue in self.queues.loaded():
             if queue.max > 0:
@@ -402,7 +465,7 @@ class MessageStore:
         return {topic: sorted(numbers) for topic, numbers in found.items()}
 
     def next_offsets(self) -> dict[str, dict[int, int]]:
-        """By topic and queue what the next record gets, unconfirmed ones counted; of queues that have or had some."""
+        """The queue offset of the next record by topic and queue, of all queues that have or had a record."""
         found: dict[str, dict[int, int]] = {}
         for queue in self.queues.loaded():
             if queue.next > 0:
@@ -411,63 +474,75 @@ class MessageStore:
 
     def walk(self, start: int, stop: int | None = None) -> Iterator[Record]:
         """Every record of [start, stop), by default up to `confirmed`. Raises OffsetGone, BadRecords."""
-        stop = self.confirmed if stop is None else stop
+        stop = self.state.confirmed if stop is None else stop
         for _, data in self.log.chunks(max(start, self.log.start), stop):
-            yield from reading.records(data)
+            yield from decode_records(data)
 
     def unconfirmed_control(self) -> list[bytes]:
-        """Bodies of the control records that are not confirmed yet, in the order of the log. Raises BadRecords;
-        ValueError where not even the border of a record is left; OSError."""
-        found = [item for batch in self.tail.batches for item in batch.control if item[0] >= self.confirmed]
-        for start, stop in self.tail.gaps(self.confirmed, self.log.end):
+        """Bodies of the unconfirmed control records, in the order of the log.
+
+        Raises BadRecords, ValueError when not even a record boundary is readable, OSError.
+        """
+        confirmed = self.state.confirmed
+        found = [item for batch in self.unconfirmed.batches for item in batch.control if item[0] >= confirmed]
+        for start, stop in self.unconfirmed.gaps(confirmed, self.log.end):
             for offset, data in self.log.chunks(start, stop):
-                found += filing.parse_own(self, offset, data, keys=False).control
+                found += self._indexer.read_batch(offset, data, keys=False).control
         return [body for _, body in sorted(found)]
 
     def read_bytes(self, at: int, max_bytes: int) -> bytes:
-        """Confirmed bytes from any offset, of one segment, fewer at its end. Raises OffsetGone below `start`."""
+        """Confirmed bytes of one segment from any offset, fewer at its end.
+
+        Raises OffsetGone below `start`, OSError.
+        """
+        confirmed = self.state.confirmed
         if at < self.log.start:
-            raise OffsetGone(at, self.log.start, self.confirmed)
-        return (
-            self.log.read(at, max(0, min(max_bytes, self.confirmed - at, self.log.room(at))))
-            if at < self.confirmed
-            else b""
-        )
+            raise OffsetGone(at, self.log.start, confirmed)
+        if at >= confirmed:
+            return b""
+        return self.log.read(at, max(0, min(max_bytes, confirmed - at, self.log.room(at))))
 
     # Damage
 
-    def check(self, at: int, max_bytes: int) -> int:
-        """Look at the confirmed records from the border `at` on, about `max_bytes` of them; answers the next border.
+    def verify(self, at: int, max_bytes: int) -> int:
+        """Verify about `max_bytes` of confirmed records from the boundary `at` on; returns the next boundary.
 
-        Raises BadRecords with the offset of the first that is damaged, OffsetGone, OSError.
+        Raises BadRecords with the offset of the first damaged record, OffsetGone, OSError.
         """
-        return soundness.check(self, at, max_bytes)
+        return self._scrubber.verify(at, max_bytes)
 
-    def sound_bytes(self, at: int, max_bytes: int) -> bytes:
-        """What `check` has looked at, for another member that lacks it. Raises as `check`."""
-        return soundness.sound_bytes(self, at, max_bytes)
+    def verified_bytes(self, at: int, max_bytes: int) -> bytes:
+        """The bytes that `verify` covers, for another member. Raises as `verify`."""
+        return self._scrubber.verified_bytes(at, max_bytes)
 
-    def mend(self, at: int, data: bytes) -> None:
-        """Put what another member holds from `at` on in the place of what the disk has lost, durably; it blocks.
+    def repair(self, at: int, data: bytes) -> None:
+        """Overwrite the log from `at` on with another member's bytes, durably; blocks on the disk.
 
-        Confirmed bytes are the same for all members, so nothing else changes. Raises ValueError when it is not
-        confirmed here, BadRecords when `data` is not sound, whole records for that place, OSError.
+        All members have the same confirmed bytes, so nothing else changes. Raises ValueError when the range is not
+        confirmed, BadRecords when `data` are not whole, valid records of that place, OSError.
         """
-        soundness.mend(self, at, data)
+        self._scrubber.repair(at, data)
         try:
-            filing.fill_in(self, at, data)
+            self._indexer.fill_in(at, data)
         except OSError as error:
-            filing.complain(self, "mended records stay unseen until a start files all queues anew", error)
+            self.warnings.warn("repaired records stay hidden until a start rebuilds all queues", error)
 
     # Retention
 
     def disk(self) -> DiskUsage:
-        """The file system of the log."""
-        return retention.disk_usage(self.log.directory)
+        """Usage of the file system of the log. Raises OSError."""
+        return disk_usage(self.log.directory)
 
     def expire(self, now_ms: int, keep_from: int | None = None) -> int:
-        """Remove what retention no longer keeps, never what lies at or above `keep_from`; answers the new `start`.
+        """Remove expired segments, none at or above `keep_from`; returns the new `start`. Call it about every 10 s.
 
-        Call it about every 10 s. Raises OSError.
+        Raises OSError.
         """
-        return retention.expire(self, now_ms, keep_from)
+        return self._retention.expire(now_ms, keep_from)
+
+    def remove_before(self, offset: int) -> None:
+        """Remove the segments below `offset`, the first offset of a segment, and what refers only to them.
+
+        Raises OSError.
+        """
+        self._retention.remove_before(offset)

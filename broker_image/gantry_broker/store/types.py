@@ -1,4 +1,4 @@
-"""The words of the store: what is put in, what comes out."""
+"""The values that go into the store and come out of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantry_broker.settings import BrokerSettings
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Where a store is and how it behaves. `store_host` is the (IP address, port) that records and ids name."""
+    """Path and settings of a store. `store_host` is the (IP address, port) that records and message ids contain."""
 
     path: Path
     settings: BrokerSettings = field(default_factory=BrokerSettings)
@@ -22,10 +22,10 @@ class StoreConfig:
 
 @dataclass(slots=True)
 class Put:
-    """A message to store. Hosts are packed (8 or 20 bytes), `properties` is the stored form.
+    """A message to store. Hosts are packed (8 or 20 bytes); `properties` has the stored form.
 
-    `tags_hash` is the tag code of the queue's entry and `keys` is what the index files it under (unique key first),
-    as `records.tags_code` and `records.index_keys` tell them; the caller has them at hand.
+    `tags_hash` is the tag code of the queue's entry, `keys` are the index keys (unique key first): the results of
+    `record_reader.tags_code` and `record_reader.index_keys`, which the caller already has.
     """
 
     topic: str
@@ -43,7 +43,7 @@ class Put:
 
 
 class Stored(NamedTuple):
-    """Where a message went. A half message (type 4) or rollback has queue offset 0 and no place in the queue."""
+    """The place of a stored message. A half message (type 4) or a rollback has queue offset 0 and no queue entry."""
 
     phys_offset: int
     size: int
@@ -51,19 +51,22 @@ class Stored(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """What a move of the confirmed offset brought: queues that grew, and control records (offset, body) in order."""
+    """The result of `confirm`.
+
+    `available`: queues with new messages, as (topic, queue); `control`: control records (offset, body) in order.
+    """
 
     offset: int
-    grew: list[tuple[str, int]]
+    available: list[tuple[str, int]]
     control: list[tuple[int, bytes]]
 
 
 @dataclass(slots=True)
 class Got:
-    """The answer to a read of a queue. `data` is the records as they lie on disk, `next_offset` where to go on.
+    """The result of a read of a queue. `data` are the records as on disk; the next read starts at `next_offset`.
 
-    `damaged`: where in the log the wanted record lies, when the disk no longer holds it as it was written; it is never
-    given to anybody. -1: nothing of the kind.
+    `damaged`: the offset in the log of a record that the disk no longer holds as written, which no read returns; -1 for
+    none.
     """
 
     status: GetStatus
@@ -76,7 +79,10 @@ class Got:
 
 
 class FlushPoint(NamedTuple):
-    """What a flush has made durable: the log of this generation (it grows with every cut) up to this offset."""
+    """The result of a flush: the log of this generation is durable up to this offset.
+
+    Truncations raise the generation.
+    """
 
     generation: int
     offset: int
@@ -84,9 +90,9 @@ class FlushPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Recovery cut the log at `at`, below what had been flushed or confirmed: acknowledged records are gone.
+    """Recovery truncated the log at `at`, below what had been flushed or confirmed: acknowledged records are gone.
 
-    The caller must not count this disk as one that holds what it once acknowledged (rule 16).
+    The caller must not count this disk as a holder of what it once acknowledged (rule 16).
     """
 
     at: int
@@ -96,7 +102,7 @@ class Damage:
 
 
 class DiskUsage(NamedTuple):
-    """Bytes of the file system that holds the store, without those reserved for others; `ratio`: the used part."""
+    """Bytes of the store's file system without the reserved blocks; `ratio` is the used part, 0 to 1."""
 
     total: int
     free: int

@@ -65,13 +65,14 @@ class Analytics(Model):
     )
     output: ReportOutput = Field(default_factory=lambda: ReportOutput(), description="Where reports lie.")
     image: str | None = Field(
-        None, description="Image with Spark; left out: the one named by the operator's chart.", min_length=1,
-        max_length=512,
+        None, description="Image with Spark; left out: the one named by the operator's chart. Another one has to be "
+        "allowed there (image.allowed).", min_length=1, max_length=512,
     )  # fmt: skip
     sparkConf: dict[Annotated[str, Field(max_length=256)], str] = Field(
         default_factory=dict,
         max_length=256,
-        description="Spark configuration, passed on as it is: spark.sql.shuffle.partitions: '8'.",
+        description="Spark settings that tune, such as spark.sql.shuffle.partitions: '8'. Others are refused unless "
+        "the operator's chart allows them (analytics.allowedSparkConf).",
     )
     reportsHistory: int = Field(10, ge=1, le=1000, description="How many reports are kept.")
 

@@ -74,4 +74,6 @@ class Placement(Model):
     topologySpread: list[TopologySpread] = Field(
         default_factory=list, description="Further spreading of each group, for example over racks.", max_length=8
     )
-    priorityClassName: str | None = Field(None, description="Priority of the pods.", max_length=253)
+    priorityClassName: str | None = Field(
+        None, description="Priority of the pods; none of Kubernetes' own (system-...).", max_length=253
+    )

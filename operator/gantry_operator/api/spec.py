@@ -217,8 +217,8 @@ class BrokerClusterSpec(Model):
         description="CPU and memory of each broker.",
     )
     image: str | None = Field(
-        None, description="Image of brokers and NameServers; left out: the one named by the operator's chart.",
-        min_length=1, max_length=512,
+        None, description="Image of brokers and NameServers; left out: the one named by the operator's chart. Another "
+        "one has to be allowed there (image.allowed).", min_length=1, max_length=512,
     )  # fmt: skip
     imagePullPolicy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="When nodes pull the image."
@@ -229,6 +229,11 @@ class BrokerClusterSpec(Model):
     placement: Placement = Field(default_factory=lambda: Placement(), description="Where the pods run.")
     failover: Failover = Field(default_factory=lambda: Failover(), description="When another member becomes master.")
     external: External | None = Field(None, description="Addresses for clients outside Kubernetes.")
+    metricsNeedToken: bool = Field(
+        False,
+        description="Whether the brokers' /metrics, which names topics and groups, wants the admin token, as all else "
+        "of their HTTP interface but health does.",
+    )
     reclaim: Literal["Retain", "Delete"] = Field(
         "Retain", description="Whether volumes stay (Retain) or go (Delete) when the resource is deleted."
     )

@@ -33,6 +33,9 @@ SourceArgument = Annotated[
         show_default=False,
     ),
 ]
+TokenOption = Annotated[
+    Path | None, typer.Option(help="Holds the brokers' admin token. Left out: the file of a local cluster.")
+]
 _Done = TypeVar("_Done")
 
 
@@ -45,6 +48,14 @@ class Source:
     brokers: tuple[str, ...] = ()
     cluster: str = ""
     folder: Path | None = None
+
+    def token_file(self, given: Path | None) -> str | None:
+        """The file with the brokers' admin token: the one given, or that of a local cluster."""
+        from gantry_operator.platforms.local.folder import ClusterFolder
+
+        if given is not None:
+            return str(given)
+        return None if self.folder is None else str(ClusterFolder(self.folder).token_file)
 
     @property
     def out(self) -> str:
@@ -161,7 +172,7 @@ def analyze(
     tombstones: Annotated[str, typer.Option(help="How long compaction would keep tombstones.")] = "24h",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Hot keys of each topic.")] = 20,
     rate: Annotated[int, typer.Option(min=0, help="Bytes a second read from brokers; 0: no limit.")] = 0,
-    token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
+    token_file: TokenOption = None,
     memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
     timeout: Annotated[float, typer.Option(help="Kubernetes: seconds to wait for the run.")] = 1800.0,
     directory: DirOption = None,
@@ -191,7 +202,7 @@ def analyze(
         tombstone_hours=_hours(tombstones, "--tombstones"),
         top=top,
         rate=rate,
-        token_file=None if token_file is None else str(token_file),
+        token_file=found.token_file(token_file),
     )
     from gantry_spark.report import preflight, run
 
@@ -272,7 +283,7 @@ def compact(
         str | None,
         typer.Option(help="The time from which tombstones' age is counted, as a report's asOf. Default: now."),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="Holds the brokers' admin token.")] = None,
+    token_file: TokenOption = None,
     memory: Annotated[str, typer.Option(help="Memory of Spark's JVM.")] = "1g",
     directory: DirOption = None,
     output: OutputOption = Output.text,
@@ -289,7 +300,7 @@ def compact(
         found,
         tombstone_hours=_hours(tombstones, "--tombstones"),
         now_ms=None if as_of is None else _as_of(as_of),
-        token_file=None if token_file is None else str(token_file),
+        token_file=found.token_file(token_file),
     )
     from gantry_spark.compact import check_compaction
     from gantry_spark.compact import compact as run_compact
@@ -367,9 +378,11 @@ def _save(page: bytes, path: Path) -> Path:
 def _fetched(name: str | None, context: str | None, namespace: str | None, copy: Path | None) -> Path:
     import asyncio
 
-    from gantry_operator.platforms.local.folder import state_home
+    from gantry_operator.platforms.local.folder import make_private, state_home
 
     cluster, page = asyncio.run(_ondemand().fetch(context, namespace, name, "report.html"))
+    if copy is None:
+        make_private(state_home())
     return _save(page, copy or state_home() / "analytics" / cluster / "report.html")
 
 

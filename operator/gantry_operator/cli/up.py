@@ -13,7 +13,13 @@ from typing import IO, Any
 from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.platforms.local import control
-from gantry_operator.platforms.local.folder import ClusterFolder, default_folder, known_clusters, read_json
+from gantry_operator.platforms.local.folder import (
+    ClusterFolder,
+    default_folder,
+    known_clusters,
+    make_private,
+    read_json,
+)
 from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 POLL_S = 0.05
@@ -21,6 +27,7 @@ POLL_S = 0.05
 
 def up(file: Path, directory: Path | None, detach: bool, timeout: float) -> None:
     """Raises CliError. In the foreground it does not return: this process becomes the supervisor."""
+    os.umask(0o077)  # Of the supervisor and of all that it starts, too: their files are for this user alone.
     cluster = _load(file)
     folder = default_folder(cluster.name) if directory is None else ClusterFolder(directory.expanduser().resolve())
     _refuse_foreign(folder, cluster, directory)
@@ -84,7 +91,7 @@ def _refuse_foreign(folder: ClusterFolder, cluster: BrokerCluster, directory: Pa
 def _claim(folder: ClusterFolder) -> IO[str]:
     """The lock, before anything else is written. Raises CliError."""
     try:
-        folder.root.mkdir(parents=True, exist_ok=True)
+        make_private(folder.root)
         return take_lock(folder)
     except AlreadySupervised:
         raise CliError(

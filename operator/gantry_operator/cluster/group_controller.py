@@ -16,6 +16,7 @@ from gantry_broker.replication.types import Cell
 
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_messages import impossible_epoch
 from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.failover.model import FailoverSettings, Report, Switchover, Wait
@@ -61,12 +62,14 @@ class GroupController(ABC):
         self._client = client
         self._settings = settings
         self._clock = clock if clock is not None else StallCompensatedClock()
-        self._member_client = MemberClient(client, platform.token, self.wake, self._clock.now)
+        self._member_client = MemberClient(client, self.wake, self._clock.now)
         self._news = asyncio.Event()
         self._turn = asyncio.Lock()
         self._manual_requests = 0
         """LeaderPreference of persons that wait for their turn."""
         self._problems: dict[str, str] = {}
+        self._unusable_since: dict[int, float] = {}
+        """By member: since when its reports cannot be used."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: dict[int, asyncio.Task[None]] = {}
         self._noticed_at: float | None = None
@@ -251,6 +254,25 @@ class GroupController(ABC):
 
     # ---- inner parts
 
+    def _unusable(self, member: int, recorded: int | None) -> str:
+        """Why nothing may be decided by what a member reports, in words, which are reported too; empty: it may.
+
+        `recorded`: the epoch that is recorded, where one is known.
+        """
+        watch = self.watches[member]
+        why = watch.unusable
+        if not why and watch.report is not None and recorded is not None:
+            why = impossible_epoch(watch.report, recorded)
+        about = f"report-{member}"
+        if why:
+            self._unusable_since.setdefault(member, self._clock.now())
+            if about not in self._problems:  # The value may be another one with each line.
+                self._report_problem(about, f"{watch.name}: {why}")
+        else:
+            self._unusable_since.pop(member, None)
+            self._solved(about)
+        return why
+
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
         """One watch per member of the plan; a watch that died is made anew."""
         wanted = {e.member: e for e in endpoints}
@@ -268,6 +290,8 @@ class GroupController(ABC):
             if report is not None:
                 former[number] = (report, heard_at)
             del self.watches[number], self._following[number]
+            self._unusable_since.pop(number, None)
+            self._solved(f"report-{number}")
         for number, endpoint in wanted.items():
             if number not in self.watches:
                 watch = MemberWatch(endpoint.name, endpoint.http_url, self._client, self.wake, self._clock.now)

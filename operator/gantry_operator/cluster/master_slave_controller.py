@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 
 from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
@@ -185,6 +186,11 @@ class MasterSlaveController(GroupController):
             reach, reach_ms = watch.reach, int((now - watch.reach_at) * 1000)
             if reach == "ok" and age >= settings.detection_ms:
                 reach, reach_ms = "silent", age
+            if self._unusable(e.member, None if cell is None else cell.epoch):
+                # As one that answers nothing: what it said before still counts as the last that is known of it.
+                reach, reach_ms = "silent", int((now - self._unusable_since[e.member]) * 1000)
+                if not watch.unusable:
+                    report = None
             refused = "" if cell is None else self._member_client.refusal(e.member, cell)
             said = (0, 0) if report is None else report.order
             views.append(
@@ -242,6 +248,11 @@ class MasterSlaveController(GroupController):
 
     async def _write(self, obs: Observation, write: Write) -> bool:
         names = {m.report.id: m.name for m in obs.members if m.report is not None}
+        jump = plausible.jump_refusal(write.cell.epoch if self.cell is None else self.cell.epoch, write.cell.epoch)
+        if jump or write.cell.version > plausible.MAX_EPOCH:
+            self._report_problem("record", f"not recorded: {jump or f'version {write.cell.version} is out of range'}")
+            return False
+        self._solved("record")
         if isinstance(write, Promote):
             self._recorded_until = math.inf
         try:

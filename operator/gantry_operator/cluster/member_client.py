@@ -28,6 +28,7 @@ LINE_AFTER_ANSWER_S = 3.0
 """A status line that is newer than the answer must come within this time, else the old one counts again."""
 
 
+JSON: Final = {"content-type": "application/json"}
 _TOKEN: Final = frozenset({401, 403, 503})
 """Status of an answer for want of the right token; the last one: the member cannot read its own."""
 
@@ -46,12 +47,10 @@ class MemberClient:
     def __init__(
         self,
         client: httpx.AsyncClient,
-        token: Callable[[], str | None],
         wake: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
         self._client = client
-        self._token = token
         self._wake = wake
         self._now = now
         self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
@@ -141,7 +140,7 @@ class MemberClient:
             answer = await self._client.post(
                 f"{url}/v1/handover",
                 content=handover_body(target, cell, timeout_ms),
-                headers=self._headers(),
+                headers=JSON,
                 timeout=httpx.Timeout(1.0, read=timeout_ms / 1000 + 1.0),
             )
             if answer.status_code != 200:
@@ -157,7 +156,7 @@ class MemberClient:
             answer = await self._client.post(
                 f"{url}/v1/members/remove",
                 content=RemovalRequest(member=member).model_dump_json(),
-                headers=self._headers(),
+                headers=JSON,
                 timeout=SEND_TIMEOUT_S,
             )
             if answer.status_code != 200:
@@ -180,7 +179,7 @@ class MemberClient:
             answer = await self._client.put(
                 f"{url}/v1/assignment",
                 content=assignment_body(assignment),
-                headers=self._headers(),
+                headers=JSON,
                 timeout=SEND_TIMEOUT_S,
             )
             if answer.status_code != 200:
@@ -207,10 +206,3 @@ class MemberClient:
                 self._underway.pop(member, None)
             self._not_before[member] = (cell, self._now() + again)
             self._wake()
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"content-type": "application/json"}
-        token = self._token()
-        if token:
-            headers["authorization"] = f"Bearer {token}"
-        return headers

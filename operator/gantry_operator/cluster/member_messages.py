@@ -5,49 +5,74 @@ A status line comes from every member each second, so it is read without buildin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, get_args
 
 from gantry_broker.http.models import AssignmentModel, HandoverRequest, MemberRef
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 
-from gantry_operator.failover.model import FollowerView, Report
+from gantry_operator.failover.model import FollowerView, LinkState, Report, Role
+
+ROLES: Final = frozenset(get_args(Role))
+LINKS: Final = frozenset(get_args(LinkState))
 
 
 class BadStatus(ValueError):
-    """A status line that is none."""
+    """A status line that is none, or has a value that no correct member reports."""
 
 
 def report_from(status: dict[str, Any]) -> Report:
-    """The JSON of a `MemberStatus` as a `Report`. Raises BadStatus."""
+    """The JSON of a `MemberStatus` as a `Report`. Raises BadStatus, which names the field and its value."""
     try:
         link = status.get("master_link") or {}
         link_master = link.get("member")
         ask = status.get("ask")
         return Report(
             id=_id(status["member"]),
-            role=status["role"],
-            epoch=int(status["epoch"]),
-            version=int(status["version"]),
-            told_epoch=int(status.get("told_epoch", 0)),
+            role=_word("role", status["role"], ROLES),
+            epoch=plausible.epoch("epoch", status["epoch"]),
+            version=plausible.version("version", status["version"]),
+            told_epoch=plausible.epoch("told_epoch", status.get("told_epoch", 0)),
             proven=bool(status.get("proven", True)),
-            last_epoch=int(status.get("last_epoch", 0)),
-            end=int(status.get("end", 0)),
-            confirmed=int(status.get("confirmed", 0)),
-            in_sync=frozenset(_id(m) for m in status.get("in_sync", ())),
-            ask=None if ask is None else Ask(int(ask["base_version"]), frozenset(_id(m) for m in ask["in_sync"])),
+            last_epoch=plausible.epoch("last_epoch", status.get("last_epoch", 0)),
+            end=plausible.offset("end", status.get("end", 0)),
+            confirmed=plausible.offset("confirmed", status.get("confirmed", 0)),
+            in_sync=_ids("in_sync", status.get("in_sync", ())),
+            ask=None
+            if ask is None
+            else Ask(plausible.version("base_version", ask["base_version"]), _ids("in_sync", ask["in_sync"])),
             followers=tuple(
-                FollowerView(_id(f["member"]), int(f["acked"]), int(f["last_fetch_ms"]))
-                for f in status.get("followers", ())
+                FollowerView(
+                    _id(f["member"]),
+                    plausible.number("acked", f["acked"], -1, plausible.MAX_OFFSET),
+                    plausible.number("last_fetch_ms", f["last_fetch_ms"], 0, plausible.MAX_OFFSET),
+                )
+                for f in plausible.items("followers", status.get("followers", ()), plausible.MAX_MEMBERS)
             ),
-            link=link.get("state", "none"),
+            link=_word("master_link", link.get("state", "none"), LINKS),
             link_master=None if link_master is None else _id(link_master),
-            link_answer_ms=int(link.get("last_answer_ms", -1)),
+            link_answer_ms=plausible.number("last_answer_ms", link.get("last_answer_ms", -1), -1, plausible.MAX_OFFSET),
             parked=bool(status.get("parked", False)),
-            unfit=str(status.get("unfit", "")),
+            unfit=str(status.get("unfit", ""))[: plausible.MAX_TEXT],
             disk_full=bool((status.get("disk") or {}).get("full", False)),
         )
+    except plausible.Implausible as error:
+        raise BadStatus(f"its report cannot be used: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadStatus(f"not a member's status: {type(error).__name__} {error}") from error
+
+
+def impossible_epoch(report: Report, recorded: int) -> str:
+    """Why no correct member of a group whose recorded epoch is `recorded` reports this; empty: it may."""
+    for name, epoch in (
+        ("epoch", report.epoch),
+        ("told_epoch", report.told_epoch),
+        ("last_epoch", report.last_epoch),
+    ):
+        jump = plausible.jump_refusal(recorded, epoch)
+        if jump:
+            return f"its report cannot be used: {name}: {jump}"
+    return ""
 
 
 def assignment_body(assignment: Assignment) -> bytes:
@@ -62,4 +87,16 @@ def handover_body(target: MemberId, cell: Cell, timeout_ms: int) -> bytes:
 
 
 def _id(data: dict[str, Any]) -> MemberId:
-    return MemberId(int(data["member"]), str(data["incarnation"]))
+    return MemberId(
+        plausible.member_number("member", data["member"]), plausible.incarnation("incarnation", data["incarnation"])
+    )
+
+
+def _ids(name: str, data: Any) -> frozenset[MemberId]:
+    return frozenset(_id(m) for m in plausible.items(name, data, plausible.MAX_MEMBERS))
+
+
+def _word(name: str, value: Any, words: frozenset[str]) -> Any:
+    if value not in words:
+        raise plausible.Implausible(f"{name} = {plausible.shown(value)}: must be one of {', '.join(sorted(words))}")
+    return value

@@ -40,6 +40,8 @@ class MemberWatch:
         self.reach_at = self.line_at
         self.problem = ""
         """Why it is not heard, in words."""
+        self.unusable = ""
+        """Why its last line could not be used, though it came; empty: it could."""
         self._client = client
         self._now = now
         self._on_news = on_news
@@ -84,7 +86,12 @@ class MemberWatch:
             status = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise BadStatus(f"{self.url} sent no JSON: {error}") from error
-        report = report_from(status)
+        try:
+            report = report_from(status)
+        except BadStatus as error:
+            self.unusable = str(error)
+            raise
+        self.unusable = ""
         if status.get("name") != self.name:
             raise BadStatus(
                 f"{self.url} belongs to {status.get('name')} of {status.get('cluster')}, not to {self.name}"

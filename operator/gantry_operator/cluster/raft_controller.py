@@ -145,7 +145,8 @@ class RaftController(GroupController):
         found = []
         for e in endpoints:
             watch = self.watches[e.member]
-            answers = watch.reach == "ok" and self.silence_s(e.member) < detection
+            usable = not self._unusable(e.member, None if self._cell is None else self._cell.epoch)
+            answers = watch.reach == "ok" and usable and self.silence_s(e.member) < detection
             if answers and not self._platform.process_state(e.name).gone:
                 found.append(watch)
         return found

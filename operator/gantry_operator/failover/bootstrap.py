@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gantry_broker.protocol import plausible
 from gantry_broker.replication.types import Cell
 
 from gantry_operator.failover.model import Bootstrap, MemberView, Observation, Recover, Report, Wait
@@ -64,6 +65,11 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
         return Wait("recovery-blocked", f"{why}; not every disk of the last in-sync set is there", False)
     best: Report = max(able or heard, key=lambda r: (r.rank, -r.id.member))
     epoch = max(max(r.epoch for r in heard), max(r.told_epoch for r in heard), 0 if known is None else known.epoch)
+    # Without a record the members are compared with each other.
+    said = [max(r.epoch, r.told_epoch) for r in heard if not r.empty]
+    lowest = min(said, default=epoch) if known is None else known.epoch
+    if jump := plausible.jump_refusal(lowest, epoch) or plausible.jump_refusal(epoch, epoch + LEAP):
+        return Wait("recover", f"{why}; what the members report cannot be of one group: {jump}", False)
     version = max(max(r.version for r in heard), 0 if known is None else known.version)
     in_sync = frozenset(r.id for r in able) | {best.id}
     return Recover(Cell(epoch + LEAP, version + LEAP, best.id, in_sync), f"{why}; member {best.id.member} leads")

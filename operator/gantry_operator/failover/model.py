@@ -13,6 +13,9 @@ from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
 Reach = Literal["ok", "refused", "silent"]
 """Outcome of the present attempt to hear a member: a line came; nobody listens there; nothing comes back."""
 
+Role = Literal["Master", "Slave", "Candidate", "Waiting"]
+"""What a member says that it is."""
+
 LinkState = Literal["none", "connected", "refused", "silent"]
 """The master as a follower sees it."""
 
@@ -46,7 +49,7 @@ class Report:
     """The last line of a member's status stream."""
 
     id: MemberId
-    role: Literal["Master", "Slave", "Candidate", "Waiting"]
+    role: Role
     epoch: int = 0
     version: int = 0
     told_epoch: int = 0

@@ -18,31 +18,45 @@ class BrokerAddresses:
 
     port: int
     http_port: int
+    replication_port: int
+    replication_address: str
+    """Where the group's other members reach it; `member_address` and `group_address` are for clients."""
     member_address: str
     group_address: str
     group_port: int | None = None
     """Local mode: bound while it is master. In Kubernetes the group's Service does that."""
     listener_addresses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By NameServer listener: {"external": {"group": "h:p", "member": "h:p"}}."""
+    http_hosts: Sequence[str] = ()
+    """Names by which others call its HTTP interface."""
 
 
 def name_server_config(
+    cluster: BrokerCluster,
     server: NameServerPlan,
     *,
     listen_host: str,
     port: int,
+    registration_port: int,
+    token_file: Path,
     http_port: int | None = None,
     data_dir: Path | None = None,
     listeners: Mapping[str, int] | None = None,
+    http_hosts: Sequence[str] = (),
 ) -> NameServerConfig:
-    """The config of one NameServer. `listeners`: port by name of each further listener."""
+    """The config of one NameServer. `listeners`: port by name of each further listener. `http_hosts`: names by which
+    others call its HTTP interface."""
     return NameServerConfig(
         name=server.name,
         listen_host=listen_host,
         port=port,
         http_port=http_port,
+        http_hosts=list(http_hosts),
         data_dir=data_dir,
         listeners=[Listener(name=n, port=p) for n, p in sorted((listeners or {}).items())],
+        cluster=cluster.name,
+        registration_port=registration_port,
+        token_file=token_file,
     )
 
 
@@ -54,13 +68,14 @@ def broker_config(
     listen_host: str,
     data_dir: Path,
     name_servers: Sequence[str],
-    token_file: Path | None = None,
+    registration_addresses: Sequence[str],
+    token_file: Path,
     memory_limit_bytes: int | None = None,
     raft_members: Mapping[int, str] | None = None,
 ) -> BrokerConfig:
-    """The config of one broker. `name_servers` are their addresses as the broker reaches them.
+    """The config of one broker. `name_servers` are their addresses for clients, `registration_addresses` for brokers.
 
-    `raft_members`: in mode Raft the member address of every member of the group, by number.
+    `raft_members`: in mode Raft the replication address of every member of the group, by number.
     """
     spec = cluster.spec
     return BrokerConfig(
@@ -74,12 +89,17 @@ def broker_config(
         listen_host=listen_host,
         port=addresses.port,
         http_port=addresses.http_port,
+        http_hosts=list(addresses.http_hosts),
         group_port=addresses.group_port,
+        replication_port=addresses.replication_port,
+        replication_address=addresses.replication_address,
         member_address=addresses.member_address,
         group_address=addresses.group_address,
         listener_addresses={k: dict(v) for k, v in addresses.listener_addresses.items()},
         name_servers=list(name_servers),
+        registration_addresses=list(registration_addresses),
         token_file=token_file,
+        metrics_need_token=spec.metricsNeedToken,
         replication=spec.replication,
         min_in_sync=spec.minInSyncReplicas,
         flush=spec.flush,

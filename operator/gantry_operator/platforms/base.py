@@ -79,10 +79,6 @@ class Platform(Protocol):
 
     def process_state(self, name: str) -> ProcessState: ...
 
-    def token(self) -> str | None:
-        """The admin token of the members' HTTP interface; None: it is open."""
-        ...
-
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Move the address that clients use to this member.
 

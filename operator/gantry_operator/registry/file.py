@@ -84,13 +84,13 @@ def sync_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
-    """Replace a file so that readers see the old or the new text. Raises OSError.
+    """Replace a file so that readers, of this user alone, see the old or the new text. Raises OSError.
 
     Not synced it may be empty after a power loss: for what only the life of this machine gives a meaning. A sync waits
     for whatever else the disk has to do, which during a failover is what clients wait for.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(text)
         if sync:
             file.flush()

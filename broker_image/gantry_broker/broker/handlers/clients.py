@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from gantry_broker.broker.clients import Client, Subscription
+from gantry_broker.broker.clients import Client, Subscription, TooManyClients, heartbeat_fault
 from gantry_broker.broker.faults import Answer
 from gantry_broker.broker.sql92 import FilterSyntaxError
 from gantry_broker.broker.topics import group_fault
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker
     from gantry_broker.remoting.connection import Connection
 
-MAX_GROUPS = 1_000
-"""Groups of one client in one heartbeat."""
-
 
 def _language(code: int) -> str:
     try:
@@ -35,16 +32,20 @@ def _language(code: int) -> str:
 
 @handles(RequestCode.HEART_BEAT)
 def heartbeat(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    beat = Heartbeat.from_json(json_body(frame, "heartbeat"))
-    if len(beat.consumers) + len(beat.producers) > MAX_GROUPS:
-        raise Answer(
-            ResponseCode.SYSTEM_ERROR,
-            f"heartbeat names {len(beat.consumers) + len(beat.producers)} groups; at most {MAX_GROUPS} are accepted",
-        )
+    value = json_body(frame, "heartbeat")
+    fault = heartbeat_fault(value)
+    if fault is not None:
+        raise Answer(ResponseCode.SYSTEM_ERROR, fault)
+    beat = Heartbeat.from_json(value)
     for name in [c.group for c in beat.consumers] + beat.producers:
         fault = group_fault(name)
         if fault is not None:
             raise Answer(ResponseCode.SYSTEM_ERROR, f"heartbeat.groupName: {fault}")
+    try:
+        broker.clients.admit(conn, {data.group: data.subscriptions for data in beat.consumers}, beat.producers)
+    except TooManyClients as error:
+        raise Answer(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    known = broker.group_configs(dict.fromkeys(data.group for data in beat.consumers))
     client = Client(
         conn,
         beat.client_id,
@@ -54,10 +55,8 @@ def heartbeat(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         broker.now_ms(),
     )
     for data in beat.consumers:
-        config = broker.group_config(data.group)
-        if config is None:
+        if data.group not in known:
             continue
-        broker.ensure_retry_topic(config)
         changed = broker.clients.heartbeat_consumer(
             data.group,
             client,

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gantry_broker.broker.clients import Client, Link
 from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.handlers.table import handles, json_body, ok
+from gantry_broker.broker.handlers.table import handles, json_body, json_object, ok
+from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
 from gantry_broker.broker.topics import group_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ConsumeOffset, SubscriptionGroup, consume_stats_to_json
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
 
 ASK_S: Final = 5.0
+QUEUES_AT_ONCE: Final = 100
+"""Queues of a table that are written in one step."""
+MAX_ANSWER: Final = 8 << 20
+"""Bytes of an answer about all groups: a client takes frames of 16 MiB."""
 
 
 def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
@@ -54,6 +60,7 @@ def checked_group(config: SubscriptionGroup) -> SubscriptionGroup:
 @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
 async def create_group(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     config = checked_group(SubscriptionGroup.from_json(json_body(frame, "subscriptionGroupConfig")))
+    broker.may_create(groups=[config.name], on_demand=False)
     await broker.change_and_wait({"groups": [config.to_json()]})
     return ok(frame)
 
@@ -64,23 +71,20 @@ async def create_groups(broker: Broker, conn: Connection, frame: Frame) -> Frame
     items = value.get("groupConfigList") if isinstance(value, dict) else None
     if not isinstance(items, list) or not items:
         raise BodyError("the body's groupConfigList is absent; a list of group configurations is expected")
+    if len(items) > MAX_TOPICS_AT_ONCE:
+        raise BodyError(f"the body's groupConfigList has {len(items)} groups, the limit is {MAX_TOPICS_AT_ONCE}")
     groups = [checked_group(SubscriptionGroup.from_json(item)) for item in items]
+    broker.may_create(groups=[g.name for g in groups], on_demand=False)
     await broker.change_and_wait({"groups": [g.to_json() for g in groups]})
     return ok(frame)
 
 
 @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-def all_groups(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def all_groups(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     tables = broker.meta.working
-    return ok(
-        frame,
-        body=orjson.dumps(
-            {
-                "dataVersion": tables.group_version.to_json(),
-                "subscriptionGroupTable": {name: group.to_json() for name, group in tables.groups.items()},
-            }
-        ),
-    )
+    version = orjson.dumps(tables.group_version.to_json())
+    table = await json_object(broker, tables.groups, SubscriptionGroup.to_json)
+    return ok(frame, body=b'{"dataVersion":' + version + b',"subscriptionGroupTable":' + table + b"}")
 
 
 @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
@@ -135,10 +139,11 @@ def producer_connections(broker: Broker, conn: Connection, frame: Frame) -> Fram
 
 
 @handles(RequestCode.GET_ALL_PRODUCER_INFO)
-def all_producers(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def all_producers(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     now, unix = broker.now_ms(), broker.unix_ms()
-    table = {
-        group: [
+
+    def to_json(members: dict[Link, Client]) -> list[dict[str, Any]]:
+        return [
             {
                 "clientId": c.client_id,
                 "remoteIP": f"/{c.address}",  # as Java writes an address
@@ -148,9 +153,8 @@ def all_producers(broker: Broker, conn: Connection, frame: Frame) -> Frame:
             }
             for c in members.values()
         ]
-        for group, members in broker.clients.producers.items()
-    }
-    return ok(frame, body=orjson.dumps({"data": table}))
+
+    return ok(frame, body=b'{"data":' + await json_object(broker, broker.clients.producers, to_json) + b"}")
 
 
 @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
@@ -193,12 +197,12 @@ async def _ask_client(broker: Broker, frame: Frame, group: str, client_id: str |
 # ---- progress and offsets
 
 
-def progress(broker: Broker, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
+async def progress(broker: Broker, group: str, topic: str) -> dict[MessageQueue, ConsumeOffset]:
     config = broker.meta.working.topics.get(topic)
     if config is None:
         return {}
     table = {}
-    for queue_id in range(config.read_queues):
+    async for queue_id in broker.slices.sliced(range(config.read_queues)):
         high = broker.store.max_offset(topic, queue_id)
         at = max(broker.meta.working.offset(topic, group, queue_id), 0)
         last = broker.store.store_time(topic, queue_id, at - 1) if at > 0 else 0
@@ -211,22 +215,33 @@ def _topics_of(broker: Broker, group: str) -> list[str]:
 
 
 @handles(RequestCode.GET_CONSUME_STATS)
-def consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     header = ConsumeStatsHeader.parse(frame)
     topics = [header.topic] if header.topic else _topics_of(broker, header.consumerGroup)
     table: dict[MessageQueue, ConsumeOffset] = {}
     tps = 0.0
     for topic in topics:
-        table.update(progress(broker, header.consumerGroup, topic))
+        table.update(await progress(broker, header.consumerGroup, topic))
         tps += broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{header.consumerGroup}", broker.unix_ms())
-    return ok(frame, body=fastjson.dumps(consume_stats_to_json(table, tps)))
+    return ok(frame, body=await _consume_stats_body(broker, table, tps))
+
+
+async def _consume_stats_body(broker: Broker, table: dict[MessageQueue, ConsumeOffset], tps: float) -> bytes:
+    """Written in slices: a table may have very many queues, whose keys are written one by one."""
+    parts = []
+    items = list(table.items())
+    async for start in broker.slices.sliced(range(0, len(items), QUEUES_AT_ONCE)):
+        part = consume_stats_to_json(dict(items[start : start + QUEUES_AT_ONCE]), tps)["offsetTable"]
+        parts.append(fastjson.dumps(part)[1:-1])
+    head = fastjson.dumps(consume_stats_to_json({}, tps))
+    return head.replace(b'"offsetTable":{}', b'"offsetTable":{' + b",".join(parts) + b"}", 1)
 
 
 @handles(RequestCode.GET_BROKER_CONSUME_STATS)
-def broker_consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def broker_consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     header = BrokerConsumeStatsHeader.parse(frame)
     stats = []
-    total = 0
+    size = total = 0
     topics_of = broker.meta.working.topics_of_groups()
     for group in sorted(broker.meta.working.groups):
         rows = []
@@ -234,13 +249,20 @@ def broker_consume_stats(broker: Broker, conn: Connection, frame: Frame) -> Fram
             config = broker.meta.working.topics.get(topic)
             if config is None or (header.isOrder and not config.order):
                 continue
-            table = progress(broker, group, topic)
+            table = await progress(broker, group, topic)
             total += sum(max(o.broker_offset - o.consumer_offset, 0) for o in table.values())
             tps = broker.stats.tps("GROUP_GET_NUMS", f"{topic}@{group}", broker.unix_ms())
-            rows.append(consume_stats_to_json(table, tps))
-        stats.append({group: rows})
-    body = {"brokerAddr": broker.address, "consumeStatsList": stats, "totalDiff": total}
-    return ok(frame, body=fastjson.dumps(body))
+            rows.append(await _consume_stats_body(broker, table, tps))
+            size += len(rows[-1])
+            if size > MAX_ANSWER:
+                raise Answer(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the answer would have over {MAX_ANSWER} bytes, which is the limit: ask for each group alone",
+                )
+        stats.append(b"{" + fastjson.dumps(group) + b":[" + b",".join(rows) + b"]}")
+    head = fastjson.dumps({"brokerAddr": broker.address, "consumeStatsList": [], "totalDiff": total})
+    body = head.replace(b'"consumeStatsList":[]', b'"consumeStatsList":[' + b",".join(stats) + b"]", 1)
+    return ok(frame, body=body)
 
 
 @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
@@ -260,14 +282,14 @@ def subscription_by_consumer(broker: Broker, conn: Connection, frame: Frame) -> 
 
 
 @handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
-def consume_time_span(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def consume_time_span(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     header = ConsumeTimeSpanHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
         raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
     store = broker.store
     spans = []
-    for queue_id in range(max(config.write_queues, config.read_queues)):
+    async for queue_id in broker.slices.sliced(range(max(config.write_queues, config.read_queues))):
         low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
         at = broker.meta.working.offset(config.name, header.group, queue_id)
         consumed = store.store_time(config.name, queue_id, at - 1) if at > 0 else -1
@@ -286,16 +308,16 @@ def consume_time_span(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 
 @handles(RequestCode.QUERY_CORRECTION_OFFSET)
-def correction_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def correction_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     """The smallest offset that any group has in each queue, of groups not in `filterGroups`."""
     header = CorrectionOffsetHeader.parse(frame)
     skipped = set((header.filterGroups or "").split(","))
     tables = broker.meta.working
     lowest: dict[int, int] = {}
-    for group in tables.groups_of_topic(header.topic):
+    async for group in broker.slices.sliced(tables.groups_of_topic(header.topic)):
         if group in skipped:
             continue
-        for queue_id, offset in tables.offsets[f"{header.topic}@{group}"].items():
+        for queue_id, offset in tables.offsets.get(f"{header.topic}@{group}", {}).items():
             if offset >= broker.store.min_offset(header.topic, queue_id):
                 lowest[queue_id] = min(lowest.get(queue_id, offset), offset)
     if header.compareGroup:
@@ -357,7 +379,7 @@ async def reset_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame
             f"Timestamp: {header.timestamp}",
         )
     table: dict[MessageQueue, int] = {}
-    for queue_id in queues:
+    async for queue_id in broker.slices.sliced(queues):
         now = broker.meta.working.offset(header.topic, header.group, queue_id)
         wanted = _reset_to(broker, header, queue_id)
         if now < 0 or header.isForce or wanted <= now or header.timestamp < 0:
@@ -375,7 +397,7 @@ async def reset_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame
             "isForce": "true" if header.isForce else "false",
         }
         as_list = orjson.dumps({"offsetTable": [_as_item(mq, offset) for mq, offset in table.items()]})
-        for client in list(members.clients.values()):
+        async for client in broker.slices.sliced(list(members.clients.values())):
             told = as_list if client.language in ("CPP", "GO") else body
             client.conn.send(Frame(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, broker.next_opaque(), 2, dict(ext), told))
     return ok(frame, body=body)
@@ -418,8 +440,9 @@ async def consumer_status(broker: Broker, conn: Connection, frame: Frame) -> Fra
 
 
 @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
-def all_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    return ok(frame, body=fastjson.dumps({"offsetTable": broker.meta.working.offsets}))
+async def all_offsets(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    table = await json_object(broker, broker.meta.working.offsets, dict)
+    return ok(frame, body=b'{"offsetTable":' + table + b"}")
 
 
 @handles(RequestCode.GET_ALL_DELAY_OFFSET)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from gantry_broker.broker.creation import MAX_OFFSETS
 from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.metadata import offset_key
 from gantry_broker.broker.topics import group_fault, topic_fault
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
@@ -88,8 +90,17 @@ def update_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Non
     if header.queueId >= max(config.read_queues, config.write_queues):
         raise BadField("queueId", str(header.queueId), f"a queue of topic {header.topic}")
     known = header.consumerGroup in broker.meta.working.groups
-    if not known and not broker.settings.autoCreateSubscriptionGroup:  # it is made when a member comes
+    if not known and not broker.settings.autoCreateSubscriptionGroup:
         raise Answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumerGroup} not exist!")
+    offsets = broker.meta.working.offsets
+    if offset_key(header.topic, header.consumerGroup) not in offsets:
+        if len(offsets) >= MAX_OFFSETS:
+            raise Answer(
+                ResponseCode.SYSTEM_ERROR,
+                f"{len(offsets)} pairs of topic and group have offsets, the limit is {MAX_OFFSETS}: delete some",
+            )
+        if not known:  # it is made when a member comes; until then its offsets count as something new
+            broker.may_create(groups=[header.consumerGroup])
     broker.meta.commit_offset(header.topic, header.consumerGroup, header.queueId, int(header.commitOffset))
     return None if frame.is_oneway else ok(frame)
 

@@ -37,7 +37,7 @@ def query_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     unique = header.uniqueKeyQuery or header.indexType == "U"
     limit = MAX_FOUND if unique else min(max(header.maxNum, 1), MAX_FOUND)
     found = broker.store.query(
-        header.topic, header.key, limit, int(header.beginTimestamp), int(header.endTimestamp), unique
+        header.topic, header.key, limit, int(header.beginTimestamp), int(header.endTimestamp), unique, MAX_BYTES
     )
     if not found:
         raise Answer(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
@@ -60,7 +60,7 @@ def view_message(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 
 @handles(RequestCode.QUERY_CONSUME_QUEUE)
-def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     """What mqadmin's `queryCq` shows: entries of a queue, and what a group subscribes to.
 
     As 4.9.7 without extended queues: `eval` is false, whatever the subscription.
@@ -79,7 +79,8 @@ def query_consume_queue(broker: Broker, conn: Connection, frame: Frame) -> Frame
     entries = []
     offset, wanted = int(header.index), header.count
     while wanted > 0:
-        got = store.get(header.topic, header.queueId, offset, wanted, 4 << 20)
+        await broker.slices.grant()
+        got = store.get(header.topic, header.queueId, offset, wanted, 1 << 20)
         records = decode_records(got.data)
         if not records:
             break

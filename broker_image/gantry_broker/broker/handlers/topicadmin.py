@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.handlers.table import handles, json_body, ok
+from gantry_broker.broker.handlers.table import handles, json_body, json_object, ok
 from gantry_broker.broker.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection
 
 MAX_QUEUES: Final = 4_096
-MAX_TOPICS: Final = 100_000
+MAX_TOPICS_AT_ONCE: Final = 1_000
+"""Topics, or groups, that one request may create."""
 FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
@@ -51,8 +52,6 @@ def checked_topic(broker: Broker, config: TopicConfig) -> TopicConfig:
             raise BadField(name, str(value), f"a whole number from 1 to {MAX_QUEUES}")
     if not 0 <= config.perm <= 7:
         raise BadField("perm", str(config.perm), "2 (write), 4 (read) or 6 (both)")
-    if config.name not in broker.meta.working.topics and len(broker.meta.working.topics) >= MAX_TOPICS:
-        raise Answer(ResponseCode.SYSTEM_ERROR, f"there are {MAX_TOPICS} topics already")
     return config
 
 
@@ -72,7 +71,9 @@ async def create_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         header.order,
         _attributes(header.attributes, dict(known.attributes) if known else {}),
     )
-    await broker.change_and_wait({"topics": [checked_topic(broker, config).to_json()]})
+    checked_topic(broker, config)
+    broker.may_create(topics=[config.name], on_demand=False)
+    await broker.change_and_wait({"topics": [config.to_json()]})
     return ok(frame)
 
 
@@ -98,7 +99,10 @@ async def create_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame
     items = value.get("topicConfigList") if isinstance(value, dict) else None
     if not isinstance(items, list) or not items:
         raise BodyError("the body's topicConfigList is absent; a list of topic configurations is expected")
+    if len(items) > MAX_TOPICS_AT_ONCE:
+        raise BodyError(f"the body's topicConfigList has {len(items)} topics, the limit is {MAX_TOPICS_AT_ONCE}")
     configs = [checked_topic(broker, TopicConfig.from_json(item)) for item in items]
+    broker.may_create(topics=[config.name for config in configs], on_demand=False)
     await broker.change_and_wait({"topics": [c.to_json() for c in configs]})
     return ok(frame)
 
@@ -117,17 +121,20 @@ async def delete_topic(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 
 async def delete_topics(broker: Broker, names: list[str]) -> None:
-    offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in names]
+    wanted = set(names)
+    offsets = [key for key in broker.meta.working.offsets if key.partition("@")[0] in wanted]
     await broker.change_and_wait({"dropTopics": names, "dropOffsets": offsets, "dropData": broker.store.end})
-    for name in names:
-        broker.stats.forget(name)
+    broker.stats.forget(wanted)
 
 
 @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
-def all_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
-    configs = broker.meta.working.configs()
-    configs.topics.pop(CONTROL_TOPIC, None)
-    return ok(frame, body=orjson.dumps(configs.to_json()))
+async def all_topics(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+    tables = broker.meta.working
+    version = orjson.dumps(tables.topic_version.to_json())
+    table = await json_object(
+        broker, {name: topic for name, topic in tables.topics.items() if name != CONTROL_TOPIC}, TopicConfig.to_json
+    )
+    return ok(frame, body=b'{"dataVersion":' + version + b',"topicConfigTable":' + table + b"}")
 
 
 @handles(RequestCode.GET_TOPIC_CONFIG)
@@ -146,14 +153,14 @@ def system_topic_list(broker: Broker, conn: Connection, frame: Frame) -> Frame:
 
 
 @handles(RequestCode.GET_TOPIC_STATS_INFO)
-def topic_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
+async def topic_stats(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     header = TopicStatsHeader.parse(frame)
     config = broker.meta.working.topics.get(header.topic)
     if config is None:
         raise Answer(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic[:255]}] not exist")
     store = broker.store
     table = {}
-    for queue_id in range(max(config.write_queues, config.read_queues)):
+    async for queue_id in broker.slices.sliced(range(max(config.write_queues, config.read_queues))):
         low, high = store.min_offset(config.name, queue_id), store.max_offset(config.name, queue_id)
         last = store.store_time(config.name, queue_id, high - 1) if high > low else 0
         table[MessageQueue(config.name, broker.config.group, queue_id)] = TopicOffset(low, high, max(last, 0))
@@ -196,8 +203,8 @@ async def clean_unused(broker: Broker, conn: Connection, frame: Frame) -> Frame:
         and not is_system_topic(name)
         and any(store.min_offset(name, queue) < store.max_offset(name, queue) for queue in queues)
     ]
-    if unused:
-        await delete_topics(broker, unused)
+    for start in range(0, len(unused), MAX_TOPICS_AT_ONCE):
+        await delete_topics(broker, unused[start : start + MAX_TOPICS_AT_ONCE])
     return ok(frame)
 
 

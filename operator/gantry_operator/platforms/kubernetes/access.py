@@ -20,7 +20,7 @@ def service_account(cluster: BrokerCluster) -> dict[str, Any]:
 
 
 def admin_secret(cluster: BrokerCluster, token: str) -> dict[str, Any]:
-    """The token that the brokers' HTTP interface asks of whoever changes something."""
+    """The token of the brokers' HTTP interface, by which brokers and NameServers also prove who they are."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -40,11 +40,16 @@ def token_of(secret: dict[str, Any]) -> str | None:
 
 
 def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str, Any]:
-    """Clients reach the remoting ports; HTTP is for the cluster itself, the operator and whoever is marked."""
+    """Clients reach the remoting ports, members alone the ports between them; HTTP is for the cluster itself, the
+    operator, and pods and namespaces with a label."""
     everybody = [
         {"protocol": "TCP", "port": p}
         for p in (names.NAME_SERVER_PORT, names.NAME_SERVER_EXTERNAL_PORT, names.BROKER_PORT)
     ]
+    between = [
+        {"protocol": "TCP", "port": p} for p in (names.NAME_SERVER_REGISTRATION_PORT, names.BROKER_REPLICATION_PORT)
+    ]
+    brokers = {"podSelector": {"matchLabels": names.selector(cluster.name, names.BROKER)}}
     http = [{"protocol": "TCP", "port": p} for p in (names.BROKER_HTTP_PORT, names.NAME_SERVER_HTTP_PORT)]
     marked = {"matchLabels": {names.MONITORING_LABEL: "true"}}
     return {
@@ -56,6 +61,7 @@ def network_policy(cluster: BrokerCluster, operator_namespace: str) -> dict[str,
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"ports": everybody},
+                {"ports": between, "from": [brokers]},
                 {
                     "ports": http,
                     "from": [

@@ -29,7 +29,7 @@ from gantry_operator.cluster.rolling_change import RollingChange
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import ObservedState
 from gantry_operator.plan import Plan, member_name, plan
-from gantry_operator.platforms.kubernetes import external, metrics, names, nameserver, volumes
+from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
 from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
 from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
@@ -209,6 +209,7 @@ class ClusterController:
             return True
         try:
             cluster = parse_manifest(obj)
+            allowed.check(cluster, self._shared.settings)
         except ManifestError as error:
             found.refused = str(error).replace("\n", "; ")
             if found.refused != self._result.refused:

@@ -28,6 +28,10 @@ class OperatorSettings:
     """Where the operator runs."""
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all."""
+    allowed_images: tuple[str, ...] = ()
+    """Images that clusters may name besides those above; * stands for any text."""
+    allowed_spark_conf: tuple[str, ...] = ()
+    """Keys that `sparkConf` may have besides those that only tune (see `allowed`); * stands for any text."""
 
 
 def image(cluster: BrokerCluster, settings: OperatorSettings) -> str:

@@ -41,19 +41,28 @@ def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Map
         BrokerAddresses(
             port=names.BROKER_PORT,
             http_port=names.BROKER_HTTP_PORT,
+            replication_port=names.BROKER_REPLICATION_PORT,
+            replication_address=_replication_address(cluster, member),
             member_address=f"{member_host(cluster, member)}:{names.BROKER_PORT}",
             group_address=f"{master}:{names.BROKER_PORT}",
             listener_addresses=outside,
+            http_hosts=[
+                *names.host_forms(member_host(cluster, member)),
+                *names.host_forms(names.service_host(names.group_set(cluster.name, member.group), cluster.namespace)),
+            ],
         ),
         listen_host="0.0.0.0",
         data_dir=Path(pods.DATA_DIR),
         name_servers=nameserver.addresses(cluster, plan),
-        token_file=Path(pods.TOKEN_DIR) / pods.TOKEN_KEY,
+        registration_addresses=nameserver.registration_addresses(cluster, plan),
+        token_file=pods.TOKEN_FILE,
         memory_limit_bytes=None if memory is None else int(parse_quantity(memory)),
-        raft_members={
-            m.number: f"{member_host(cluster, m)}:{names.BROKER_PORT}" for m in plan.group(member.group).members
-        },
+        raft_members={m.number: _replication_address(cluster, m) for m in plan.group(member.group).members},
     )
+
+
+def _replication_address(cluster: BrokerCluster, member: MemberPlan) -> str:
+    return f"{member_host(cluster, member)}:{names.BROKER_REPLICATION_PORT}"
 
 
 def objects(
@@ -110,6 +119,12 @@ def _headless(selector: Mapping[str, str]) -> dict[str, Any]:
         "selector": dict(selector),
         "ports": [
             {"name": "remoting", "port": names.BROKER_PORT, "targetPort": "remoting", "protocol": "TCP"},
+            {
+                "name": "replication",
+                "port": names.BROKER_REPLICATION_PORT,
+                "targetPort": "replication",
+                "protocol": "TCP",
+            },
             {"name": "http", "port": names.BROKER_HTTP_PORT, "targetPort": "http", "protocol": "TCP"},
         ],
     }
@@ -136,6 +151,7 @@ def _stateful_set(
     ) | {
         "ports": [
             {"name": "remoting", "containerPort": names.BROKER_PORT, "protocol": "TCP"},
+            {"name": "replication", "containerPort": names.BROKER_REPLICATION_PORT, "protocol": "TCP"},
             {"name": "http", "containerPort": names.BROKER_HTTP_PORT, "protocol": "TCP"},
         ],
         "resources": pods.resources(cluster.spec.resources),
@@ -143,7 +159,7 @@ def _stateful_set(
         "volumeMounts": [
             {"name": "data", "mountPath": pods.DATA_DIR},
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
-            {"name": "admin", "mountPath": pods.TOKEN_DIR, "readOnly": True},
+            pods.token_mount(),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -177,7 +193,7 @@ def _stateful_set(
                     "containers": [container],
                     "volumes": [
                         {"name": "config", "configMap": {"name": name}},
-                        {"name": "admin", "secret": {"secretName": names.admin_secret(cluster.name)}},
+                        pods.token_volume(cluster),
                         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                     ],
                 },

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from gantry_operator.api import LastFailover
 from gantry_operator.cluster.group_controllers import GroupControllers
+from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import QUIET_MS
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
 from gantry_operator.cluster.status import last_failover
@@ -17,7 +18,6 @@ from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.lease_registry import LeaseRegistry
-from gantry_operator.platforms.kubernetes.members import member_client
 from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class KubernetesGroupControllers(GroupControllers):
         self.pods.sync_labels = self._retry_label_sync
         self._events = events
         self._on_news = on_news
-        super().__init__(self.pods, self.registry, member_client(self.pods.token), clock, self.record)
+        super().__init__(self.pods, self.registry, make_client(self.pods.token), clock, self.record)
 
     async def sync_labels(self) -> list[str]:
         """Each master that leads says so by its label. What keeps some of them from it, in words: it keeps no others.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from aiohttp import web
+from gantry_broker import descriptors
+from gantry_broker.http.hosts import AllowedHosts
+from gantry_broker.http.pages import TEXT, Page, PageServer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gantry_operator.platforms.kubernetes import metrics
@@ -19,43 +21,39 @@ class HealthServer:
     """Async context manager."""
 
     def __init__(self, port: int, host: str = "0.0.0.0") -> None:
-        self.port = port
-        self._host = host
         self._caches: Mapping[str, InformerCache] = {}
-        app = web.Application()
-        app.add_routes(
-            [web.get("/livez", self._livez), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
-        )
-        self._runner = web.AppRunner(app, access_log=None)
+        pages = {"/livez": self._livez, "/readyz": self._readyz, "/metrics": self._metrics}
+        self._server = PageServer(pages, host, port, hosts=AllowedHosts(()), most=descriptors.budget().http)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
 
     async def __aenter__(self) -> HealthServer:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        await self._server.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        self._server.close()
 
     def follow(self, caches: Mapping[str, InformerCache]) -> None:
         """From now on these watches must bring something now and then."""
         self._caches = caches
 
-    async def _livez(self, request: web.Request) -> web.Response:
+    def _livez(self) -> Page:
         now = time.monotonic()
         deaf = [k for k, m in self._caches.items() if now - m.heard_at > DEAF_S]
         if deaf:
-            return web.Response(status=500, text=f"nothing was heard of {', '.join(deaf)} for {DEAF_S:.0f} s\n")
-        return web.Response(text="ok\n")
+            said = f"nothing was heard of {', '.join(deaf)} for {DEAF_S:.0f} s\n"
+            return Page(TEXT, said.encode(), "500 Internal Server Error")
+        return Page(TEXT, b"ok\n")
 
-    async def _readyz(self, request: web.Request) -> web.Response:
+    def _readyz(self) -> Page:
         """One that stands by is ready too: it would take over."""
-        return web.Response(text="ok\n")
+        return Page(TEXT, b"ok\n")
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def _metrics(self) -> Page:
         now = time.monotonic()
         for kind, cache in self._caches.items():
             metrics.WATCH_AGE.labels(kind).set(now - cache.heard_at)
-        body = generate_latest(metrics.REGISTRY)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Page(CONTENT_TYPE_LATEST, generate_latest(metrics.REGISTRY))

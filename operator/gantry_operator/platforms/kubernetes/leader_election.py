@@ -9,8 +9,8 @@ own monotonic clock, so clocks need not agree. An operator that ends cleanly rel
 A node that dies may run the leader and also the master of a group. No operator replaces that master before there is a
 new leader. Therefore a standby takes over early if the leader misses renewals and its address does not answer. A slow
 leader keeps its address, because the kernel accepts connections. A leader that the standby cannot reach keeps the Lease
-while it renews. A leader that neither renews nor answers, but lives, can act for `GIVE_UP_S` at most. No message depends
-on that: epochs and the compare-and-swap of each group's Lease protect them.
+while it renews. A leader that neither renews nor answers, but lives, can act for `GIVE_UP_S` at most. No
+message depends on that: epochs and the compare-and-swap of each group's Lease protect them.
 """
 
 from __future__ import annotations

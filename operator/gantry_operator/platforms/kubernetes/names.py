@@ -14,8 +14,12 @@ FIELD_MANAGER = "gantry-operator"
 
 NAME_SERVER_PORT = 9876
 NAME_SERVER_EXTERNAL_PORT = 9877
+NAME_SERVER_REGISTRATION_PORT = 9878
+"""For the cluster's brokers alone."""
 NAME_SERVER_HTTP_PORT = 9880
 BROKER_PORT = 10911
+BROKER_REPLICATION_PORT = 10912
+"""For the other members of the group alone."""
 BROKER_HTTP_PORT = 10921
 
 EXTERNAL = "external"
@@ -69,6 +73,13 @@ def claim(member: str) -> str:
 def service_host(name: str, namespace: str) -> str:
     """Host name of a Service for pods of any namespace, without the cluster's domain, which nobody knows for sure."""
     return f"{name}.{namespace}.svc"
+
+
+def host_forms(host: str) -> list[str]:
+    """All that the name server of Kubernetes takes for `host` ("... .NAMESPACE.svc"): without the ends that pods may
+    leave out, and with the usual domain of a cluster."""
+    short = host.removesuffix(".svc")
+    return [short.rpartition(".")[0], short, host, f"{host}.cluster.local"]
 
 
 def labels(cluster: str, component: str, group: str | None = None) -> dict[str, str]:

@@ -11,19 +11,36 @@ from gantry_operator.platforms.kubernetes.digest import digest
 
 
 def addresses(cluster: BrokerCluster, plan: Plan) -> list[str]:
-    """host:port of each for brokers and clients inside. A Service for each, so that an address outlives its pod."""
-    return [f"{names.service_host(s.name, cluster.namespace)}:{names.NAME_SERVER_PORT}" for s in plan.name_servers]
+    """host:port of each for clients inside. A Service for each, so that an address outlives its pod."""
+    return _at_port(cluster, plan, names.NAME_SERVER_PORT)
+
+
+def registration_addresses(cluster: BrokerCluster, plan: Plan) -> list[str]:
+    """host:port of each for the cluster's brokers."""
+    return _at_port(cluster, plan, names.NAME_SERVER_REGISTRATION_PORT)
+
+
+def _at_port(cluster: BrokerCluster, plan: Plan, port: int) -> list[str]:
+    return [f"{names.service_host(s.name, cluster.namespace)}:{port}" for s in plan.name_servers]
 
 
 def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
     listeners = {names.EXTERNAL: names.NAME_SERVER_EXTERNAL_PORT} if cluster.spec.external is not None else {}
     return {
         f"{s.name}.json": name_server_config(
+            cluster,
             s,
             listen_host="0.0.0.0",
             port=names.NAME_SERVER_PORT,
             http_port=names.NAME_SERVER_HTTP_PORT,
+            registration_port=names.NAME_SERVER_REGISTRATION_PORT,
+            token_file=pods.TOKEN_FILE,
             listeners=listeners,
+            http_hosts=[
+                form
+                for service in (s.name, names.name_servers(cluster.name))
+                for form in names.host_forms(names.service_host(service, cluster.namespace))
+            ],
         ).model_dump_json(indent=1)
         for s in plan.name_servers
     }
@@ -35,11 +52,13 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
     meta = names.metadata(cluster, name, names.NAME_SERVER)
     selector = names.selector(cluster.name, names.NAME_SERVER)
     configs = _configs(cluster, plan)
+    for_clients = {"remoting": names.NAME_SERVER_PORT}
+    both = for_clients | {"registration": names.NAME_SERVER_REGISTRATION_PORT}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": configs},
-        _service(cluster, name, selector),
+        _service(cluster, name, selector, for_clients),
         *(
-            _service(cluster, s.name, selector | {"statefulset.kubernetes.io/pod-name": s.name})
+            _service(cluster, s.name, selector | {"statefulset.kubernetes.io/pod-name": s.name}, both)
             for s in plan.name_servers
         ),
         {
@@ -53,7 +72,7 @@ def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, An
     ]
 
 
-def _service(cluster: BrokerCluster, name: str, selector: dict[str, str]) -> dict[str, Any]:
+def _service(cluster: BrokerCluster, name: str, selector: dict[str, str], ports: dict[str, int]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -62,7 +81,7 @@ def _service(cluster: BrokerCluster, name: str, selector: dict[str, str]) -> dic
             "type": "ClusterIP",
             "selector": selector,
             "ports": [
-                {"name": "remoting", "port": names.NAME_SERVER_PORT, "targetPort": "remoting", "protocol": "TCP"}
+                {"name": port, "port": number, "targetPort": port, "protocol": "TCP"} for port, number in ports.items()
             ],
         },
     }
@@ -73,6 +92,7 @@ def _stateful_set(
 ) -> dict[str, Any]:
     ports = [
         {"name": "remoting", "containerPort": names.NAME_SERVER_PORT, "protocol": "TCP"},
+        {"name": "registration", "containerPort": names.NAME_SERVER_REGISTRATION_PORT, "protocol": "TCP"},
         {"name": "http", "containerPort": names.NAME_SERVER_HTTP_PORT, "protocol": "TCP"},
     ]
     if cluster.spec.external is not None:
@@ -83,6 +103,7 @@ def _stateful_set(
         "resources": pods.resources(cluster.spec.nameServers.resources),
         "volumeMounts": [
             {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
+            pods.token_mount(),
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     }
@@ -108,6 +129,7 @@ def _stateful_set(
                     "containers": [container],
                     "volumes": [
                         {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
+                        pods.token_volume(cluster),
                         {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
                     ],
                 },

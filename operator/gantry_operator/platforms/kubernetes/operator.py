@@ -4,7 +4,8 @@ Several may run; one acts (`election`). kopf watches the BrokerClusters and call
 on what happened: the work for each cluster is its `ClusterController`'s. What the operator made is followed by `cache`.
 
 Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
-POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
+POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_ALLOWED_IMAGES and
+GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gantry_broker.remoting.client import RemotingClient
 
 from gantry_operator.api import GROUP, PLURAL, VERSION
 from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
-from gantry_operator.platforms.kubernetes import logs, metrics, names
+from gantry_operator.platforms.kubernetes import allowed, logs, metrics, names
 from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
 from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
 from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi, Object, load_config
@@ -204,12 +205,22 @@ def settings_from(environ: dict[str, str]) -> OperatorSettings:
     image = environ.get("GANTRY_BROKER_IMAGE", "")
     if not image:
         raise SystemExit("GANTRY_BROKER_IMAGE is not set: name the brokers' image")
-    namespaces = tuple(n.strip() for n in environ.get("GANTRY_WATCH_NAMESPACES", "").split(",") if n.strip())
+
+    def listed(name: str) -> tuple[str, ...]:
+        return tuple(word.strip() for word in environ.get(name, "").split(",") if word.strip())
+
+    spark_conf = listed("GANTRY_ALLOWED_SPARK_CONF")
+    for entry in spark_conf:
+        why = allowed.bad_pattern(entry)
+        if why:
+            raise SystemExit(f"GANTRY_ALLOWED_SPARK_CONF (analytics.allowedSparkConf of the chart): {entry}: {why}")
     return OperatorSettings(
         broker_image=image,
         spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
         namespace=environ.get("POD_NAMESPACE", "default"),
-        watch_namespaces=namespaces,
+        watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
+        allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
+        allowed_spark_conf=spark_conf,
     )
 
 

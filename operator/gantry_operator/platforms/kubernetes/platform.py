@@ -68,7 +68,7 @@ class KubernetesPlatform:
                     name=member.name,
                     member=member.number,
                     http_url=f"http://{_bracketed(host)}:{names.BROKER_HTTP_PORT}",
-                    replication_address=f"{host}:{names.BROKER_PORT}",
+                    replication_address=f"{host}:{names.BROKER_REPLICATION_PORT}",
                 )
             )
         return out

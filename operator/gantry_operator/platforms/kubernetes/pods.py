@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from gantry_operator.api import BrokerCluster
 from gantry_operator.api.pods import Placement, Resources
+from gantry_operator.platforms.kubernetes import names
 
 USER = 10001
 """User and group that the images run as; the volumes belong to the group."""
@@ -13,6 +15,7 @@ USER = 10001
 CONFIG_DIR = "/etc/gantry"
 TOKEN_DIR = "/etc/gantry-admin"
 TOKEN_KEY = "token"
+TOKEN_FILE = Path(TOKEN_DIR) / TOKEN_KEY
 DATA_DIR = "/var/lib/gantry"
 
 
@@ -119,3 +122,13 @@ def container(cluster: BrokerCluster, name: str, image: str, command: list[str],
         "securityContext": container_security(),
         **probes(http_port),
     }
+
+
+def token_volume(cluster: BrokerCluster) -> dict[str, Any]:
+    """The cluster's token: brokers and NameServers prove by it to each other who they are."""
+    return {"name": "admin", "secret": {"secretName": names.admin_secret(cluster.name)}}
+
+
+def token_mount() -> dict[str, Any]:
+    """Where a container finds `token_volume`."""
+    return {"name": "admin", "mountPath": TOKEN_DIR, "readOnly": True}

@@ -17,6 +17,7 @@ from typing import Any
 from gantry_operator.platforms.local.folder import ClusterFolder, read_json
 from gantry_operator.platforms.local.ports import HOST
 from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.registry.file import write_whole
 
 LINE_LIMIT = 1_048_576
 
@@ -70,10 +71,7 @@ async def serve(folder: ClusterFolder, handler: Handler) -> asyncio.Server:
     server = await asyncio.start_server(connected, HOST, 0, limit=LINE_LIMIT)
     port = server.sockets[0].getsockname()[1]
     record = {"pid": os.getpid(), "started": start_mark(os.getpid()), "port": port, "secret": secret}
-    temporary = folder.supervisor.with_suffix(f".{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # noqa: ASYNC230
-        json.dump(record, file)
-    os.replace(temporary, folder.supervisor)
+    write_whole(folder.supervisor, json.dumps(record))
     return server
 
 

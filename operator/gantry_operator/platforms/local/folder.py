@@ -10,12 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gantry_broker.http.token import TokenFile
+
 from gantry_operator.registry.file import write_durably
+
+TOKEN_BYTES = 32
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class ClusterNotFound(Exception):
@@ -26,6 +33,17 @@ def state_home() -> Path:
     """Where the user's clusters are kept."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "gantry"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter, or take the rights of others from one that there is. Raises OSError.
+
+    Folders above it that there are not yet are made as the system makes them.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & OTHERS:
+        folder.chmod(mode & ~OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,16 @@ class ClusterFolder:
     @property
     def registry(self) -> Path:
         return self.root / "registry"
+
+    @property
+    def token_file(self) -> Path:
+        """The admin token of the members' HTTP interface."""
+        return self.root / "token"
+
+    @property
+    def token(self) -> TokenFile:
+        """What reads it. One that goes on reading keeps the last token while the file cannot be read."""
+        return TokenFile(self.token_file)
 
     @property
     def lock(self) -> Path:
@@ -85,9 +113,15 @@ class ClusterFolder:
         return self.root / "data" / name
 
     def make(self) -> None:
-        """The folders that others write into. Raises OSError."""
+        """The folders that others write into, for this user alone, and the admin token. Raises OSError."""
+        make_private(self.root)
         for part in ("run", "config", "log", "data", "registry"):
-            (self.root / part).mkdir(parents=True, exist_ok=True)
+            make_private(self.root / part)
+        token = self.token
+        if token.read() is None:
+            write_durably(self.token_file, secrets.token_urlsafe(TOKEN_BYTES))
+        elif stat.S_IMODE(self.token_file.stat().st_mode) & OTHERS:
+            self.token_file.chmod(0o600)
 
     @property
     def running(self) -> Path:
@@ -111,7 +145,8 @@ class ClusterFolder:
 
     def remember(self, name: str) -> None:
         pointer = self._pointer()
-        pointer.parent.mkdir(parents=True, exist_ok=True)
+        make_private(state_home())
+        make_private(pointer.parent)
         write_durably(pointer, json.dumps({"name": name, "dir": str(self.root)}))
 
     def forget(self) -> None:

@@ -22,10 +22,22 @@ BROKER_PORT = 10911
 GROUP_STEP = 20
 HTTP_ABOVE = 8_000
 """A member's HTTP port lies this far above its remoting port."""
+INTERNAL_ABOVE = 4_000
+"""A member's replication port and a NameServer's registration port lie this far above the port for clients."""
 OTHER_PORTS = range(20_000, 30_000)
 """Where RocketMQ's own are taken. Below those from which a system serves connections that go out: a client that asks
 for the group's port again and again while nobody has it would else be connected to itself one day, and hold it. And
 below the ports that a Kubernetes of this machine takes."""
+
+
+def replication(member: str) -> str:
+    """The use of a member's port for the other members of its group."""
+    return f"{member}/replication"
+
+
+def registration(server: str) -> str:
+    """The use of a NameServer's port for brokers."""
+    return f"{server}/registration"
 
 
 class NoPort(LookupError):
@@ -34,7 +46,8 @@ class NoPort(LookupError):
 
 @dataclass(slots=True)
 class Ports:
-    """Ports by use: "demo-namesrv-0", "group/a", "demo-a-0", "demo-a-0/http"."""
+    """Ports by use: "demo-namesrv-0", "demo-namesrv-0/registration", "group/a", "demo-a-0", "demo-a-0/replication",
+    "demo-a-0/http"."""
 
     path: Path
     taken: dict[str, int] = field(default_factory=dict)
@@ -72,7 +85,7 @@ class Ports:
     def _choose(self, plan: Plan, running: frozenset[str], foreign: frozenset[int]) -> list[str]:
         moved: list[str] = []
         wanted = dict(_wanted(plan))
-        for use in [u for u in self.taken if u not in wanted and u.removesuffix("/http") not in running]:
+        for use in [u for u in self.taken if u not in wanted and _process(u) not in running]:
             del self.taken[use]
         for use, preferred in wanted.items():
             owners = _owners(plan, use)
@@ -89,18 +102,25 @@ class Ports:
 def _wanted(plan: Plan) -> Iterator[tuple[str, int]]:
     for server in plan.name_servers:
         yield server.name, NAME_SERVER_PORT + server.index
+        yield registration(server.name), NAME_SERVER_PORT + server.index + INTERNAL_ABOVE
     for index, group in enumerate(plan.groups):
         base = BROKER_PORT + GROUP_STEP * index
         yield f"group/{group.name}", base
         for member in group.members:
             yield member.name, base + 1 + member.number
+            yield replication(member.name), base + 1 + member.number + INTERNAL_ABOVE
             yield f"{member.name}/http", base + 1 + member.number + HTTP_ABOVE
 
 
 def _owners(plan: Plan, use: str) -> frozenset[str]:
     if use.startswith("group/"):
         return frozenset(m.name for m in plan.group(use.removeprefix("group/")).members)
-    return frozenset({use.removesuffix("/http")})
+    return frozenset({_process(use)})
+
+
+def _process(use: str) -> str:
+    """The name of the process whose port it is; of a group's port that of no process."""
+    return use if use.startswith("group/") else use.partition("/")[0]
 
 
 def _free(port: int) -> bool:

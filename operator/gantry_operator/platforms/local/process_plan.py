@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.ports import HOST, Ports
+from gantry_operator.platforms.local.ports import HOST, Ports, registration, replication
 
 NAME_SERVER = "gantry_broker.namesrv"
 BROKER = "gantry_broker.broker"
@@ -39,28 +39,33 @@ class ProcessPlan:
 def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: ClusterFolder) -> list[ProcessPlan]:
     """NameServers first; the order of starting does not matter, since everybody retries."""
     servers = [ports.address(s.name) for s in plan.name_servers]
+    registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
     found = []
     for server in plan.name_servers:
         config = name_server_config(
-            server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name)
-        )
+            cluster, server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name),
+            registration_port=ports[registration(server.name)], token_file=folder.token_file,
+        )  # fmt: skip
         found.append(ProcessPlan(server.name, NAME_SERVER, config.model_dump_json(indent=1)))
     for member in plan.members:
         addresses = BrokerAddresses(
             port=ports[member.name],
             http_port=ports[f"{member.name}/http"],
+            replication_port=ports[replication(member.name)],
+            replication_address=ports.address(replication(member.name)),
             member_address=ports.address(member.name),
             group_address=ports.address(f"group/{member.group}"),
             group_port=ports[f"group/{member.group}"],
         )
         config_of_broker = broker_config(
-            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers
-        )
+            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
+            registration_addresses=registrations, token_file=folder.token_file,
+        )  # fmt: skip
         decisive = None
         if cluster.spec.mode == "Raft":
             # Members that come later say themselves where they are: nobody is restarted for them.
             decisive = config_of_broker.model_dump_json(indent=1)
-            first = {m.number: ports.address(m.name) for m in plan.group(member.group).members}
+            first = {m.number: ports.address(replication(m.name)) for m in plan.group(member.group).members}
             config_of_broker = config_of_broker.model_copy(update={"members": first})
         found.append(
             ProcessPlan(

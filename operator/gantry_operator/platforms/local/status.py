@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
 from gantry_operator.api.status import Addresses
 from gantry_operator.cluster.member_http import httpx, make_client
-from gantry_operator.cluster.member_messages import report_from
+from gantry_operator.cluster.member_messages import BadStatus, report_from
 from gantry_operator.cluster.probe import name_server_knows, send_and_read
 from gantry_operator.cluster.raft_controller import keeping_up, leader_of
 from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
@@ -69,7 +69,7 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
-    async with make_client() as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
+    async with make_client(folder.token.read) as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
         asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
         servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
         known = await asyncio.gather(
@@ -133,9 +133,15 @@ async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[
         url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
         answer = await client.get(url, timeout=ANSWER_S)
         answer.raise_for_status()
-        return dict(answer.json()), ""
+        status = dict(answer.json())
+        report_from(status)
+        return status, ""
+    except BadStatus as error:
+        return None, str(error)
     except httpx.ConnectError:
         return None, "its process does not run"
+    except httpx.HTTPStatusError as error:
+        return None, f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
     except (httpx.HTTPError, ValueError):
         return None, "it does not answer"
 

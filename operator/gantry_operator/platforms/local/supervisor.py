@@ -38,7 +38,7 @@ from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
 from gantry_operator.platforms.local.port_claims import Turn, take_turn
-from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
 from gantry_operator.platforms.local.process_replacement import ProcessReplacement
@@ -67,7 +67,7 @@ class Supervisor:
         self.children = Children(folder, self.events.add, self._processes_changed)
         self.ready = False
         self.not_ready = "starting"
-        self._client = make_client()
+        self._client = make_client(folder.token.read)
         registry, clock = FileRegistry(folder.registry), StallCompensatedClock()
         self._groups = GroupControllers(self, registry, self._client, clock, self.event)
         self._groups.configure(cluster.spec)
@@ -221,16 +221,16 @@ class Supervisor:
         found = with_leaving(self.plan, self.leaving.values()).group(group).members if known else ()
         return [
             MemberEndpoint(
-                m.name, m.number, f"http://{self.ports.address(f'{m.name}/http')}", self.ports.address(m.name)
+                m.name,
+                m.number,
+                f"http://{self.ports.address(f'{m.name}/http')}",
+                self.ports.address(replication(m.name)),
             )
             for m in found
         ]
 
     def process_state(self, name: str) -> ProcessState:
         return ProcessState(gone=not self.children.running(name), deleting=name in self.leaving)
-
-    def token(self) -> str | None:
-        return None
 
     async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
         """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go.

@@ -1,0 +1,52 @@
+"""Which `Host` a request may name: else a web page could reach this interface through a browser.
+
+A page of evil.example makes its own name lead to 127.0.0.1 (DNS rebinding) and may then read what the browser gets from
+there. The browser still sends `Host: evil.example`. An address instead of a name cannot be made to lead elsewhere, so
+any address is allowed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import Final
+
+LOOPBACK_NAMES: Final = ("localhost", "localhost.localdomain")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253}))(?::[0-9]{1,5})?")
+
+
+def host_of(header: str) -> str | None:
+    """The name or address in a Host header, in lower case and without its port; None: it is none."""
+    found = _HOST.fullmatch(header)
+    if found is None:
+        return None
+    return (found[1] or found[2]).lower().removesuffix(".")
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class AllowedHosts:
+    """Loopback, this machine's own name, every address, and `names` (with or without a port)."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        known = (host_of(name) for name in (*LOOPBACK_NAMES, socket.gethostname(), *names))
+        self.names = frozenset(name for name in known if name)
+
+    def allows(self, header: str) -> bool:
+        host = host_of(header)
+        return host is not None and (host in self.names or is_address(host))
+
+    def refusal(self, header: str) -> str:
+        """What the answer says."""
+        return (
+            f"the Host {header[:100]!r} is none of this process: use an IP address, localhost or one of "
+            f"{', '.join(sorted(self.names))}"
+        )

@@ -1,0 +1,167 @@
+"""What a connection to an HTTP interface may cost: how many there are, and how long each may take.
+
+The decisions are plain functions with the time as an argument. `Connections` keeps the connections of one server and
+looks at them once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+log = logging.getLogger(__name__)
+
+HEAD_S: Final = 5.0
+"""A request's head must be complete after this long, from the connection's begin or the head's first byte."""
+BODY_S: Final = 10.0
+"""The same of its body, from the end of the head."""
+IDLE_S: Final = 30.0
+"""Between two requests of one connection."""
+STALLED_S: Final = 30.0
+"""A client must take something of an answer in this time."""
+CLOSING_S: Final = 5.0
+"""To take the rest of the last answer."""
+MAX_HEAD: Final = 8192
+"""Bytes of a request's head."""
+BACKLOG: Final = 64
+"""Connections that the system holds until they are accepted. All of them may be accepted at once."""
+SWEEP_S: Final = 1.0
+
+
+class Phase(enum.Enum):
+    """What a connection waits for."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    """The request is there: this program is at work on it, or the answer streams."""
+    IDLE = enum.auto()
+    CLOSING = enum.auto()
+
+
+_LIMIT_S: Final = {Phase.HEAD: HEAD_S, Phase.BODY: BODY_S, Phase.IDLE: IDLE_S, Phase.CLOSING: CLOSING_S}
+
+
+@dataclass(slots=True)
+class State:
+    """One connection. Times are those of the event loop."""
+
+    phase: Phase
+    since: float
+    """The phase lasts since then."""
+    stalled_since: float | None = None
+    """The client has taken nothing of what was written since then; None: nothing waits for it."""
+    trusted: bool = False
+    """Its last request had the token."""
+
+    def enter(self, phase: Phase, now: float) -> None:
+        if phase is not self.phase:
+            self.phase, self.since = phase, now
+
+    def wrote(self, unsent: int, now: float) -> None:
+        """`unsent`: bytes that wait for the client."""
+        if unsent == 0:
+            self.stalled_since = None
+        elif self.stalled_since is None:
+            self.stalled_since = now
+
+
+def overdue(state: State, now: float) -> bool:
+    """Whether the connection has had its time."""
+    if state.stalled_since is not None and now - state.stalled_since >= STALLED_S:
+        return True
+    limit = _LIMIT_S.get(state.phase)
+    return limit is not None and now - state.since >= limit
+
+
+class Limited(Protocol):
+    """A connection as `Connections` needs it."""
+
+    state: State
+
+    def look(self, now: float) -> None:
+        """Bring `state` up to date."""
+        ...
+
+    def end(self, status: str) -> None:
+        """Close it at once, with this status where no answer has begun."""
+        ...
+
+
+T = TypeVar("T", bound=Limited)
+
+
+def longest_waiting(connections: Iterable[T]) -> T | None:
+    """The one to close when there are too many: one that is being closed, else one without a token before one with it,
+    and the one that has made this program wait longest. None: all have a request under way."""
+    waiting = [c for c in connections if c.state.phase is not Phase.ANSWER]
+    closing = [c for c in waiting if c.state.phase is Phase.CLOSING]
+    return min(closing or waiting, key=lambda c: (c.state.trusted, c.state.since), default=None)
+
+
+class Connections:
+    """All connections of one HTTP server, no more than `most`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.refused: Counter[str] = Counter()
+        """Requests and connections that were refused, by reason."""
+        self._all: set[Limited] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def opened(self, connection: Limited) -> None:
+        """Takes it in. Where that is one too many the one that waits longest is closed, which may be this one."""
+        if len(self._all) >= self.most:
+            victim = longest_waiting(self._all)
+            if victim is None:
+                self.refuse("connections")
+                connection.end("503 Service Unavailable")
+                return
+            self.refuse("connections")
+            self._all.discard(victim)
+            victim.end("503 Service Unavailable")
+        self._all.add(connection)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def closed(self, connection: Limited) -> None:
+        self._all.discard(connection)
+
+    def refuse(self, reason: str) -> None:
+        """Counts it, and logs now and then."""
+        self.refused[reason] += 1
+        count = self.refused[reason]
+        if count & (count - 1) == 0:
+            log.warning("HTTP requests or connections refused (%s): %d", reason, count)
+
+    def close(self) -> None:
+        """Looks at them no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._all):
+            connection.look(now)
+            if overdue(connection.state, now):
+                if connection.state.phase is not Phase.IDLE:
+                    self.refuse("time")
+                connection.end("408 Request Timeout")
+        self._timer = loop.call_later(SWEEP_S, self._sweep) if self._all else None
+
+
+def end_with(transport: asyncio.Transport, status: str, *, answer: bool) -> None:
+    """Close it at once. `answer`: no answer has begun, so this status can be one."""
+    if answer and not transport.is_closing():
+        transport.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    transport.abort() if transport.get_write_buffer_size() else transport.close()

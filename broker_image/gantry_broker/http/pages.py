@@ -1,0 +1,141 @@
+"""A few pages over HTTP/1.1, without a framework: health and metrics of a NameServer and of the operator.
+
+FastAPI would be most of a NameServer's memory, and there is no input but the path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from gantry_broker.http.hosts import AllowedHosts
+from gantry_broker.http.limits import BACKLOG, MAX_HEAD, Connections, Phase, State, end_with
+
+log = logging.getLogger(__name__)
+
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer."""
+
+    kind: str
+    """Its content type."""
+    body: bytes
+    status: str = "200 OK"
+
+
+Pages = Mapping[str, Callable[[], Awaitable[Page] | Page]]
+"""What makes the page, by path."""
+
+
+class PageServer:
+    """Serves `pages` on a port that may be 0, to no more than `most` connections at once."""
+
+    def __init__(self, pages: Pages, host: str, port: int, *, hosts: AllowedHosts, most: int) -> None:
+        self.pages = pages
+        self.hosts = hosts
+        self.connections = Connections(most)
+        self._where = (host, port)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        return self._where[1] if self._server is None else int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Raises OSError when the port is taken."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), *self._where, backlog=BACKLOG)
+
+    def close(self) -> None:
+        self.connections.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class _Connection(asyncio.Protocol):
+    """Answers one GET and closes."""
+
+    def __init__(self, server: PageServer) -> None:
+        self._server = server
+        self._head = b""
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self.state = State(Phase.HEAD, self._loop.time())
+
+    # ---- what Connections needs
+
+    def look(self, now: float) -> None:
+        if self._transport is not None:
+            self.state.wrote(self._transport.get_write_buffer_size(), now)
+
+    def end(self, status: str) -> None:
+        if self._transport is not None:
+            end_with(self._transport, status, answer=self.state.phase is Phase.HEAD)
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.connections.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.closed(self)
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self.state.phase is not Phase.HEAD or self._transport is None or self._transport.is_closing():
+            return
+        self._head += data[: MAX_HEAD + 1]
+        if b"\r\n\r\n" not in self._head and len(self._head) <= MAX_HEAD:
+            return
+        self.state.enter(Phase.ANSWER, self._loop.time())
+        lines = self._head.split(b"\r\n\r\n", 1)[0].decode("latin-1").split("\r\n")
+        if len(self._head) > MAX_HEAD:
+            self._answer(Page(TEXT, b"the request is too long\n", "431 Request Header Fields Too Large"))
+            return
+        self._task = self._loop.create_task(self._respond(lines))
+
+    async def _respond(self, lines: list[str]) -> None:
+        words = lines[0].split(" ")
+        fields = [line.partition(":") for line in lines[1:]]
+        for host in (value.strip() for name, _, value in fields if name.strip().lower() == "host"):
+            if not self._server.hosts.allows(host):
+                self._server.connections.refuse("host")
+                refusal = self._server.hosts.refusal(host).encode()
+                self._answer(Page(TEXT, refusal + b"\n", "421 Misdirected Request"))
+                return
+        path = words[1].split("?")[0] if len(words) == 3 else ""
+        make = self._server.pages.get(path)
+        if words[0] not in ("GET", "HEAD"):
+            self._answer(Page(TEXT, b"only GET is answered\n", "405 Method Not Allowed"))
+        elif make is None:
+            known = " ".join(sorted(self._server.pages))
+            self._answer(Page(TEXT, f"nothing here; try {known}\n".encode(), "404 Not Found"))
+        else:
+            try:
+                made = make()
+                page = made if isinstance(made, Page) else await made
+            except Exception:
+                log.exception("the page %s", path)
+                page = Page(TEXT, b"this page cannot be made, see the log\n", "500 Internal Server Error")
+            self._answer(page, head_only=words[0] == "HEAD")
+
+    def _answer(self, page: Page, *, head_only: bool = False) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        head = (
+            f"HTTP/1.1 {page.status}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        self._transport.write(head.encode() + (b"" if head_only else page.body))
+        self._transport.close()
+        self.state.enter(Phase.CLOSING, self._loop.time())

@@ -1,0 +1,235 @@
+"""Both ends of a connection between members, until the handshake is complete; then `Connection` takes the socket over.
+
+So a connection of a client never comes here, and a stranger never gets further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+from gantry_broker.descriptors import MAX_MEMBERS
+from gantry_broker.http.token import TokenFile
+from gantry_broker.remoting.connection import Connection
+from gantry_broker.remoting.handshake import (
+    NONCE_BYTES,
+    HandshakeClient,
+    HandshakeError,
+    HandshakeServer,
+    Identity,
+    Reason,
+)
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 5.0
+"""A connection that has not proved itself for this long is ended."""
+WARN_S: Final = 10.0
+"""Failed handshakes are logged this often, for each reason."""
+
+
+def refuse_open_port(port: str, listen_host: str, token_file: Path | None) -> None:
+    """Raises ValueError when a port between members would be open to a network and there is no token.
+
+    `port` is the name of its setting.
+    """
+    try:
+        loopback = listen_host == "localhost" or ipaddress.ip_address(listen_host).is_loopback
+    except ValueError:
+        loopback = False
+    if token_file is None and not loopback:
+        raise ValueError(
+            f"{port} is set and listen_host is {listen_host!r}, but token_file is not set: name the file with the "
+            "cluster's token, or listen on 127.0.0.1"
+        )
+
+
+class Membership:
+    """Who this process is, and the token by which it proves that. The file is read at each handshake."""
+
+    def __init__(self, me: Identity, token_file: Path | None) -> None:
+        """`token_file` None: the empty token, which proves nothing; for one machine alone."""
+        self.me = me
+        self._file = None if token_file is None else TokenFile(token_file)
+
+    def token(self) -> bytes:
+        """Raises HandshakeError when the file never held one."""
+        if self._file is None:
+            return b""
+        token = self._file.read()
+        if token is None:
+            raise HandshakeError("token_file", self._file.problem)
+        return token.encode()
+
+
+Admit = Callable[[Identity, asyncio.Transport], None]
+"""Takes a connection over whose client has proved itself."""
+
+
+class HandshakeGuard:
+    """Stands before one listening port: `accept` makes the protocol of each new connection."""
+
+    def __init__(self, membership: Membership, most: int = MAX_MEMBERS) -> None:
+        """`most`: connections that have not proved themselves yet. One more ends the oldest: a member needs a few
+        milliseconds, so strangers that open connections and say nothing keep no member out."""
+        self.membership = membership
+        self._most = most
+        self.refused: dict[Reason, int] = {}
+        """Connections that were ended before they proved themselves, by reason."""
+        self._pending: dict[PendingConnection, None] = {}
+        """The oldest first."""
+        self._warned: dict[Reason, tuple[float, int]] = {}
+        """When a reason was logged last, and how often it had occurred by then."""
+
+    def accept(self, admit: Admit) -> asyncio.Protocol:
+        return PendingConnection(self, admit)
+
+    def close(self) -> None:
+        for connection in list(self._pending):
+            connection.abort()
+        self._pending.clear()
+
+    def opened(self, connection: PendingConnection) -> None:
+        self._pending[connection] = None
+        if len(self._pending) > self._most:
+            next(iter(self._pending)).fail("crowded", f"over {self._most} connections have not proved themselves")
+
+    def ended(self, connection: PendingConnection) -> None:
+        self._pending.pop(connection, None)
+
+    def count(self, reason: Reason, peer: str, text: str) -> None:
+        """A connection is refused."""
+        total = self.refused[reason] = self.refused.get(reason, 0) + 1
+        now = asyncio.get_running_loop().time()
+        last, before = self._warned.get(reason, (-WARN_S, 0))
+        if now - last >= WARN_S:
+            self._warned[reason] = now, total
+            more = f" ({total - before} such connections since the last line)" if total - before > 1 else ""
+            log.warning("handshake with %s failed: %s%s", peer, text, more)
+
+
+class PendingConnection(asyncio.Protocol):
+    """A connection that was accepted and has not proved itself."""
+
+    def __init__(self, guard: HandshakeGuard, admit: Admit) -> None:
+        self._guard = guard
+        self._admit = admit
+        self._machine = HandshakeServer(guard.membership.me, guard.membership.token, os.urandom(NONCE_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        text = f"the handshake was not complete within {HANDSHAKE_S:g} s"
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.fail, "timeout", text)
+        self._guard.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        try:
+            answer = self._machine.receive(data)
+        except HandshakeError as error:
+            self.fail(error.reason, str(error), error.answer)
+            return
+        if answer:
+            transport.write(answer)
+        if self._machine.peer is not None:
+            self._over()
+            self._admit(self._machine.peer, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._guard.count("ended", _peer(self._transport), "the other end closed the connection")
+        self._over()
+
+    def fail(self, reason: Reason, text: str, answer: bytes = b"") -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        self._over()
+        self._guard.count(reason, _peer(transport), text)
+        if answer:
+            transport.write(answer)
+            transport.close()
+        else:
+            transport.abort()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        self._over()
+
+    def _over(self) -> None:
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._guard.ended(self)
+
+
+class HandshakeFailed(ConnectionError):
+    """A connection was made, and its handshake failed; the text says why."""
+
+
+class ConnectingMember(asyncio.Protocol):
+    """A connection that this end made. `connected` gives the `Connection` after the handshake."""
+
+    def __init__(self, membership: Membership, make: Callable[[], Connection]) -> None:
+        self._make = make
+        self._machine = HandshakeClient(membership.me, membership.token, os.urandom(NONCE_BYTES))
+        self._transport: asyncio.Transport | None = None
+        self._done: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+
+    async def connected(self) -> Connection:
+        """Raises HandshakeFailed."""
+        try:
+            return await self._done
+        except asyncio.CancelledError:
+            if self._done.done() and not self._done.cancelled() and self._done.exception() is None:
+                self._done.result().abort()
+            elif self._transport is not None:
+                self._transport.abort()
+            raise
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._machine.hello())
+
+    def data_received(self, data: bytes) -> None:
+        transport = self._transport
+        if transport is None or self._done.done():
+            return
+        try:
+            answer = self._machine.receive(data)
+        except HandshakeError as error:
+            self._fail(str(error))
+            transport.abort()
+            return
+        if answer:
+            transport.write(answer)
+        if self._machine.peer is not None:
+            conn = self._make()
+            conn.identity = self._machine.peer
+            transport.set_protocol(conn)
+            conn.connection_made(transport)
+            self._done.set_result(conn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("the other end closed the connection during the handshake")
+
+    def _fail(self, text: str) -> None:
+        if not self._done.done():
+            self._done.set_exception(HandshakeFailed(text))
+            self._done.exception()  # Fetched: the attempt may have been given up meanwhile.
+
+
+def _peer(transport: asyncio.Transport) -> str:
+    name = transport.get_extra_info("peername")
+    return f"{name[0]}:{name[1]}" if name else "an unknown address"

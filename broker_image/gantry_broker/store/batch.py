@@ -1,0 +1,133 @@
+"""A batch: the entries, keys and control records of a stretch of the log, for queues, index and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gantry_broker.protocol.codes import SysFlag
+from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.index.consume_queue import ENTRY, ConsumeQueue
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.log.epochs import EpochStart, epoch_of
+from gantry_broker.store.log.record_reader import (
+    Damage,
+    Meta,
+    in_index,
+    in_queue,
+    index_keys,
+    plain_tags_code,
+    read_records,
+    tags_code,
+)
+
+_TRANSACTION: Final = int(SysFlag.TRANSACTION_MASK)
+
+
+class Batch:
+    """What [start, end) of the log adds to queues, index and metadata once it is confirmed."""
+
+    __slots__ = ("checked", "control", "end", "entries", "epochs", "keys", "last_ms", "start")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.entries: list[tuple[ConsumeQueue, int, bytes]] = []
+        """(queue, queue offset, packed entry), in the order of the log."""
+        self.keys: list[tuple[int, int, int]] | None = []
+        """(key hash, offset, store time in ms); None when the batch was read without keys."""
+        self.control: list[tuple[int, bytes]] = []
+        """(offset, body) of the control records."""
+        self.epochs: list[EpochStart] = []
+        self.checked = False
+        """True: this store numbered the records, so every entry is the next one of its queue."""
+        self.last_ms = 0
+        """Store time of the last record; 0 without one."""
+
+    def split(self, offset: int) -> tuple[Batch, Batch]:
+        """The part below `offset` and the rest. Raises ValueError when `offset` lies within a record."""
+        below, above = Batch(self.start, offset), Batch(offset, self.end)
+        for entry in self.entries:
+            phys, size, _ = ENTRY.unpack(entry[2])
+            if phys < offset < phys + size:
+                raise ValueError(f"offset {offset} lies within the record at {phys}")
+            (below if phys < offset else above).entries.append(entry)
+        for part in (below, above):
+            part.checked = self.checked
+            part.last_ms = self.last_ms
+            part.control = [item for item in self.control if part.start <= item[0] < part.end]
+            part.epochs = [item for item in self.epochs if part.start <= item.start < part.end]
+            part.keys = None if self.keys is None else [k for k in self.keys if part.start <= k[1] < part.end]
+        return below, above
+
+
+def read_batch(
+    start: int,
+    data: bytes,
+    queues: QueueTable,
+    segment_size: int,
+    delays: Sequence[int],
+    *,
+    check: bool,
+    keys: bool,
+) -> Batch:
+    """Read whole records that lie at offset `start` of the log; `check` verifies the CRC of each body.
+
+    Raises BadRecords.
+    """
+    batch = Batch(start, start + len(data))
+    at, last_ms = start, 0
+    pack, known = ENTRY.pack, queues.by_bytes
+    entries = batch.entries
+    hashes: list[tuple[int, int, int]] = []
+    batch.keys = hashes if keys else None
+    try:
+        for found in read_records(data, start, segment_size, check=check):
+            if isinstance(found, Meta):
+                _add(batch, found, data, queues, delays)
+                last_ms = found.store_ms
+                at += found.size
+            elif isinstance(found, int):
+                if at + found > batch.end:
+                    raise Damage(f"filler of {found} bytes, of which {batch.end - at} are there")
+                at += found
+            else:
+                at, size, name, queue_id, number, flags, last_ms, properties = found
+                if (queue_id | number) < 0:
+                    raise Damage(f"impossible queue {queue_id} or queue offset {number}")
+                topic = known.get(name) or queues.topic_of(name)
+                transaction = flags & _TRANSACTION
+                if not transaction or in_queue(flags):
+                    queue = topic.queues.get(queue_id)
+                    if queue is None or queue.next < 0:
+                        queue = queues.queue(topic, queue_id)
+                    if topic.is_schedule:
+                        code = tags_code(topic.name, properties, last_ms, delays)
+                    else:
+                        code = plain_tags_code(properties)
+                    entries.append((queue, number, pack(at, size, code)))
+                if keys and (not transaction or in_index(flags)):
+                    for key in index_keys(properties):
+                        hashes.append((topic.hasher.hash(key), at, last_ms))
+                at += size
+    except (Damage, ValueError) as error:
+        raise BadRecords(at, str(error)) from None
+    batch.last_ms = last_ms
+    return batch
+
+
+def _add(batch: Batch, meta: Meta, data: bytes, queues: QueueTable, delays: Sequence[int]) -> None:
+    """Raises ValueError for a topic that cannot be."""
+    topic = queues.topic_of(meta.topic)
+    if in_queue(meta.sys_flag):
+        code = tags_code(topic.name, meta.properties, meta.store_ms, delays)
+        queue = queues.queue(topic, meta.queue_id)
+        batch.entries.append((queue, meta.queue_offset, ENTRY.pack(meta.phys, meta.size, code)))
+    if batch.keys is not None and in_index(meta.sys_flag):
+        for key in index_keys(meta.properties):
+            batch.keys.append((topic.hasher.hash(key), meta.phys, meta.store_ms))
+    if topic.is_control:
+        batch.control.append((meta.phys, bytes(data[meta.body_at : meta.body_at + meta.body_size])))
+        epoch = epoch_of(meta)
+        if epoch is not None:
+            batch.epochs.append(EpochStart(epoch, meta.phys))

@@ -1,0 +1,209 @@
+"""Group commit: one fsync in a worker thread serves all waiting callers; the event loop never blocks.
+
+This is the asyncio edge of the store. Callers that arrive during an fsync wait for the next one, which covers all of
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Final
+
+from gantry_broker.store.errors import FlushFailed
+from gantry_broker.store.files import NO_DESCRIPTORS
+from gantry_broker.store.log.commit_log import OpenSegment
+from gantry_broker.store.store import MessageStore
+from gantry_broker.store.types import FlushPoint
+
+AGAIN_S: Final = 0.1
+"""Seconds between two tries when no descriptor is free."""
+CHECKPOINT_S: Final = 60.0
+"""A checkpoint follows the first flush after this many seconds."""
+RETRY_CHECKPOINT_S: Final = 5.0
+"""Seconds after a checkpoint that moved nothing (on a full disk, for example), and before one without a flush."""
+
+
+class GroupCommit:
+    """Flushes one store. It belongs to one event loop; close it before the store."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        # Its own thread: a hanging disk must not block the loop's default executor. A bare thread: an executor makes a
+        # lock and a future for every flush, and each change of the interpreter's lock costs both threads.
+        self._worker = threading.Thread(target=self._run, name="store-flush", daemon=True)
+        self._wanted: SimpleQueue[bool] = SimpleQueue()
+        """True: flush; False: end."""
+        # A checkpoint may fsync many files; senders do not wait for them.
+        self._slow_worker = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
+        self._background_worker = ThreadPoolExecutor(1, thread_name_prefix="store-background")
+        store.set_background_writer(self._write_in_background)
+        self._checkpointed_at = time.monotonic()
+        self._durable = -1
+        """The durable offset when the last checkpoint began."""
+        self._loop = asyncio.get_running_loop()
+        self._flushing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        """Waiters that look again at the end of the running flush."""
+        self._checkpointing: asyncio.Task[None] | None = None
+        self._closed = False
+        self.ended: Callable[[], None] = lambda: None
+        """Called in the loop at the end of each flush, also after a failure."""
+
+    def begin(self) -> None:
+        """Start a flush of the log, unless one runs. Does nothing after a failure of the disk or `close`."""
+        if self._flushing or self._closed or self._store.failed is not None:
+            return
+        if not self._worker.ident:
+            self._worker.start()
+        self._flushing = True
+        self._wanted.put(True)
+        self._store.write_ahead()
+
+    async def wait(self, offset: int) -> int:
+        """Wait until everything below `offset` is on disk; returns `flushed`.
+
+        Returns early, with a lower number, after a truncation below `offset`. Raises FlushFailed after a failure of the
+        disk and after `close`.
+        """
+        store = self._store
+        while store.flushed < min(offset, store.end):
+            if store.failed is not None:
+                raise FlushFailed(f"the disk failed: {store.failed}") from store.failed
+            if self._closed:
+                raise FlushFailed("the store is closed")
+            self.begin()
+            await self._turn()
+        return store.flushed
+
+    async def _turn(self) -> None:
+        """Wait for the end of the running flush."""
+        turn = self._loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    async def flush(self) -> int:
+        """Make the whole log durable; returns `flushed`. Raises FlushFailed."""
+        return await self.wait(self._store.end)
+
+    def _run(self) -> None:
+        """The worker thread."""
+        opened = OpenSegment()
+        try:
+            self._flush_on_demand(opened)
+        finally:
+            opened.close()
+
+    def _flush_on_demand(self, opened: OpenSegment) -> None:
+        while self._wanted.get():
+            point, error = None, None
+            try:
+                point = self._store.flush(opened)
+            except BaseException as raised:
+                error = raised
+            try:
+                self._loop.call_soon_threadsafe(self._flushed, point, error)
+            except RuntimeError:
+                return  # The loop has ended without a `close`: no one waits.
+
+    def _flushed(self, point: FlushPoint | None, error: BaseException | None) -> None:
+        if _short_of_descriptors(error) and not self._closed:
+            self._loop.call_later(AGAIN_S, self._wanted.put, True)  # No file could be opened: nothing is lost.
+            return
+        self._flushing = False
+        waiting, self._waiting = self._waiting, []
+        try:
+            if point is None and _short_of_descriptors(error):
+                return
+            if point is None:
+                # The kernel may have dropped unwritten pages: a second fsync would report success without them.
+                self._store.mark_failed(error or RuntimeError("flush"))
+            else:
+                self._store.mark_flushed(point)
+                self._checkpoint_if_due()
+        finally:
+            for turn in waiting:
+                if not turn.done():
+                    turn.set_result(None)
+            self.ended()
+
+    def _checkpoint_if_due(self) -> None:
+        store, waited = self._store, time.monotonic() - self._checkpointed_at
+        due = store.checkpoint_due or waited > CHECKPOINT_S
+        if waited <= RETRY_CHECKPOINT_S:
+            due = store.checkpoint_due and store.recovery_point.durable > self._durable
+        if due and self._checkpointing is None and not self._closed:
+            self._checkpointing = self._loop.create_task(self._checkpoint())
+            self._checkpointing.add_done_callback(self._checkpoint_done)
+
+    def checkpoint_if_behind(self) -> None:
+        """Start a due checkpoint without a flush: on a disk too full for messages, retention waits for it."""
+        store, waited = self._store, time.monotonic() - self._checkpointed_at
+        if store.confirmed > store.recovery_point.durable and store.failed is None and waited > RETRY_CHECKPOINT_S:
+            self._checkpoint_if_due()
+
+    async def checkpoint(self) -> None:
+        """Make a checkpoint, or wait for the running one.
+
+        Raises FlushFailed. Flushes start due checkpoints themselves.
+        """
+        if self._checkpointing is None:
+            if self._closed:
+                return
+            self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+            self._checkpointing.add_done_callback(self._checkpoint_done)
+        await asyncio.shield(self._checkpointing)
+
+    def _checkpoint_done(self, task: asyncio.Task[None]) -> None:
+        self._checkpointing = None
+        self._checkpointed_at = time.monotonic()
+        if not task.cancelled():
+            task.exception()  # Retrieved, or asyncio logs it; the store is marked as failed.
+
+    async def _checkpoint(self) -> None:
+        self._durable = self._store.recovery_point.durable
+        checkpoint = self._store.checkpoint()
+        try:
+            await self.wait(checkpoint.offset)
+            await asyncio.get_running_loop().run_in_executor(self._slow_worker, checkpoint.run)
+        except FlushFailed:
+            checkpoint.requeue()
+            raise
+        except OSError as error:
+            if _short_of_descriptors(error):
+                checkpoint.requeue()
+                raise FlushFailed(f"no checkpoint for now: {error}") from error
+            self._store.mark_failed(error)
+            raise FlushFailed(f"the disk failed: {error}") from error
+        self._store.checkpointed(checkpoint)
+        # Wait for the writes in the queue of that worker.
+        await asyncio.get_running_loop().run_in_executor(self._background_worker, _nothing)
+
+    def _write_in_background(self, work: Callable[[], None]) -> None:
+        self._background_worker.submit(work)
+
+    async def close(self) -> None:
+        """Wait for the running flush and checkpoint, and end the threads."""
+        self._closed = True
+        self._store.set_background_writer(None)
+        while self._flushing:
+            await self._turn()
+        if self._checkpointing is not None:
+            with contextlib.suppress(FlushFailed, asyncio.CancelledError):
+                await asyncio.shield(self._checkpointing)
+        self._wanted.put(False)
+        self._slow_worker.shutdown(wait=False)
+        self._background_worker.shutdown(wait=False)
+
+
+def _short_of_descriptors(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_DESCRIPTORS
+
+
+def _nothing() -> None:
+    """The last task of a queue: once it has run, all earlier ones have."""

@@ -1,0 +1,171 @@
+"""The key index: the offsets of the records with a key, in files under `index/`. New keys go to the newest file.
+
+The index may lag behind the queues: a full disk stops it. Later it continues at `position` and reads the log again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.store.files import fsync_dir
+from gantry_broker.store.index.index_file import IndexFile, file_size, guess_slots
+
+BATCH: Final = 512
+"""Keys that are added at once."""
+_log = logging.getLogger(__name__)
+
+
+class KeyIndex:
+    """All index files. `position`: the keys of all records below this offset are in a file or in memory."""
+
+    def __init__(self, directory: Path, slots: int, entries: int, *, known: bool) -> None:
+        """`known`: we made the files, so those of the expected size have the shape of the settings. Raises OSError."""
+        self.directory = directory
+        self.position = 0
+        self.behind = False
+        """True: records from `position` on must be read from the log before new ones are added."""
+        self.stalled = False
+        """The last try failed: the disk is full, or a record is unreadable."""
+        self.pending: list[tuple[int, int, int]] = []
+        """(key hash, phys, store time in ms) of records below `position` that are in no file yet."""
+        self._shape = (slots, entries)
+        self._files: list[IndexFile] = []
+        self.unsynced: set[str] = set()
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in sorted(os.listdir(directory)):
+            if not name.isdecimal():
+                continue
+            path = str(directory / name)
+            ours = known and os.stat(path).st_size == file_size(slots, entries)
+            shape = self._shape if ours else guess_slots(path, self._shape)
+            if shape is None:
+                _log.warning(
+                    "%s is not an index file: removed; queries do not find its keys until they are indexed again", path
+                )
+                os.unlink(path)
+                continue
+            self._files.append(IndexFile(path, *shape))
+
+    @property
+    def written(self) -> int:
+        """The keys of all records below this offset are in a file."""
+        return self.pending[0][1] if self.pending else self.position
+
+    @property
+    def end_phys(self) -> int:
+        """The offset of the last record in a file; -1 without one."""
+        for file in reversed(self._files):
+            if file.count > 1:
+                return file.end_phys
+        return -1
+
+    @property
+    def end_ms(self) -> int:
+        """Store time (ms) of the last record in a file; 0 without one."""
+        return self._files[-1].end_ms if self._files else 0
+
+    def drain(self) -> bool:
+        """Write pending keys to files. False, and `behind` is set, when the disk refuses them."""
+        while self.pending:
+            try:
+                file = self._current()
+                done = file.add(self.pending)
+            except OSError as error:
+                _log.warning("the key index stops at %d: %s", self.written, error)
+                self.position = self.written
+                self.pending.clear()
+                self.behind = self.stalled = True
+                return False
+            self.stalled = False
+            self.unsynced.add(file.path)
+            if done == len(self.pending):
+                self.pending.clear()
+            else:
+                del self.pending[:done]
+        return True
+
+    def _current(self) -> IndexFile:
+        if self._files and not self._files[-1].full:
+            return self._files[-1]
+        # The name is the local time of creation, and names must rise. Source: `getAndCreateLastIndexFile`.
+        name = _file_name(time.time())
+        if self._files:
+            newest = os.path.basename(self._files[-1].path)
+            name = max(name, f"{int(newest) + 1:0{len(newest)}}")
+        made = IndexFile(str(self.directory / name), *self._shape, create=True)
+        if self._files:
+            self._files[-1].release()
+        self._files.append(made)
+        return made
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[int]:
+        """Offsets of records that may have the key, newest first. Raises OSError."""
+        found = [phys for own, phys, ms in reversed(self.pending) if own == key_hash and begin_ms <= ms <= end_ms][
+            :limit
+        ]
+        for file in reversed(self._files):
+            if len(found) >= limit:
+                break
+            if file.count > 1 and file.begin_ms <= end_ms and file.end_ms + 999 >= begin_ms:
+                found += file.find(key_hash, begin_ms, end_ms, limit - len(found))
+        return found
+
+    def truncate(self, limit: int, *, rebuild: bool = False) -> None:
+        """Remove the keys of records at or above `limit`; `rebuild` after a power loss. Raises OSError."""
+        self.pending = [item for item in self.pending if item[1] < limit]
+        while self._files:
+            last = self._files[-1]
+            if rebuild:
+                last.rebuild(limit)
+            else:
+                last.truncate(limit)
+            self.unsynced.add(last.path)
+            if last.count > 1:
+                break
+            self._files.pop()
+            self._remove(last)
+        self.position = min(self.position, limit)
+
+    def _remove(self, file: IndexFile) -> None:
+        file.close()
+        os.unlink(file.path)
+        self.unsynced.discard(file.path)
+
+    def files_since(self, phys: int) -> list[str]:
+        """The files with keys of records at or above `phys`."""
+        return [file.path for file in self._files if file.end_phys >= phys]
+
+    def drop_before(self, phys: int) -> None:
+        """Remove files whose records all lie below `phys`, except the newest. Raises OSError."""
+        while len(self._files) > 1 and self._files[0].end_phys < phys:
+            self._remove(self._files.pop(0))
+
+    def clear(self, position: int) -> None:
+        """Remove all files and continue at `position`. Raises OSError."""
+        self.pending.clear()
+        while self._files:
+            self._remove(self._files.pop())
+        self.position = position
+        self.behind = False
+
+    def sync(self) -> None:
+        """Make all files durable. Raises OSError."""
+        for file in self._files:
+            if file.path in self.unsynced:
+                file.sync()
+        self.unsynced.clear()
+        fsync_dir(self.directory)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+def _file_name(now: float) -> str:
+    return time.strftime("%Y%m%d%H%M%S", time.localtime(now)) + f"{int(now * 1000) % 1000:03d}"

@@ -1,0 +1,211 @@
+"""All consume queues of a store, by topic and queue. It writes their entries out in the order of the log."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.descriptors import budget
+from gantry_broker.protocol.codes import CONTROL_TOPIC, SCHEDULE_TOPIC
+from gantry_broker.protocol.message import MAGIC_V1, MAGIC_V2
+from gantry_broker.store.files import FdCache
+from gantry_broker.store.index.consume_queue import ENTRY_SIZE, ConsumeQueue
+from gantry_broker.store.index.key_hash import KeyHasher
+
+MAX_TOPIC_BYTES: Final = 255
+"""The name of a topic is the name of a directory."""
+
+
+class TopicQueues:
+    """The queues of a topic, and values for the hot path that are computed once."""
+
+    __slots__ = ("fixed", "hasher", "is_control", "is_schedule", "magic", "name", "name_field", "queues")
+
+    def __init__(self, name: str) -> None:
+        encoded = name.encode()
+        if not 0 < len(encoded) <= MAX_TOPIC_BYTES or "/" in name or "\0" in name or name in (".", ".."):
+            raise ValueError(
+                f"topic {name[:80]!r}: cannot name a directory; use at most 255 of letters, digits, _ - % |"
+            )
+        self.name = name
+        long = len(encoded) > 127
+        self.magic = MAGIC_V2 if long else MAGIC_V1
+        self.name_field = (len(encoded).to_bytes(2, "big") if long else bytes((len(encoded),))) + encoded
+        """Length and name as a record has them after its body."""
+        self.fixed = 90 + len(self.name_field)
+        """Bytes of a record without body and properties, with IPv4 hosts."""
+        self.hasher = KeyHasher(name)
+        self.queues: dict[int, ConsumeQueue] = {}
+        self.is_schedule = name == SCHEDULE_TOPIC
+        self.is_control = name == CONTROL_TOPIC
+
+
+class QueueTable:
+    """The queues under `consumequeue/`, and those with entries that are not in a file yet."""
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.topics: dict[str, TopicQueues] = {}
+        self.dirty: dict[ConsumeQueue, None] = {}
+        """Queues with entries in memory, the one with the oldest entry first."""
+        self.waiting = 0
+        """Entries in memory; after a truncation it may be too high."""
+        self.unsynced: set[str] = set()
+        """Files written since the last checkpoint."""
+        self.deletion_watermarks: dict[str, int] = {}
+        """By topic: records below this offset of the log are deleted, by control records."""
+        self.next_overrides: dict[tuple[str, int], int] = {}
+        """The next queue offset of queues that have lost all their records, by control records."""
+        self.by_bytes: dict[bytes, TopicQueues] = {}
+        self._fds = FdCache(budget().queue_files)
+        directory.mkdir(parents=True, exist_ok=True)
+        for topic in os.listdir(directory):
+            try:
+                names = os.listdir(directory / topic)
+            except NotADirectoryError:
+                continue
+            for name in names:
+                if name.isdecimal():
+                    self._make(self.topic(topic), int(name))
+
+    def topic(self, name: str) -> TopicQueues:
+        """The entry of the topic; makes a new one. Raises ValueError for a name that no directory can have."""
+        found = self.topics.get(name)
+        if found is None:
+            found = self.topics[name] = TopicQueues(name)
+        return found
+
+    def topic_of(self, encoded: bytes) -> TopicQueues:
+        """As `topic`, by the bytes of the name in a record. Raises ValueError."""
+        found = self.by_bytes.get(encoded)
+        if found is None:
+            found = self.by_bytes[encoded] = self.topic(encoded.decode())
+        return found
+
+    def queue(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
+        """The queue, loaded; makes a new one. Raises ValueError for an impossible number, OSError."""
+        found = topic.queues.get(queue_id)
+        if found is None:
+            found = self._make(topic, queue_id)
+        if found.next < 0:
+            self._load(found)
+        return found
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, loaded; None for an unknown one. Raises OSError."""
+        known = self.topics.get(topic)
+        found = None if known is None else known.queues.get(queue_id)
+        if found is not None and found.next < 0:
+            self._load(found)
+        return found
+
+    def _load(self, queue: ConsumeQueue) -> None:
+        queue.load()
+        self.apply_override(queue)
+
+    def apply_override(self, queue: ConsumeQueue) -> None:
+        """Start an empty queue at its overridden queue offset."""
+        number = self.next_overrides.get(queue.key, 0)
+        if number > queue.max == queue.next and queue.is_empty:
+            queue.start_at(number)  # With `next` above `max`, unconfirmed records already tell the number.
+
+    def override_next(self, topic: str, queue_id: int, number: int) -> None:
+        """Start the queue, if it is empty, at this queue offset or a higher one. Raises ValueError, OSError."""
+        known = self.topic(topic)
+        queue = known.queues.get(queue_id) or self._make(known, queue_id)
+        self.next_overrides[topic, queue_id] = max(number, self.next_overrides.get((topic, queue_id), 0))
+        if queue.next >= 0:
+            self.apply_override(queue)
+
+    def clear_overrides(self) -> None:
+        """Forget all deletion watermarks and overridden queue offsets. Raises OSError."""
+        self.deletion_watermarks.clear()
+        self.next_overrides.clear()
+        for queue in self:
+            if queue.is_empty and queue.next == queue.max:
+                queue.load()
+
+    def visible_from(self, topic: str, log_start: int) -> int:
+        """Readers see records of the topic from this offset on, in a log that begins at `log_start`."""
+        return max(log_start, self.deletion_watermarks.get(topic, 0))
+
+    def _make(self, topic: TopicQueues, queue_id: int) -> ConsumeQueue:
+        if not 0 <= queue_id < 1 << 31:
+            raise ValueError(f"queue {queue_id} of topic {topic.name}: a queue's number is 0 to 2147483647")
+        made = topic.queues[queue_id] = ConsumeQueue(
+            f"{self.directory}{os.sep}{topic.name}{os.sep}{queue_id}", topic.name, queue_id, self.file_size, self._fds
+        )
+        return made
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        for topic in list(self.topics.values()):
+            yield from list(topic.queues.values())
+
+    def loaded(self) -> Iterator[ConsumeQueue]:
+        """All queues, loaded. Raises OSError."""
+        for queue in self:
+            if queue.next < 0:
+                self._load(queue)
+            yield queue
+
+    def oldest_pending(self) -> int | None:
+        """The offset of the oldest record with an entry in memory only; None without one."""
+        # Look at all: after a failure some may be empty, or in another order.
+        oldest = (queue.oldest_pending() for queue in self.dirty)
+        return min((phys for phys in oldest if phys is not None), default=None)
+
+    def write_out(self, limit: int | None = None, until: float | None = None) -> None:
+        """Write out one to `limit` queues, oldest entries first, until a time of the monotonic clock.
+
+        Raises OSError; unwritten entries stay in memory.
+        """
+        dirty = self.dirty
+        while dirty and (limit is None or limit > 0):
+            queue = next(iter(dirty))
+            try:
+                while queue.pending:
+                    before = len(queue.pending)
+                    self.unsynced.add(queue.write_piece())
+                    self.waiting -= (before - len(queue.pending)) // ENTRY_SIZE
+            except OSError:
+                dirty[queue] = dirty.pop(queue)  # The next call tries others first: their files may have room.
+                raise
+            del dirty[queue]
+            if limit is not None:
+                limit -= 1
+            if until is not None and time.monotonic() >= until:
+                break
+        if not dirty:
+            self.waiting = 0
+
+    def truncate(self, limit: int) -> None:
+        """Remove the entries of records at or above `limit` from every queue, in memory and on disk. Raises OSError."""
+        for queue in self:
+            if queue.truncate(limit):
+                self.unsynced.update(queue.files())
+            self.apply_override(queue)
+        self.dirty = {queue: None for queue in self.dirty if queue.pending}
+
+    def clear(self) -> None:
+        """Remove all queues, their files and overrides. Raises OSError."""
+        self.dirty.clear()
+        for queue in self:
+            queue.rebase(0)
+        self.topics.clear()
+        self.by_bytes.clear()
+        self.deletion_watermarks.clear()
+        self.next_overrides.clear()
+
+    def drop_before(self, phys: int) -> None:
+        """Remove files whose records all lie below `phys`. Raises OSError."""
+        for queue in self.loaded():
+            for path in queue.drop_before(phys):
+                self.unsynced.discard(path)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._fds.close_all()

@@ -1,0 +1,84 @@
+"""A walk over the log up to its end: how far are the records valid, and which epochs do they begin?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.log.epochs import EpochStart, epoch_of
+from gantry_broker.store.log.record_reader import (
+    FILLER_MIN,
+    MAX_RECORD,
+    NEVER,
+    SIZE_AND_MAGIC,
+    Damage,
+    Meta,
+    read_records,
+)
+
+_CHUNK: Final = 4 * 1024 * 1024
+
+
+@dataclass
+class Scan:
+    """The result of a walk over the log."""
+
+    end: int
+    """The offset after the last valid record."""
+    reason: str = ""
+    """Why the walk ended there."""
+    records: int = 0
+    last_ms: int = 0
+    """Store time of the last record; 0 without one."""
+    epochs: list[EpochStart] = field(default_factory=list)
+
+
+def scan(log: CommitLog, offset: int, *, lost_from: int = NEVER) -> Scan:
+    """Walk over the log from a record boundary to the first place without a valid record. Raises OSError.
+
+    After a power loss, pages from `lost_from` on may be lost.
+    """
+    found = Scan(offset)
+    want = _CHUNK
+    while True:
+        data = log.raw(found.end, want)
+        if not data:
+            found.reason = "no more segments"
+            return found
+        base = found.end
+        partial = len(data) < log.room(base)
+        try:
+            _scan_chunk(base, data, log.segment_size, found, lost_from)
+            want = _CHUNK
+        except Damage as damage:
+            if not partial:
+                found.reason = str(damage)
+                return found
+            if found.end > base:
+                want = _CHUNK
+                continue  # The chunk may end within the record: read again from its beginning.
+            size = SIZE_AND_MAGIC.unpack_from(data)[0] if len(data) >= FILLER_MIN else 0
+            if len(data) < size <= MAX_RECORD and want < size:
+                want = size
+                continue
+            found.reason = str(damage)
+            return found
+
+
+def _scan_chunk(base: int, data: bytes, segment_size: int, found: Scan, lost_from: int) -> None:
+    """Add the records of `data` to `found`. Raises Damage at the first one that is damaged or not whole."""
+    for record in read_records(data, base, segment_size, check=True, torn=True, lost_from=lost_from):
+        if isinstance(record, Meta):
+            found.records += 1
+            found.last_ms = record.store_ms
+            found.end += record.size
+            epoch = epoch_of(record)
+            if epoch is not None:
+                found.epochs.append(EpochStart(epoch, record.phys))
+        elif isinstance(record, int):
+            found.end += record
+        else:
+            phys, size, _, _, _, _, found.last_ms, _ = record
+            found.records += 1
+            found.end = phys + size

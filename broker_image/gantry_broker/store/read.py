@@ -1,0 +1,261 @@
+"""Reads confirmed records: by queue, by time, by key, by offset of the log."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from gantry_broker.protocol.codes import GetStatus
+from gantry_broker.protocol.message import Record, RecordError, decode_record
+from gantry_broker.store.errors import BadRecords, OffsetGone
+from gantry_broker.store.index.consume_queue import BLANK_SIZE, ENTRY, ConsumeQueue
+from gantry_broker.store.index.key_hash import KeyHasher
+from gantry_broker.store.index.key_index import KeyIndex
+from gantry_broker.store.index.queue_table import QueueTable
+from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.log.record_reader import MAX_RECORD, SIZE_AND_MAGIC, TIME_HEAD_SIZE, store_ms_of
+from gantry_broker.store.scrub import Scrubber
+from gantry_broker.store.state import StoreState
+from gantry_broker.store.types import Got
+
+MAX_SCAN: Final = 4_096
+"""Entries that one read examines when a filter rejects most of them; the next read continues there."""
+_SPREAD: Final = 8
+"""Records are read in one go if that reads at most this many times the wanted bytes."""
+
+
+class Reader:
+    """Reads what is confirmed."""
+
+    def __init__(
+        self, state: StoreState, log: CommitLog, queues: QueueTable, index: KeyIndex | None, scrubber: Scrubber
+    ) -> None:
+        self._state = state
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._scrubber = scrubber
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first queue offset whose record is still there; 0 for an unknown queue."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.min_at(self._queues.visible_from(topic, self._log.start))
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None,
+        record_filter: Callable[[Record], bool] | None,
+        enough: Callable[[], bool] | None = None,
+    ) -> Got:
+        """See `MessageStore.get`."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            status = GetStatus.NO_MATCHED_LOGIC_QUEUE
+            if offset > 0 and self._state.confirmed < self._log.end:
+                return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, 0, 0)
+            return Got(status, b"", 0, 0, 0, 0)
+        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        if offset >= high:
+            if offset == high and high > 0:
+                return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, low, high)
+            if offset > high and self._state.confirmed < self._log.end:
+                return Got(GetStatus.OFFSET_OVERFLOW_ONE, b"", 0, offset, low, high)
+            if high == 0:
+                return Got(GetStatus.NO_MESSAGE_IN_QUEUE, b"", 0, 0, low, high)
+            return Got(GetStatus.OFFSET_OVERFLOW_BADLY, b"", 0, low if low == 0 else high, low, high)
+        if offset < low:
+            return Got(GetStatus.OFFSET_TOO_SMALL, b"", 0, low, low, high)
+        count = max(max_count, 1)
+        return self._collect(queue, offset, low, high, count, max_bytes, tag_hashes, record_filter, enough)
+
+    def _collect(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        low: int,
+        high: int,
+        max_count: int,
+        max_bytes: int,
+        tag_hashes: frozenset[int] | None,
+        record_filter: Callable[[Record], bool] | None,
+        enough: Callable[[], bool] | None,
+    ) -> Got:
+        status = GetStatus.NO_MATCHED_MESSAGE
+        start, end = self._log.start, self._state.confirmed
+        wanted: list[tuple[int, int]] = []
+        places: list[int] = []
+        data: list[bytes] = []
+        total = 0
+        count = 0
+        at = offset
+        # Without a filter, every entry read can be returned.
+        step = max_count if tag_hashes is None and record_filter is None else 256
+        scanned = 0
+        full = False
+        while at < high and not full and scanned < MAX_SCAN:
+            entries = queue.read(at, min(step, MAX_SCAN - scanned))
+            if not entries:
+                break
+            for phys, size, code in ENTRY.iter_unpack(entries):
+                if count >= max_count or (count and total + size > max_bytes):
+                    full = True
+                    break
+                at += 1
+                scanned += 1
+                if size == BLANK_SIZE or size <= 0 or phys < start or phys + size > end:
+                    if not count:
+                        status = GetStatus.MESSAGE_WAS_REMOVING
+                    continue
+                if tag_hashes is not None and code not in tag_hashes:
+                    continue
+                if record_filter is not None:
+                    if enough is not None and scanned > 1 and enough():
+                        at -= 1  # The next read begins here.
+                        full = True
+                        break
+                    try:
+                        raw = self._log.read(phys, size)
+                        if not record_filter(decode_record(raw)):
+                            continue
+                    except (RecordError, OSError) as error:
+                        if isinstance(error, OSError) and error.errno != errno.EIO:
+                            raise
+                        if not count:
+                            return self._damaged(phys, at - 1, low, high)
+                        at -= 1  # The next read reports it.
+                        full = True
+                        break
+                    data.append(raw)
+                else:
+                    wanted.append((phys, size))
+                    places.append(at - 1)
+                total += size
+                count += 1
+        if wanted:
+            try:
+                data = self._read_records(wanted, total)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                if count == 1:
+                    return self._damaged(wanted[0][0], places[0], low, high)
+                half = count // 2  # Until only the records before the unreadable place are left.
+                return self._collect(queue, offset, low, high, half, max_bytes, tag_hashes, record_filter, enough)
+            valid = self._scrubber.count_valid(wanted, data)
+            if valid < len(wanted):
+                if valid == 0:
+                    return self._damaged(wanted[0][0], places[0], low, high)
+                count, at = valid, places[valid]
+                data = self._read_records(wanted[:valid], sum(size for _, size in wanted[:valid]))
+        if count:
+            return Got(GetStatus.FOUND, data[0] if len(data) == 1 else b"".join(data), count, at, low, high)
+        return Got(status, b"", 0, at, low, high)
+
+    def _damaged(self, phys: int, at: int, low: int, high: int) -> Got:
+        self._state.on_damage(phys)
+        return Got(GetStatus.OFFSET_FOUND_NULL, b"", 0, at, low, high, damaged=phys)
+
+    def _read_records(self, wanted: list[tuple[int, int]], total: int) -> list[bytes]:
+        """The bytes of records in rising order, in one read if they lie close together. Raises OSError."""
+        first = wanted[0][0]
+        span = wanted[-1][0] + wanted[-1][1] - first
+        if span == total:
+            return [self._log.read(first, span)]
+        if span <= total * _SPREAD and span <= 1 << 20:
+            block = memoryview(self._log.read(first, span))
+            return [bytes(block[phys - first : phys - first + size]) for phys, size in wanted]
+        read = self._log.read
+        return [read(phys, size) for phys, size in wanted]
+
+    def stored_ms(self, phys: int) -> int:
+        """Store time (ms) of the record at `phys`; -1 when the log does not have it. Raises OSError."""
+        if not self._log.start <= phys < self._log.end:
+            return -1
+        try:
+            head = self._log.read(phys, TIME_HEAD_SIZE)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self._state.on_damage(phys)
+            raise
+        return -1 if len(head) < TIME_HEAD_SIZE else store_ms_of(head)
+
+    def offset_at_time(self, topic: str, queue_id: int, ms: int) -> int:
+        """See `MessageStore.offset_at_time`. Source: the lower boundary of 5.x; 4.9 may skip equal times."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        low, high = queue.min_at(self._queues.visible_from(topic, self._log.start)), queue.max
+        while low < high:
+            middle = (low + high) // 2
+            phys, _, _ = queue.entry(middle)
+            if self.stored_ms(phys) < ms:  # A blank has the offset of the record behind it.
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """See `MessageStore.store_time`."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not self.min_offset(topic, queue_id) <= offset < queue.max:
+            return -1
+        phys, size, _ = queue.entry(offset)
+        return -1 if size == BLANK_SIZE else self.stored_ms(phys)
+
+    def record(self, phys: int) -> Record:
+        """See `MessageStore.record`."""
+        if not self._log.start <= phys < self._state.confirmed:
+            raise OffsetGone(phys, self._log.start, self._state.confirmed)
+        head = self._log.read(phys, 8)
+        size = SIZE_AND_MAGIC.unpack(head)[0] if len(head) == 8 else 0
+        if not 8 < size <= min(MAX_RECORD, self._state.confirmed - phys):
+            raise BadRecords(phys, f"size of {size} bytes")
+        try:
+            found = decode_record(self._log.read(phys, size))
+        except RecordError as error:
+            raise BadRecords(phys, str(error)) from None
+        if found.phys_offset != phys:
+            raise BadRecords(phys, f"record says that it lies at {found.phys_offset}")
+        return found
+
+    def query(
+        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, unique: bool, max_bytes: int
+    ) -> list[Record]:
+        """See `MessageStore.query`."""
+        index = self._index
+        known = self._queues.topics.get(topic)
+        if index is None or not key or max_num <= 0:
+            return []
+        hasher = KeyHasher(topic) if known is None else known.hasher
+        visible_from = self._queues.visible_from(topic, self._log.start)
+        found: list[Record] = []
+        seen: set[int] = set()
+        read = 0
+        # Hashes collide: the checks below reject some candidates.
+        for phys in index.find(hasher.hash(key), begin_ms, end_ms, max_num * 2 + 16):
+            if phys in seen or phys < visible_from:
+                continue
+            if len(found) >= max_num or read > max_bytes:
+                break
+            seen.add(phys)
+            try:
+                candidate = self.record(phys)
+            except (OffsetGone, BadRecords):
+                continue
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                self._state.on_damage(phys)
+                continue
+            read += candidate.size
+            if candidate.topic != topic or not begin_ms <= candidate.store_ms <= end_ms:
+                continue
+            if candidate.uniq_key == key or (not unique and key in candidate.keys):
+                found.append(candidate)
+        return found

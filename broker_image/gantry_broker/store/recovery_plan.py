@@ -1,0 +1,105 @@
+"""Decides from the files on disk where recovery starts. Pure, except that it reads files.
+
+The log is scanned from an offset below which it is known to be valid, not from its beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gantry_broker.store.log.commit_log import CommitLog
+from gantry_broker.store.log.record_reader import Damage, Meta, read_record
+from gantry_broker.store.recovery_point import RecoveryPoint, boot_id, load_checkpoint
+
+FOREIGN_SEGMENTS: Final = 3
+"""Recovery scans this many segments of a cleanly stopped RocketMQ store, as RocketMQ does."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where recovery starts."""
+
+    foreign: bool
+    """RocketMQ wrote the store, and we have never had it open."""
+    clean: bool
+    """The store was closed cleanly."""
+    scan_from: int
+    """The log is valid below this offset."""
+    trusted: int | None
+    """Queues are complete below this offset and get truncated to it; None: they are complete as they are."""
+    trusted_index: int | None
+    """The same for the key index."""
+    rebooted: bool
+    """Unflushed bytes may be lost, in any order of writes."""
+
+
+def plan(root: Path, log: CommitLog, point: RecoveryPoint | None, *, known: bool) -> Plan:
+    """Decide where recovery starts. `known`: we have had the store open before. Raises OSError."""
+    aborted = (root / "abort").exists()
+    bases = log.bases()
+    start = first_offset(bases, log.segment_size)
+    has_queues = any((root / "consumequeue").glob("*/*/*"))
+    has_index = any((root / "index").glob("*"))
+    if not known and bases:
+        if aborted:
+            scan_from = _foreign_start(root, log, bases, start)
+            trusted: int | None = scan_from
+        else:
+            scan_from = max(start, bases[-min(FOREIGN_SEGMENTS, len(bases))])
+            trusted = None
+        return Plan(
+            True,
+            not aborted,
+            scan_from if has_queues else start,
+            trusted if has_queues else start,
+            trusted if has_index else start,
+            aborted,
+        )
+    if point is None:
+        return Plan(False, False, start, start, start, True)
+    rebooted = point.boot != boot_id()
+    # With `durable` above `written`, the point does not tell what the queues contain between the two.
+    clean = point.clean and not aborted and point.durable <= point.written
+    durable, index = point.durable, point.durable_index
+    if not rebooted:
+        durable, index = point.written, point.written_index
+    limit = bases[-1] + log.segment_size if bases else start
+    if not start <= durable <= limit:
+        durable = start
+    trusted = durable if has_queues else start
+    return Plan(False, clean, durable, trusted, max(start, min(index, trusted)) if has_index else start, rebooted)
+
+
+def first_offset(bases: list[int], segment_size: int) -> int:
+    """The first offset of the unbroken run of segments that ends with the last one."""
+    if not bases:
+        return 0
+    start = bases[-1]
+    for base in reversed(bases[:-1]):
+        if base + segment_size != start:
+            _log.error(
+                "segments are missing between %d and %d; the store does not use earlier ones",
+                base + segment_size,
+                start,
+            )
+            break
+        start = base
+    return start
+
+
+def _foreign_start(root: Path, log: CommitLog, bases: list[int], start: int) -> int:
+    """The newest segment whose first record RocketMQ had flushed and indexed. Source: `isMappedFileMatchedRecover`."""
+    flushed = [ms for ms in load_checkpoint(root / "checkpoint") if ms > 0]
+    for base in reversed(bases):
+        data = log.raw(base, 1 << 16)
+        try:
+            record = read_record(data, 0, len(data), base, check=False)
+        except Damage:
+            continue
+        if isinstance(record, Meta) and flushed and record.store_ms <= min(flushed) and base >= start:
+            return base
+    return start

@@ -1,0 +1,73 @@
+"""What the parts of a store share: offsets, flags and the last recovery point. It knows none of the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gantry_broker.store.files import NO_DESCRIPTORS
+from gantry_broker.store.recovery_point import RecoveryPoint
+from gantry_broker.store.types import Damage
+
+
+class StoreState:
+    """Plain values without logic. Offsets are bytes of the log."""
+
+    __slots__ = (
+        "confirmed",
+        "damage",
+        "durable_names",
+        "failed",
+        "flushed",
+        "last_store_ms",
+        "on_damage",
+        "on_failed",
+        "recovery_point",
+        "renumber",
+        "reset_in_progress",
+        "truncations",
+        "unindexed",
+        "verified_from",
+        "was_clean",
+    )
+
+    def __init__(self) -> None:
+        self.confirmed = 0
+        """Records below are confirmed, and are in queues and index."""
+        self.flushed = 0
+        """Bytes below are durable."""
+        self.verified_from = 0
+        """The last start has checked every record from here on. Reads check the records below."""
+        self.last_store_ms = 0
+        """Store time of the newest record; 0 before the first one of this process."""
+        self.truncations = 0
+        """Truncations below `confirmed` so far. A checkpoint that began before one of them does not count."""
+        self.unindexed: dict[int, int] = {}
+        """Start and end of stretches of the log that recovery could not read and so could not index."""
+        self.renumber = False
+        """Queue entries were replaced: `confirm` has to compute the next numbers of all queues again."""
+        self.reset_in_progress = False
+        """A reset has not finished and has to be repeated. Until then the recovery point claims nothing."""
+        self.durable_names: set[str] = set()
+        """Files of queues and index whose names a checkpoint has made durable."""
+        self.recovery_point = RecoveryPoint()
+        """The last one that was written or is about to be written."""
+        self.damage: Damage | None = None
+        """Acknowledged records that recovery found missing."""
+        self.was_clean = False
+        """The store had been closed cleanly; True for a new store."""
+        self.failed: BaseException | None = None
+        """The failure of the disk after which the store takes no writes."""
+        self.on_damage: Callable[[int], None] = lambda at: None
+        """Gets the offset of each record that a read finds damaged."""
+        self.on_failed: Callable[[], None] = lambda: None
+        """Called once after a write or a flush has failed."""
+
+    @property
+    def disk_untrusted(self) -> bool:
+        """The kernel may have dropped written bytes: after every failure except a shortage of descriptors."""
+        return self.failed is not None and makes_disk_untrusted(self.failed)
+
+
+def makes_disk_untrusted(error: BaseException) -> bool:
+    """Whether written bytes may be lost after this error."""
+    return not (isinstance(error, OSError) and error.errno in NO_DESCRIPTORS)

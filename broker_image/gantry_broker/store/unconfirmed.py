@@ -1,0 +1,68 @@
+"""The unconfirmed buffer: batches in memory that wait for their confirmation.
+
+Memory stays bounded: with too many waiting records, the buffer drops later batches, and the store reads them from the
+log again once they are confirmed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from gantry_broker.store.batch import Batch
+
+MAX_WAITING: Final = 50_000
+"""The buffer holds at most about this many records."""
+
+
+class UnconfirmedBuffer:
+    """The waiting batches, oldest first. There may be gaps between them."""
+
+    def __init__(self) -> None:
+        self.batches: deque[Batch] = deque()
+        self.waiting = 0
+
+    def push(self, batch: Batch) -> None:
+        """Append a batch, unless the buffer is full."""
+        if self.waiting < MAX_WAITING:
+            self.batches.append(batch)
+            self.waiting += 1 + len(batch.entries)
+
+    def pop(self, start: int, limit: int) -> Batch | None:
+        """Take the batch that begins at `start`, or its part below `limit`; None when the buffer does not have it.
+
+        Raises ValueError when `limit` lies within a record.
+        """
+        while self.batches and self.batches[0].end <= start:
+            self._drop_first()
+        if not self.batches or self.batches[0].start != start:
+            return None
+        batch = self._drop_first()
+        if batch.end > limit:
+            batch, rest = batch.split(limit)
+            self.batches.appendleft(rest)
+            self.waiting += 1 + len(rest.entries)
+        return batch
+
+    def _drop_first(self) -> Batch:
+        batch = self.batches.popleft()
+        self.waiting -= 1 + len(batch.entries)
+        return batch
+
+    def first_start(self, default: int) -> int:
+        """The offset of the first batch; `default` for an empty buffer."""
+        return self.batches[0].start if self.batches else default
+
+    def gaps(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of [start, stop) that the buffer does not have."""
+        found = []
+        for batch in self.batches:
+            if start < batch.start < stop:
+                found.append((start, batch.start))
+            start = max(start, batch.end)
+        return [*found, (start, stop)] if start < stop else found
+
+    def clear(self) -> None:
+        """Drop all batches."""
+        self.batches.clear()
+        self.waiting = 0

@@ -1,0 +1,107 @@
+"""Costly work in slices of the event loop, so that everything else goes on in between.
+
+One pass of the loop spends about `SLICE_S` on costly work, however many connections ask for it; the rest waits in one
+queue, first come first served. A request that is one short step is run with `run`. One that goes over many things is a
+coroutine that goes over `sliced` ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+SLICE_S: Final = 0.01
+"""Seconds of costly work in one pass of the event loop, about."""
+GRANT_S: Final = 0.002
+"""Seconds that a coroutine works before it lets others go first."""
+
+
+class TimeSlices:
+    """The costly work of one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._used_s = 0.0
+        self._pass_ends = False
+        self._stepping = False
+        self._queue: deque[Callable[[], None]] = deque()
+        self.on_ran: Callable[[float], None] = lambda seconds: None
+        """Called with the seconds of each step that `run` ran."""
+
+    def __len__(self) -> int:
+        """How much waits."""
+        return len(self._queue)
+
+    @property
+    def left_s(self) -> float:
+        """What is left of this pass's time; 0 when something waits already, unless that is what runs now."""
+        return 0.0 if self._queue and not self._stepping else max(SLICE_S - self._used_s, 0.0)
+
+    def charge(self, seconds: float) -> None:
+        """Notes time that was spent on costly work in this pass."""
+        self._used_s += seconds
+        if not self._pass_ends:
+            self._pass_ends = True
+            asyncio.get_running_loop().call_soon(self._next_pass)
+
+    def run(self, work: Callable[[], None]) -> bool:
+        """Runs a step now when there is time left, else in a later pass; True: it has run. It must not raise."""
+        if self.left_s > 0:
+            self._step(work)
+            return True
+        self._queue.append(work)
+        self.charge(0.0)
+        return False
+
+    async def grant(self) -> None:
+        """Waits until it is this coroutine's turn to work for `GRANT_S`."""
+        if self.left_s > 0:
+            self.charge(GRANT_S)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def begin() -> None:
+            if not turn.done():
+                turn.set_result(None)
+                self.charge(GRANT_S)
+
+        self._queue.append(begin)
+        self.charge(0.0)
+        await turn
+
+    async def sliced(self, items: Iterable[T]) -> AsyncIterator[T]:
+        """The items, with a pause whenever the one who goes over them has worked for `GRANT_S`."""
+        clock = self._clock
+        await self.grant()
+        ends = clock() + GRANT_S
+        for item in items:
+            now = clock()
+            if now > ends:
+                self.charge(now - ends)
+                await self.grant()
+                ends = clock() + GRANT_S
+            yield item
+
+    def _step(self, work: Callable[[], None]) -> None:
+        begun = self._clock()
+        outer, self._stepping = self._stepping, True
+        try:
+            work()
+        finally:
+            self._stepping = outer
+        spent = self._clock() - begun
+        self.on_ran(spent)
+        self.charge(spent)
+
+    def _next_pass(self) -> None:
+        self._pass_ends = False
+        self._used_s = 0.0
+        while self._queue and self._used_s < SLICE_S:
+            self._step(self._queue.popleft())
+        if self._queue:
+            self.charge(0.0)

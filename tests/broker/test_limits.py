@@ -1,0 +1,215 @@
+"""Limits of clients, groups, topics, filters, batches and locks: pure parts, and what a broker answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from gantry_broker.broker import clients
+from gantry_broker.broker.clients import Client, ClientTable, Subscription, TooManyClients, heartbeat_fault
+from gantry_broker.broker.creation import CreationRate, max_links, too_many_groups, too_many_topics
+from gantry_broker.broker.locks import MAX_LOCKS, QueueLocks
+from gantry_broker.broker.longpoll import HeldPulls
+from gantry_broker.broker.pull import Filters
+from gantry_broker.broker.sql92 import MAX_DIGITS, MAX_TOKENS, FilterSyntaxError, compile_filter
+from gantry_broker.protocol.bodies import SubscriptionData
+from gantry_broker.protocol.codes import RequestCode, ResponseCode
+from gantry_broker.protocol.fastjson import MessageQueue
+from gantry_broker.protocol.message import MAX_BATCH, BatchItem, encode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.broker.conftest import Bench
+
+
+def beat(groups: int = 1, subscriptions: int = 1, tags: int = 0, text: str = "*") -> dict[str, Any]:
+    one = {"topic": "T", "subString": text, "tagsSet": ["a"] * tags}
+    consumer = {"groupName": "g", "subscriptionDataSet": [one] * subscriptions}
+    return {"clientID": "c", "consumerDataSet": [consumer] * groups}
+
+
+def test_heartbeats_are_judged_before_anything_is_made_of_them() -> None:
+    assert heartbeat_fault(beat(clients.MAX_GROUPS)) is None
+    assert "names 501 groups, the limit is 500" in (heartbeat_fault(beat(clients.MAX_GROUPS + 1)) or "")
+    assert "2000 subscriptions" in (heartbeat_fault(beat(2, 1_001)) or "")
+    assert "10010 tags, the limit is 10000" in (heartbeat_fault(beat(1, 1_001, 10)) or "")
+    assert "16385 characters" in (heartbeat_fault(beat(text="x" * (clients.MAX_EXPRESSION + 1))) or "")
+    for odd in ([], None, {"consumerDataSet": 5}, {"consumerDataSet": [5, {"subscriptionDataSet": {}}]}):
+        assert heartbeat_fault(odd) is None
+
+
+class Link:
+    closed = False
+
+    def send(self, frame: Any) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_members_and_subscriptions_are_counted_and_given_back() -> None:
+    table = ClientTable(limit=10)
+    links = [Link() for _ in range(4)]
+
+    def join(link: Link, group: str, topics: int) -> None:
+        wanted = [SubscriptionData(f"T{n}") for n in range(topics)]
+        table.admit(link, {group: wanted}, ["P"])
+        client = Client(link, f"c{links.index(link)}", "JAVA", 1, "h:1", 0)
+        table.heartbeat_consumer(group, client, map(Subscription, wanted), "", "", "")
+        table.heartbeat_producer("P", client)
+
+    join(links[0], "G", 3)
+    assert table.weight == 5
+    join(links[0], "G", 3)
+    assert table.weight == 5, "the same again counts once"
+    join(links[1], "G", 3)
+    with pytest.raises(TooManyClients, match="this broker has 7 members and subscriptions of groups, 7 more"):
+        join(links[2], "H", 5)
+    assert table.weight == 7
+    assert table.find_client("c1") is not None
+    for link in links:
+        table.closed(link)
+    assert table.weight == 0
+    assert table.find_client("c1") is None
+    assert (table.consumers, table.producers) == ({}, {})
+
+
+def test_groups_of_one_connection_are_bounded_over_all_its_heartbeats() -> None:
+    table, link = ClientTable(), Link()
+    client = Client(link, "c", "JAVA", 1, "h:1", 0)
+    for n in range(clients.MAX_GROUPS):
+        table.admit(link, {f"g{n}": []}, [])
+        table.heartbeat_consumer(f"g{n}", client, [], "", "", "")
+    table.admit(link, {"g7": []}, [])
+    with pytest.raises(TooManyClients, match="in 501 groups, the limit is 500"):
+        table.admit(link, {"one-more": []}, [])
+
+
+def test_names_come_into_being_at_a_limited_rate() -> None:
+    rate = CreationRate(burst=10, per_second=2)
+    assert rate.take(10, 1_000_000)
+    assert not rate.take(1, 1_000_000)
+    assert not rate.take(3, 1_001_000)
+    assert rate.take(2, 1_001_000)
+    assert not rate.take(11, 9_000_000), "never more than the burst"
+    assert rate.take(10, 9_000_000)
+
+
+def test_totals() -> None:
+    assert too_many_topics(99, 1, 100) is None
+    assert "there are 99 topics, 2 more" in (too_many_topics(99, 2, 100) or "")
+    assert too_many_topics(500, 0, 100) is None, "what exists goes on"
+    assert "raise maxSubscriptionGroups" in (too_many_groups(100, 1, 100) or "")
+    assert (max_links(128 << 20), max_links(24 << 30)) == (32_768, 100_000)
+
+
+def test_filters_are_bounded_by_tokens_digits_and_memory() -> None:
+    assert compile_filter(" OR ".join(["a=1"] * 150))({"a": "1"})
+    with pytest.raises(FilterSyntaxError, match=f"at most {MAX_TOKENS} are read"):
+        compile_filter(" OR ".join(["a=1"] * 151))
+    with pytest.raises(FilterSyntaxError, match=f"a number of {MAX_DIGITS + 1} characters"):
+        compile_filter("a = " + "9" * (MAX_DIGITS + 1))
+    larger = compile_filter("a > 5")
+    assert larger({"a": "9" * MAX_DIGITS})
+    assert not larger({"a": "9" * (MAX_DIGITS + 1)}), "what is longer is no number"
+    filters = Filters()
+    for n in range(200):
+        filters.subscription("T", f"{n}" + "x" * 15_000, "TAG")
+    kept = sum(len(expression) for _, expression, _ in filters._subscriptions)
+    assert kept <= Filters.MAX_CHARACTERS
+    with pytest.raises(FilterSyntaxError, match="the limit is 16384"):
+        filters.subscription("T", "x" * 20_000, "TAG")
+
+
+def test_held_pulls_are_tried_in_parts() -> None:
+    held: HeldPulls[int] = HeldPulls()
+    for n in range(10):
+        held.hold("T", 0, n, 100)
+    tried: list[int] = []
+    waiting = held.waiting("T", 0)
+
+    def attempt(pull: int) -> bool:
+        tried.append(pull)
+        return pull % 2 == 0
+
+    held.try_each(waiting, attempt, lambda: len(tried) < 4)
+    assert (tried, len(held), len(waiting)) == ([0, 1, 2, 3], 8, 6)
+    assert [h.pull for h in held.due(100, 2)] == [1, 3]
+    held.try_each(waiting, attempt)
+    assert tried == list(range(10))
+    assert [h.pull for h in held.due(100)] == [5, 7, 9]
+    assert len(held) == 0
+
+
+def test_locks_are_bounded_and_given_back() -> None:
+    locks = QueueLocks()
+    queues = [MessageQueue("T", "a", n) for n in range(MAX_LOCKS + 5)]
+    assert len(locks.lock("G", "c", queues, 0)) == MAX_LOCKS
+    assert locks.lock("H", "d", queues[:1], 0) == []
+    locks.unlock("G", "c", queues[:1])
+    assert locks.lock("H", "d", queues[:1], 0) == queues[:1]
+
+
+async def test_groups_of_a_heartbeat_are_made_with_one_record(bench: Bench) -> None:
+    puts: list[int] = []
+    put = bench.broker.append
+    bench.broker.append = lambda records: (puts.append(len(records)), put(records))[1]  # type: ignore[method-assign]
+    value = {"clientID": "c", "consumerDataSet": [{"groupName": f"g{n}"} for n in range(50)]}
+    assert (await bench.ask(RequestCode.HEART_BEAT, body=orjson.dumps(value))).code == 0
+    assert puts == [1]
+    tables = bench.broker.meta.working
+    assert all(f"g{n}" in tables.groups and f"%RETRY%g{n}" in tables.topics for n in range(50))
+    assert (await bench.ask(RequestCode.HEART_BEAT, body=orjson.dumps(value))).code == 0
+    assert puts == [1], "and nothing is written the second time"
+
+
+async def test_topics_and_groups_end_at_their_setting(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(settings={"maxTopics": 100, "maxSubscriptionGroups": 100})
+    await bench.lead()
+    tables = bench.broker.meta.working
+    topics = [{"topicName": f"t{n}"} for n in range(100 - len(tables.topics))]
+    groups = [{"groupName": f"g{n}"} for n in range(100 - len(tables.groups))]
+    many = orjson.dumps({"topicConfigList": topics})
+    assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=many)).code == 0
+    many = orjson.dumps({"groupConfigList": groups})
+    assert (await bench.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=many)).code == 0
+    assert (await bench.send(b"x", topic="t1")).code == 0
+    refused = await bench.send(b"x", topic="one-more")
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "there are 100 topics, 1 more are asked for, the limit is 100" in (refused.remark or "")
+    refused = await bench.ask(RequestCode.HEART_BEAT, body=orjson.dumps(beat()))
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "the limit is 100" in (refused.remark or "")
+    assert "g" not in tables.groups
+    await bench.close()
+
+
+async def test_batches_are_bounded(bench: Bench) -> None:
+    items = [BatchItem(b"x")] * MAX_BATCH
+    assert (await bench.ask(320, bench.send_ext(batch=True), encode_batch(items))).code == 0
+    refused = await bench.ask(320, bench.send_ext(batch=True), encode_batch([*items, BatchItem(b"x")]))
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "2001 messages, the limit is 2000" in (refused.remark or "")
+
+
+async def test_sends_that_make_topics_wait_their_turn_in_order(bench: Bench) -> None:
+    bench.broker.slices.charge(1.0)
+    frames = [bench.frame(310, bench.send_ext(f"T{n // 2}"), b"x") for n in range(20)]
+    bench.give(*frames)
+    assert bench.wire.throttled
+    answers = [await bench.answer(frame.opaque) for frame in frames]
+    assert {a.code for a in answers} == {0}
+    assert not bench.wire.throttled
+    offsets = [a.ext["queueOffset"] for a in answers]
+    assert offsets == ["0", "1"] * 10
+
+
+async def test_costly_requests_beyond_a_slice_wait_and_all_are_answered(bench: Bench) -> None:
+    bench.broker.slices.charge(1.0)
+    frames = [bench.frame(RequestCode.GET_BROKER_RUNTIME_INFO) for _ in range(30)]
+    bench.give(*frames)
+    assert bench.wire.throttled
+    assert {(await bench.answer(frame.opaque)).code for frame in frames} == {0}
+    assert not bench.wire.throttled
+    assert bench.dispatcher._waiting_bytes == 0

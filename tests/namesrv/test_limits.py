@@ -1,0 +1,66 @@
+"""Limits of a NameServer: topics, groups and keys; registrations are read in steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gantry_broker.namesrv import kv, registration, routes
+from gantry_broker.namesrv.registration import AT_ONCE, encode_compressed, registration_steps
+from gantry_broker.namesrv.routes import Registration, RouteTable, WrongGroup
+from gantry_broker.protocol import fastjson
+from gantry_broker.protocol.bodies import BodyError, RegisterBody, TopicConfig, TopicConfigs
+
+
+def body(topics: int) -> RegisterBody:
+    return RegisterBody(TopicConfigs({f"t{n}": TopicConfig(f"t{n}", 8, 8) for n in range(topics)}))
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_registration_is_read_in_steps(compressed: bool) -> None:
+    wanted = body(AT_ONCE * 5 + 1)
+    data = encode_compressed(wanted) if compressed else fastjson.dumps(wanted.to_json())
+    steps = list(registration_steps(data, compressed=compressed))
+    assert steps[:-1] == [None] * 6
+    assert steps[-1] is not None
+    assert steps[-1].configs.topics == wanted.configs.topics
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_topics_of_a_registration_are_bounded(compressed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "MAX_TOPICS", 100)
+    data = encode_compressed(body(101)) if compressed else fastjson.dumps(body(101).to_json())
+    with pytest.raises(BodyError, match="has 101 topics, the limit is 100"):
+        list(registration_steps(data, compressed=compressed))
+
+
+def told(group: str, broker_id: int = 0) -> Registration:
+    return Registration("c", group, broker_id, f"h:{broker_id}", 1)
+
+
+def test_groups_brokers_and_topics_of_all_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_GROUPS", 2)
+    monkeypatch.setattr(routes, "MAX_BROKERS", 2)
+    monkeypatch.setattr(routes, "MAX_TOPICS", 15)
+    table = RouteTable()
+    table.register(told("a"), body(10).configs, 0)
+    with pytest.raises(WrongGroup, match="would make it 20 topics of all groups, the limit is 15"):
+        table.register(told("b"), body(10).configs, 0)
+    assert list(table.groups) == ["a"]
+    table.register(told("b"), body(5).configs, 0)
+    table.register(told("a"), body(10).configs, 0)
+    with pytest.raises(WrongGroup, match="2 broker groups"):
+        table.register(told("c"), None, 0)
+    table.register(told("a", 1), None, 0)
+    with pytest.raises(WrongGroup, match="has 2 brokers"):
+        table.register(told("a", 2), None, 0)
+
+
+def test_keys_and_values_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "MAX_CHARACTERS", 100)
+    table = kv.KvConfig(tmp_path / "kv.json")
+    table.put("n", "k", "x" * 90)
+    table.put("n", "k", "y" * 99)
+    with pytest.raises(kv.KvFull, match="would have 102 characters, the limit is 100"):
+        table.put("n", "l", "z")
+    assert table.get("n", "l") is None
