@@ -507,7 +507,7 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
             assert live is not None
             assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
             fake.remove(kind, "mq", name)
-        await until(lambda: controller._masters.controllers and fake.get("StatefulSet", "demo-a"))
+        await until(lambda: controller._groups.controllers and fake.get("StatefulSet", "demo-a"))
         assert not controller._result.problems
 
 
