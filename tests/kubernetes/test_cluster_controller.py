@@ -523,6 +523,6 @@ async def test_what_the_chart_does_not_allow_changes_nothing_that_runs_and_is_to
         controller.update(changed)
         await until(lambda: controller._result.refused)
         assert 'spec.image is "evil:1"' in controller._result.refused
-        await until(lambda: any(e.get("reason") == "SpecRefused" for k, e in fake.objects.items() if k[0] == "Event"))
+        await until(lambda: any(e.get("reason") == "InvalidSpec" for k, e in fake.objects.items() if k[0] == "Event"))
         after = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
         assert after == before

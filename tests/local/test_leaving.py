@@ -12,7 +12,7 @@ from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers
-from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import start_mark
 from gantry_operator.platforms.local.process_plan import process_plans
 from gantry_operator.platforms.local.status import local_status
@@ -50,7 +50,7 @@ async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Pat
     supervisor.watch_only("a")
     ports = Ports.load(folder.ports)
     assert [(m.member, m.replication_address) for m in supervisor.members("a")] == [
-        (n, ports.address(f"t-a-{n}")) for n in range(5)
+        (n, ports.address(replication(f"t-a-{n}"))) for n in range(5)
     ]
     assert [n for n in range(5) if supervisor.process_state(f"t-a-{n}").deleting] == [3, 4]
     await supervisor.close()
