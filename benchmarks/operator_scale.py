@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.kube.client import BROKER_CLUSTER, KubeApi
+from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, KubeApi
 from rig import kubeapi
 from rig.processes import Started, usage
 from rig.standins import StandIns

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from gantry_operator.kube.client import KubeApi
+from gantry_operator.platforms.kubernetes.client import KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
 from .processes import Started, namespace, until
@@ -168,5 +168,7 @@ def operator(server: ApiServer, chart: Path, folder: Path) -> Iterator[Started]:
         "GANTRY_BROKER_IMAGE": "gantry-broker:stand-in",
         "GANTRY_SPARK_IMAGE": "gantry-spark:stand-in",
     }
-    with Started([sys.executable, "-m", "gantry_operator.kube.operator"], folder / "operator.log", env) as process:
+    with Started(
+        [sys.executable, "-m", "gantry_operator.platforms.kubernetes.operator"], folder / "operator.log", env
+    ) as process:
         yield process

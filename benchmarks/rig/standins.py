@@ -30,8 +30,8 @@ from gantry_broker.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer
-from gantry_operator.kube import names
-from gantry_operator.kube.client import POD, STATEFUL_SET, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, ApiError, KubeApi
 
 LINE_S = 1.0
 """As `gantry_broker.http.app` does."""

@@ -23,7 +23,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 from gantry_broker.replication.types import MemberId
-from gantry_operator.local.ports import Ports, registration, replication
+from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire
 from tests.local.cluster import Cluster, take_down
