@@ -403,8 +403,13 @@ class NameService:
 
 
 def _is_long(conn: Connection, frame: Frame) -> bool:
-    """A registration that is read in slices. The ports for clients refuse it before they read its body."""
-    return conn.identity is not None and frame.code == RequestCode.REGISTER_BROKER and len(frame.body) > AT_ONCE_BYTES
+    """A registration that is read in slices. The ports for clients refuse it before they read its body.
+
+    Every compressed one: how much it holds shows when it is decompressed.
+    """
+    if frame.code != RequestCode.REGISTER_BROKER or conn.identity is None:
+        return False
+    return len(frame.body) > AT_ONCE_BYTES or (bool(frame.body) and frame.ext.get("compressed", "").lower() == "true")
 
 
 def _check_name(conn: Connection, cluster: str, group: str, member: int | None = None) -> None:
