@@ -244,7 +244,7 @@ async def test_a_file_with_an_impossible_epoch_is_named_at_the_start(make_group:
         if name == "replica.json":
             data["cell"]["epoch"] = epoch
         else:
-            data["history"][0][0] = epoch
+            data["epochs"][0][0] = epoch
         path.write_text(json.dumps(data))
         done = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-m", "gantry_broker.broker", "--config", str(member.path)],

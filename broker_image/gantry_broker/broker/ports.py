@@ -68,7 +68,7 @@ class Ports:
             self._replication = RemotingServer(
                 MemberRequests(broker, dispatcher.process), config.listen_host, config.replication_port,
                 name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(broker.budget),
-                guard=guard,
+                limits=RequestLimits(members=True), guard=guard,
             )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False
