@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 from gantry_broker.client.consumer import Running
-from gantry_broker.client.flow import ProcessQueue
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError
 

@@ -32,7 +32,7 @@ from gantry_broker.client import (
     averagely_by_circle,
     reply,
 )
-from gantry_broker.client.flow import FlowLimits
+from gantry_broker.client.process_queue import FlowLimits
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.remoting.errors import RemotingError

@@ -16,8 +16,8 @@ from gantry_broker.client.allocation import (
     consistent_hash,
 )
 from gantry_broker.client.errors import InvalidMessage
-from gantry_broker.client.flow import FlowLimits, ProcessQueue
 from gantry_broker.client.message import Message, ReceivedMessage
+from gantry_broker.client.process_queue import FlowLimits, ProcessQueue
 from gantry_broker.client.selection import RoundRobin, readable_queues, select_by_hash, writable_queues
 from gantry_broker.client.session import parse_name_servers
 from gantry_broker.client.subscription import subscription

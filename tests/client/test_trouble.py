@@ -24,9 +24,9 @@ from gantry_broker.client import (
 from gantry_broker.client import consumer as consumer_module
 from gantry_broker.client.consumer import Running
 from gantry_broker.client.errors import SendFailed
-from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets
+from gantry_broker.client.process_queue import FlowLimits
 from gantry_broker.client.transactions import Check
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame

@@ -29,7 +29,7 @@ if not __package__:  # By its path: only as a module does it find the package `t
     os.execl(sys.executable, sys.executable, "-m", "tests.delivery.scenario", *sys.argv[1:])
 
 from benchmarks.rig.gantry import Cluster
-from tests.delivery.fates import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse
+from tests.delivery.plan import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = 2

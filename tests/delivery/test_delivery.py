@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.delivery.fates import ALL, ORDERED, RETRIES, Plan
+from tests.delivery.plan import ALL, ORDERED, RETRIES, Plan
 from tests.delivery.scenario import Scenario, Seen, judge, judge_dead
 
 SMALL = Plan(8_000, 400, 50)

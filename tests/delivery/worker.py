@@ -28,7 +28,7 @@ from gantry_broker.client import (
 )
 from gantry_broker.remoting.errors import RemotingError
 
-from tests.delivery.fates import ALL, FILTERED, ORDERED, QUEUES, SEEN, TOPIC, Plan, body, parse
+from tests.delivery.plan import ALL, FILTERED, ORDERED, QUEUES, SEEN, TOPIC, Plan, body, parse
 
 BATCH = 32
 

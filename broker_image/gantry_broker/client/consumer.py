@@ -17,13 +17,13 @@ from typing import Final, Self
 
 from gantry_broker.client.allocation import Strategy, averagely
 from gantry_broker.client.errors import BrokerError, ClientError
-from gantry_broker.client.flow import DEFAULT_LIMITS, FlowLimits, ProcessQueue
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
+from gantry_broker.client.process_queue import DEFAULT_LIMITS, FlowLimits, ProcessQueue
 from gantry_broker.client.pulling import Puller, PullStatus
+from gantry_broker.client.queue_allocation import NotYet, Shares
 from gantry_broker.client.sendback import RETRY_TIMES, SendBack
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
-from gantry_broker.client.shares import NotYet, Shares
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gantry_broker.client.consumer import Consumer, now_ms
-from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.codes import RETRY_PREFIX

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final, Self
 
-from gantry_broker.client.answers import Answering, ConsumerAnswers
+from gantry_broker.client.consumer_admin import Answering, ConsumerAnswers
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.uniqueid import local_address
 from gantry_broker.protocol import fastjson

@@ -14,7 +14,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, queue_to_json, short
-from gantry_broker.protocol.figures import (
+from gantry_broker.protocol.offset_tables import (
     ConsumeOffset,
     TopicOffset,
     consume_stats_from_json,

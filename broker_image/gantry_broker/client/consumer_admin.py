@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage, restore_topic
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, SubscriptionData, offset_table
 from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
