@@ -30,7 +30,7 @@ from rig.target import Target
 from rig.wire import Wire, connect
 
 TOPIC, QUEUES, BATCH, WINDOW = "Backlog", 8, 250, 4
-MOST_GROWTH, MOST_SLOWER = 32 << 20, 1.25
+MAX_GROWTH_MIB, MAX_SLOWDOWN = 32 << 20, 1.25
 
 
 @dataclass
@@ -79,15 +79,15 @@ def fill(target: Target, messages: int, size: int) -> None:
 class Reader(threading.Thread):
     """Pulls one queue from its begin to its end, one request after the other."""
 
-    def __init__(self, target: Target, queue: int, wanted: int) -> None:
+    def __init__(self, target: Target, queue: int, expected: int) -> None:
         super().__init__(daemon=True)
-        self._target, self._queue, self._wanted = target, queue, wanted
+        self._target, self._queue, self._expected = target, queue, expected
         self.offset = 0
         self.problem = ""
 
     def run(self) -> None:
         with Wire(self._target.broker_address, 60) as wire:
-            while self.offset < self._wanted:
+            while self.offset < self._expected:
                 header = PullHeader("readers", TOPIC, self._queue, Long(self.offset), 32, 4, Long(0), subscription="*")
                 answer = wire.ask(RequestCode.PULL_MESSAGE, header.ext())
                 if answer.code != 0:
@@ -142,7 +142,7 @@ def main() -> int:
     grew = (max(row.rss_mib for row in rows) - rows[0].rss_mib) * 2**20
     slower = rows[-1].cpu_us / rows[0].cpu_us
     print(json.dumps({"grew_mib": round(grew / 2**20, 1), "cpu_last_to_first": round(slower, 2)}))
-    return 1 if grew > MOST_GROWTH or slower > MOST_SLOWER else 0
+    return 1 if grew > MAX_GROWTH_MIB or slower > MAX_SLOWDOWN else 0
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from rig.gantry import Cluster
-from rig.loaded import WHOLE_S, Kind, Load, group, whole
+from rig.loaded import HEALTHY_S, Kind, Load, group, is_healthy
 from rig.processes import Started, until, usage
 
-AROUND_S = 15
+AFTERWARDS_S = 15
 """Seconds after a catch-up with which it is compared."""
 FILL_BYTES = 4_000
 """Bodies that only make the log long; larger ones would be compressed."""
@@ -50,27 +50,27 @@ _OTHERS = set(range(1, os.cpu_count() or 1)) or {0}
 
 def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict[str, Any]:
     """One slave that stood still goes on. `senders`: 0: nobody sends meanwhile."""
-    with _one_away(folder) as (cluster, slave):
+    with _frozen_slave(folder) as (cluster, slave):
         _fill(cluster, folder, slave["end"] + (options.mib << 20))
         if senders == 0:
-            return _go_on(cluster, slave, None)
+            return _measure_catch_up(cluster, slave, None)
         with Load(cluster, folder, senders, 1024, 600) as load:
             load.wait_for(4)
-            return _go_on(cluster, slave, load)
+            return _measure_catch_up(cluster, slave, load)
 
 
-def senders_lose(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure_senders(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """SEND_OK a second, and the master's CPU time for each in microseconds, by state."""
     rates: dict[str, list[float]] = {state: [] for state in STATES}
     used: dict[str, list[float]] = {state: [] for state in STATES}
-    with _one_away(folder) as (cluster, slave):
+    with _frozen_slave(folder) as (cluster, slave):
         _fill(cluster, folder, slave["end"] + (SENDERS_MIB << 20))
         master = next(m for m in cluster.answering() if m["role"] == "Master")
-        ask = folder / "ask.json"
-        ask.write_text(json.dumps(_ask(cluster, master, slave)))
+        config = folder / "ask.json"
+        config.write_text(json.dumps(_reader_config(cluster, master, slave)))
         whole_s = 10 + 2 * len(STATES) * options.rounds * (options.seconds + 1)
         reader = Started(
-            [sys.executable, str(Path(__file__).with_name("rig") / "reader.py"), str(ask)],
+            [sys.executable, str(Path(__file__).with_name("rig") / "reader.py"), str(config)],
             folder / "reader.log", stdin=subprocess.PIPE,
         )  # fmt: skip
         with reader, Load(cluster, folder, options.senders, 1024, whole_s, _own_core(cluster, master)) as load:
@@ -102,7 +102,7 @@ def senders_lose(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
+def _frozen_slave(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
     """A whole group of two whose slave is frozen, and that slave's status."""
     with group(_GROUP, folder) as cluster:
         slave = next(m for m in cluster.members() or [] if m["role"] == "Slave")
@@ -114,7 +114,7 @@ def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
                 os.kill(slave["pid"], signal.SIGCONT)
 
 
-def _ask(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
+def _reader_config(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
     """What `rig/reader.py` needs to ask in the place of the slave."""
     epochs = next(cluster.folder.rglob("epochs.json"))
     return {
@@ -151,22 +151,22 @@ def _end(cluster: Cluster, role: str) -> int:
     """Of the log of whoever has that role. A busy broker may need more than one question."""
     found: list[int] = []
 
-    def told() -> bool:
+    def answered() -> bool:
         found.extend(int(m["end"]) for m in cluster.answering() if m["role"] == role)
         return bool(found)
 
-    until(f"the {role} answers", told, WHOLE_S)
+    until(f"the {role} answers", answered, HEALTHY_S)
     return found[0]
 
 
-def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[str, Any]:
+def _measure_catch_up(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[str, Any]:
     lacked = _end(cluster, "Master") - slave["end"]
     first = 0 if load is None else len(load.lines())
     master = next(m["pid"] for m in cluster.answering() if m["role"] == "Master")
     os.kill(slave["pid"], signal.SIGCONT)
     began, since = time.monotonic(), usage(master).cpu_s
     sent = 0 if load is None else load.sent
-    until("the slave is in sync again", lambda: whole(cluster, 2), 500)
+    until("the slave is in sync again", lambda: is_healthy(cluster, 2), 500)
     took, spent = time.monotonic() - began, usage(master).cpu_s - since
     copied = _end(cluster, "Slave") - slave["end"]
     row = {"lacked_mib": lacked >> 20, "seconds": round(took, 1), "mib_per_second": round((copied >> 20) / took, 1)}
@@ -174,9 +174,9 @@ def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[s
         sent = load.sent - sent
         last = len(load.lines())
         load.wait_for(last + 2)
-        sent_after, spent_after = _spent(load, master, AROUND_S)
+        sent_after, spent_after = _spent(load, master, AFTERWARDS_S)
         during = load.rates(first, last - 1) or load.rates(first - 1, last)
-        calm, busy = statistics.mean(load.rates(last + 1, last + AROUND_S)), statistics.mean(during)
+        calm, busy = statistics.mean(load.rates(last + 1, last + AFTERWARDS_S)), statistics.mean(during)
         row |= {
             "sent_per_second": round(calm),
             "meanwhile": round(busy),
@@ -210,7 +210,7 @@ def main() -> int:
         for part in (options.only,) if options.only else ("alone", "together", "senders"):
             folder = Path(name) / part
             if part == "senders":
-                answer[part] = senders_lose(options, folder)
+                answer[part] = measure_senders(options, folder)
             else:
                 answer[part] = catch_up(options, folder, senders=options.senders if part == "together" else 0)
     print(json.dumps(answer, indent=2) if options.output == "json" else _text(answer))

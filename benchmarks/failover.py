@@ -39,7 +39,7 @@ from pathlib import Path
 from rig import groups, java
 from rig.gantry import QUICKSTART, ROOT
 from rig.groups import Group
-from rig.processes import NoNamespace, until
+from rig.processes import NamespaceUnavailable, until
 from rig.senders import CLIENTS, start_sender
 from rig.wire import read_topic
 
@@ -47,7 +47,7 @@ KINDS = ("kill9", "sigstop", "handover", "partition")
 APACHE = {"dledger": groups.DLedgerGroup, "controller": groups.ControllerGroup}
 SYSTEMS = ("gantry", "raft", *APACHE)
 GOALS_MS = {"kill9": 500, "sigstop": 3000, "handover": 100, "partition": 3000}
-SETTLE_S = 90.0
+RECOVERY_S = 90.0
 
 
 def percentile(values: list[float], per_cent: float) -> float:
@@ -165,29 +165,29 @@ def measure(group: Group, kind: str, client: str, count: int, folder: Path, run:
         for number in range(count):
             if time.monotonic() > end and row.gaps_ms:
                 break
-            until("a whole group", group.whole, SETTLE_S)
+            until("a whole group", group.is_healthy, RECOVERY_S)
             calm = len(ok_ms) + 100
             until("steady sends", lambda calm=calm: sent_since(calm), 30)  # type: ignore[misc]
             since = time.time() * 1000
-            group.strike(kind)
+            group.inject(kind)
             over = time.time() * 1000
             until("a send after the event", lambda over=over: recovered(over), 90)  # type: ignore[misc]
-            group.mend()
+            group.restore()
             gap = gap_ms(list(ok_ms), since)
             assert gap is not None
             row.gaps_ms.append(round(gap, 1))
             print(f"{group.name} {client} {kind} {number + 1}/{count}: {gap:.0f} ms", file=sys.stderr, flush=True)
-        until("a whole group", group.whole, SETTLE_S)
+        until("a whole group", group.is_healthy, RECOVERY_S)
     finally:
         sender.stop()
-    _account(row, group, topic, run, sender.sends.acked, sender.sends.tries)
+    _account(row, group, topic, run, sender.sends.acked, sender.sends.attempts)
     row.other_answers = dict(sender.sends.other)
     for name, text in sender.sends.errors.items():
         print(f"{client} {kind}: first {name}: {text[:300]}", file=sys.stderr)
     return row
 
 
-def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], tries: dict[int, int]) -> None:
+def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], attempts: dict[int, int]) -> None:
     """Reads everything back: what of this run is there, and how often."""
     stored: Counter[int] = Counter()
     for record in read_topic(group.namesrv.split(";")[0], topic, group.prefix):
@@ -197,7 +197,7 @@ def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], trie
     repeated = {n: times for n, times in stored.items() if times > 1}
     row.acknowledged = len(acked)
     row.missing = len(acked - stored.keys())
-    row.twice_because_sent_twice = sum(1 for n, times in repeated.items() if times <= tries.get(n, 1))
+    row.twice_because_sent_twice = sum(1 for n, times in repeated.items() if times <= attempts.get(n, 1))
     row.twice = len(repeated) - row.twice_because_sent_twice
 
 
@@ -243,7 +243,7 @@ def main() -> int:
                             # Several runs share a file, and each has its own numbers.
                             run = f"{kind}-{client}-{time.time_ns() // 1_000_000}"
                             results.add(measure(group, kind, client, options.count, Path(folder), run, options.seconds))
-            except (java.JavaMissing, NoNamespace) as e:
+            except (java.JavaMissing, NamespaceUnavailable) as e:
                 notes.append(f"without {system}: {e}")
     if options.output == "json":
         print(json.dumps({"events": json.loads(results.to_json()), "notes": notes}, indent=1))

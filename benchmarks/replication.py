@@ -28,7 +28,7 @@ from rig.processes import usage
 
 
 @dataclass
-class Turn:
+class Measurement:
     """What one group did while it counted. CPU time in microseconds a message."""
 
     per_second: float
@@ -44,18 +44,20 @@ class Turn:
 
 def throughput(kinds: list[Kind], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Each kind of group `--rounds` times, one after the other."""
-    found: dict[Kind, list[Turn]] = {kind: [] for kind in kinds}
+    found: dict[Kind, list[Measurement]] = {kind: [] for kind in kinds}
     for number in range(options.rounds):
         for kind in kinds:
             place = folder / f"{kind.name}-{kind.members}-{number}"
             load = f"load {os.getloadavg()[0]:.1f}"
             print(f"round {number + 1}: {kind.name}, {kind.members} members, {load}", file=sys.stderr, flush=True)
-            found[kind].append(_turn(kind, options, place))
+            found[kind].append(_measure(kind, options, place))
             print(f"  {found[kind][-1]}", file=sys.stderr, flush=True)
-    return [_row(kind, turns, found.get(Kind("Async", kind.members), [])) for kind, turns in found.items()]
+    return [
+        _row(kind, measurements, found.get(Kind("Async", kind.members), [])) for kind, measurements in found.items()
+    ]
 
 
-def _turn(kind: Kind, options: argparse.Namespace, place: Path) -> Turn:
+def _measure(kind: Kind, options: argparse.Namespace, place: Path) -> Measurement:
     total = options.warmup + options.seconds
     with group(kind, place) as cluster, Load(cluster, place, options.senders, 1024, total + 1) as load:
         members = cluster.members() or []
@@ -65,7 +67,7 @@ def _turn(kind: Kind, options: argparse.Namespace, place: Path) -> Turn:
         sent, used = load.sent - sent, [b - a for a, b in zip(used, _cpu_s(members, load), strict=True)]
         load.wait_for(total + 1)
         rate = statistics.mean(load.rates(options.warmup, total))
-        return Turn(round(rate), *(round(1e6 * cpu_s / sent, 1) for cpu_s in used), load.failed)
+        return Measurement(round(rate), *(round(1e6 * cpu_s / sent, 1) for cpu_s in used), load.failed)
 
 
 def _cpu_s(members: list[dict[str, Any]], load: Load) -> list[float]:
@@ -74,17 +76,17 @@ def _cpu_s(members: list[dict[str, Any]], load: Load) -> list[float]:
     return [of[0], sum(of[1:]), usage(load.pid).cpu_s]
 
 
-def _row(kind: Kind, turns: list[Turn], base: list[Turn]) -> dict[str, Any]:
-    costs = [statistics.median(turn.cpu_us for turn in some) for some in (base, turns) if some]
-    ratios = [turn.per_second / other.per_second for turn, other in zip(turns, base, strict=True)] if base else []
+def _row(kind: Kind, measurements: list[Measurement], base: list[Measurement]) -> dict[str, Any]:
+    costs = [statistics.median(one.cpu_us for one in some) for some in (base, measurements) if some]
+    ratios = [one.per_second / other.per_second for one, other in zip(measurements, base, strict=True)] if base else []
     middle = {
-        name: round(statistics.median(getattr(turn, name) for turn in turns), 1)
+        name: round(statistics.median(getattr(one, name) for one in measurements), 1)
         for name in ("master_us", "slaves_us", "client_us")
     }
     return {
         "kind": kind.name, "members": kind.members,
-        "per_second": round(statistics.median(turn.per_second for turn in turns)), **middle,
-        "rounds": [turn.per_second for turn in turns], "failed": sum(turn.failed for turn in turns),
+        "per_second": round(statistics.median(one.per_second for one in measurements)), **middle,
+        "rounds": [one.per_second for one in measurements], "failed": sum(one.failed for one in measurements),
         "of_async": round(statistics.median(ratios), 2) if ratios else None,
         "by_cpu": round(costs[0] / costs[1], 2) if base else None,
     }  # fmt: skip

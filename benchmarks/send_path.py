@@ -33,7 +33,7 @@ _HEADER = (
 )
 
 
-class Other(asyncio.Transport):
+class CountingTransport(asyncio.Transport):
     """The other end of the connection: counts what is written to it."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         replication = process.broker.replication
         cell = Cell(1, 1, replication.me, frozenset({replication.me}))
         await replication.assign(Assignment(cell, config.member_address, False))
-        other = Other()
+        other = CountingTransport()
         conn = Connection(process.dispatcher)
         conn.connection_made(other)
         profiler = cProfile.Profile() if options.profile else None

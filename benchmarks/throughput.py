@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rig import gantry, java, rocketmq
-from rig.processes import NoNamespace, Started, until, usage
+from rig.processes import NamespaceUnavailable, Started, until, usage
 from rig.target import Target
 
 _WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*(\S+).*?Send Failed: (\d+).*?Response Failed: (\d+)")
@@ -138,7 +138,7 @@ def main() -> int:
             settings = {"flushDiskType": f"{options.flush.upper()}_FLUSH"}
             try:
                 targets.append(stack.enter_context(rocketmq.rocketmq(folder / "rocketmq", settings)))
-            except (java.JavaMissing, NoNamespace) as e:
+            except (java.JavaMissing, NamespaceUnavailable) as e:
                 notes.append(f"not compared with Apache RocketMQ: {e}")
         for number in range(options.rounds):
             for target in targets:

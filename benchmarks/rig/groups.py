@@ -30,15 +30,15 @@ class Group(ABC):
     """What can be done to its leader."""
 
     @abstractmethod
-    def whole(self) -> bool:
+    def is_healthy(self) -> bool:
         """One leads, everybody else follows and has what was acknowledged."""
 
     @abstractmethod
-    def strike(self, kind: str) -> None:
+    def inject(self, kind: str) -> None:
         """Do that to whoever leads now."""
 
     @abstractmethod
-    def mend(self) -> None:
+    def restore(self) -> None:
         """End what `strike` began; the group becomes whole by itself."""
 
 
@@ -54,7 +54,7 @@ class GantryGroup(Group):
         self._members: list[dict[str, Any]] = []
         self.namesrv = ";".join(cluster.status()["nameServers"])
 
-    def whole(self) -> bool:
+    def is_healthy(self) -> bool:
         self._members = self._cluster.members() or []
         masters = [m for m in self._members if m["role"] == "Master"]
         if len(self._members) < 2 or len(masters) != 1:
@@ -64,18 +64,18 @@ class GantryGroup(Group):
         following = all(m["master_link"]["state"] == "connected" for m in self._members if m is not masters[0])
         return bool(masters[0]["writable"]) and following and all(m["member"] in in_sync for m in self._members)
 
-    def strike(self, kind: str) -> None:
+    def inject(self, kind: str) -> None:
         master = next(m for m in self._members if m["role"] == "Master")
         if kind == "kill9":
             os.kill(master["pid"], signal.SIGKILL)
         elif kind == "sigstop":
             os.kill(master["pid"], signal.SIGSTOP)
         elif kind == "partition":
-            partition.cut(self.prefix, master["member"]["member"], self._cluster.own_ports(master["name"]))
+            partition.isolate(self.prefix, master["member"]["member"], self._cluster.own_ports(master["name"]))
         else:
             self._cluster.gantry("switchover", master["group"])
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         if self.prefix:
             partition.heal(self.prefix)
 
@@ -138,7 +138,7 @@ class ApacheGroup(Group):
         self._members[number] = Started(member, folder / "broker.log", environment(self._folder))
 
     def stop(self) -> None:
-        self.mend()
+        self.restore()
         for member in self._members.values():
             member.stop(2.0)
 
@@ -151,12 +151,12 @@ class ApacheGroup(Group):
             return {}
         return {int(n): a for row in route["brokerDatas"] for n, a in row["brokerAddrs"].items()}
 
-    def whole(self) -> bool:
+    def is_healthy(self) -> bool:
         found = self._addresses()
         running = all(m.popen.poll() is None for m in self._members.values())
         return running and 0 in found and len(found) == MEMBERS
 
-    def strike(self, kind: str) -> None:
+    def inject(self, kind: str) -> None:
         port = int(self._addresses()[0].rsplit(":", 1)[1])
         leader = next(n for n in self._members if _port(n) == port)
         pid = self._members[leader].pid
@@ -167,9 +167,9 @@ class ApacheGroup(Group):
             os.kill(pid, signal.SIGSTOP)
         else:
             own = [self.own_ports + leader] if self.own_ports else []
-            partition.cut(self.prefix, leader, [port, port - 2, port + 1, *own])
+            partition.isolate(self.prefix, leader, [port, port - 2, port + 1, *own])
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         partition.heal(self.prefix)
         if self._frozen is not None:
             os.kill(self._members[self._frozen].pid, signal.SIGCONT)
@@ -239,5 +239,5 @@ def apache(kind: type[ApacheGroup], folder: Path) -> Iterator[ApacheGroup]:
         stack.callback(group.stop)
         for number in range(MEMBERS):
             group.start(number)
-        until(f"a leader of {group.name} and its followers", group.whole, 120)
+        until(f"a leader of {group.name} and its followers", group.is_healthy, 120)
         yield group

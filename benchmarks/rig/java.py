@@ -15,7 +15,7 @@ SOURCES = ROOT / "tests" / "interop" / "java"
 OUT = ROOT / "build" / "interop"
 
 # RocketMQ reaches into the JDK for direct buffers; Java 17 forbids that without these.
-OPENED = [
+JVM_OPENS = [
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     *(
         f"--add-opens=java.base/{package}=ALL-UNNAMED"
@@ -84,6 +84,6 @@ def command(classpath: str, main: str, *words: str, heap: str = "256m", flags: l
     """The command line of one Java program; classpath is a module of tests/interop/java, e.g. "driver49"."""
     jars = build() / classpath
     return [
-        shutil.which("java") or "java", f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", *OPENED, *(flags or []),
+        shutil.which("java") or "java", f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", *JVM_OPENS, *(flags or []),
         "-cp", f"{jars}{os.sep}*", main, *words,
     ]  # fmt: skip

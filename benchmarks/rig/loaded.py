@@ -15,7 +15,7 @@ from .gantry import Cluster
 from .processes import Started, until
 
 EVERY_S = 1
-WHOLE_S = 60.0
+HEALTHY_S = 60.0
 TOPIC = "Replication"
 """Of eight queues, as every topic that is made by a first send; RocketMQ's BenchmarkTest has 1,024."""
 
@@ -45,7 +45,7 @@ def manifest(kind: Kind, folder: Path) -> Path:
     return file
 
 
-def whole(cluster: Cluster, count: int) -> bool:
+def is_healthy(cluster: Cluster, count: int) -> bool:
     """Everybody is in sync under one master."""
     members = cluster.members() or []
     masters = [m for m in members if m["role"] == "Master"]
@@ -55,7 +55,7 @@ def whole(cluster: Cluster, count: int) -> bool:
 @contextlib.contextmanager
 def group(kind: Kind, folder: Path) -> Iterator[Cluster]:
     with Cluster(folder / "cluster", manifest(kind, folder)) as cluster:
-        until("a whole group", lambda: whole(cluster, kind.members), WHOLE_S)
+        until("a whole group", lambda: is_healthy(cluster, kind.members), HEALTHY_S)
         yield cluster
 
 

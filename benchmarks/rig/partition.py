@@ -18,7 +18,7 @@ def as_member(number: int) -> list[str]:
     return ["setpriv", "--regid", str(FIRST_GID + number), "--clear-groups"]
 
 
-def cut(prefix: list[str], number: int, ports: Sequence[int]) -> None:
+def isolate(prefix: list[str], number: int, ports: Sequence[int]) -> None:
     """From now on nothing comes from member `number`, nor to these ports of it."""
     _iptables(prefix, "-A", "OUTPUT", "-m", "owner", "--gid-owner", str(FIRST_GID + number), "-j", "DROP")
     for port in ports:

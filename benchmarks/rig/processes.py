@@ -72,7 +72,7 @@ class Started:
         self.stop()
 
 
-class NoNamespace(Exception):
+class NamespaceUnavailable(Exception):
     """Network namespaces cannot be made here; the text says why."""
 
 
@@ -83,11 +83,11 @@ def namespace(label: str) -> Iterator[list[str]]:
     Apache RocketMQ's servers listen on all addresses and cannot be told otherwise, so they only ever run in here.
     """
     if shutil.which("ip") is None or os.geteuid() != 0:
-        raise NoNamespace("a network namespace needs root and the `ip` command (package iproute2)")
+        raise NamespaceUnavailable("a network namespace needs root and the `ip` command (package iproute2)")
     name = f"gantry-{label}-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        raise NoNamespace(f"`ip netns add` says: {made.stderr.strip()}")
+        raise NamespaceUnavailable(f"`ip netns add` says: {made.stderr.strip()}")
     prefix = ["ip", "netns", "exec", name]
     try:
         subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)

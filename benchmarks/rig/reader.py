@@ -19,9 +19,9 @@ from gantry_broker.replication import wire
 from gantry_broker.replication.messages import Fetch
 from gantry_broker.replication.types import EpochStart, History, MemberId
 
-ROOM = 9 << 20
-AT_ONCE = 256 << 10
-NEAR = 8 << 20
+FETCH_BYTES = 9 << 20
+BATCH_BYTES = 256 << 10
+NEAR_END_BYTES = 8 << 20
 """Bytes before the end of the log at which one that lacks much begins again."""
 
 
@@ -32,21 +32,21 @@ class Reader:
         host, port = address.rsplit(":", 1)
         self._socket = socket.create_connection((host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._ask = (epoch, me, history, leader)
-        self._room = memoryview(bytearray(ROOM))
+        self._config = (epoch, me, history, leader)
+        self._fetch_bytes = memoryview(bytearray(FETCH_BYTES))
         self.end = 0
         self.leader_end = 0
 
     def fetch(self) -> None:
         """One question and its answer."""
-        epoch, me, history, leader = self._ask
+        epoch, me, history, leader = self._config
         fetch = Fetch(epoch, me, self.end, self.end, history, leader=leader)
         self._socket.sendall(encode_frame(wire.fetch_frame(fetch)))
         self._read(4, 4)
-        size = int.from_bytes(self._room[:4], "big")
-        self._read(size, AT_ONCE)
-        head_end = 4 + (int.from_bytes(self._room[:4], "big") & 0xFFFFFF)
-        fields = json.loads(bytes(self._room[4:head_end]))["extFields"]
+        size = int.from_bytes(self._fetch_bytes[:4], "big")
+        self._read(size, BATCH_BYTES)
+        head_end = 4 + (int.from_bytes(self._fetch_bytes[:4], "big") & 0xFFFFFF)
+        fields = json.loads(bytes(self._fetch_bytes[4:head_end]))["extFields"]
         if fields["kind"] != "records":
             raise SystemExit(f"the master answers {fields}")
         self.end += size - head_end
@@ -55,7 +55,7 @@ class Reader:
     def _read(self, size: int, at_once: int) -> None:
         have = 0
         while have < size:
-            got = self._socket.recv_into(self._room[have:size], min(at_once, size - have))
+            got = self._socket.recv_into(self._fetch_bytes[have:size], min(at_once, size - have))
             if not got:
                 raise SystemExit("the master has ended the connection")
             have += got
@@ -77,7 +77,7 @@ def main() -> None:
                 reader.end = reader.leader_end
         elif state != "away":
             reader.fetch()
-            if state == "behind" and reader.leader_end - reader.end < NEAR:
+            if state == "behind" and reader.leader_end - reader.end < NEAR_END_BYTES:
                 reader.end = 0
 
 

@@ -21,11 +21,11 @@ CLIENTS = ("gantry", "java49", "java55")
 
 
 @dataclass
-class Sends:
+class SendLog:
     """What a sender reports, as it comes."""
 
     ok_ms: list[float] = field(default_factory=list)
-    tries: dict[int, int] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
     acked: set[int] = field(default_factory=set)
     other: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class Sends:
             self.other[kind] += 1
             self.errors.setdefault(kind, line.get("message", ""))
         if "tries" in line:
-            self.tries[line["n"]] = line["tries"]
+            self.attempts[line["n"]] = line["tries"]
 
 
 class Sender(ABC):
     """Follows the JSON lines of a producer in a thread."""
 
     def __init__(self) -> None:
-        self.sends = Sends()
+        self.sends = SendLog()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @abstractmethod

@@ -43,7 +43,7 @@ async def test_running_information_of_a_consumer(cluster: Cluster, inbox: Inbox)
         assert sum(info["mqTable"][MessageQueue("T", "a", n)]["commitOffset"] for n in range(4)) == 1
 
 
-async def test_the_broker_can_ask_where_a_consumer_is(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_broker_asks_a_consumer_for_its_offsets(cluster: Cluster, inbox: Inbox) -> None:
     async with (
         Producer(cluster.name_server) as producer,
         OrderedConsumer(cluster.name_server, "g", from_where=FromWhere.FIRST) as consumer,
@@ -100,7 +100,7 @@ async def _is(conn: Connection) -> bool:
     return answer.code == 0
 
 
-async def test_a_handler_may_take_its_time_at_the_end(cluster: Cluster) -> None:
+async def test_close_waits_for_running_handlers(cluster: Cluster) -> None:
     finished: list[bytes] = []
     begun = asyncio.Event()
 
@@ -138,11 +138,11 @@ class TwoBrokers(RequestOnly):
                 header = PullHeader.parse(frame)
                 self.asked.append((conn.listener, header))
                 suggestion = 1 if conn.listener == "master" else 0
-                told = PullAnswer(suggestion, header.queueOffset + 1, 0, 9)  # type: ignore[arg-type]
-                conn.send(Frame.response_to(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, ext=told.ext()))
+                reply = PullAnswer(suggestion, header.queueOffset + 1, 0, 9)  # type: ignore[arg-type]
+                conn.send(Frame.response_to(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, ext=reply.ext()))
 
 
-async def test_a_reader_goes_where_the_broker_sends_it() -> None:
+async def test_a_puller_follows_the_suggested_broker() -> None:
     handler = TwoBrokers()
     servers = [RemotingServer(handler, "127.0.0.1", 0, name=name) for name in ("master", "slave")]
     for broker_id, server in enumerate(servers):

@@ -71,7 +71,7 @@ async def test_letters_are_listed_and_read(cluster: Cluster) -> None:
             await dead.group("no such name")
 
 
-async def test_a_letter_comes_to_its_group_alone_with_all_its_tries(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_resent_letter_goes_to_its_group_with_all_retries(cluster: Cluster, inbox: Inbox) -> None:
     other = Inbox()
     await kill(cluster, [b"one", BIG])
     async with (
@@ -94,7 +94,7 @@ async def test_a_letter_comes_to_its_group_alone_with_all_its_tries(cluster: Clu
         assert other.messages == []
 
 
-async def test_a_letter_can_go_to_a_topic_instead(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_letter_can_be_resent_to_a_topic(cluster: Cluster, inbox: Inbox) -> None:
     await kill(cluster, [b"one"])
     async with (
         DeadLetters(cluster.name_server) as dead,
@@ -111,7 +111,7 @@ async def test_a_letter_can_go_to_a_topic_instead(cluster: Cluster, inbox: Inbox
         assert Prop.RETRY_TOPIC not in message.properties
 
 
-async def test_a_mark_tells_what_waits_and_never_goes_back(cluster: Cluster) -> None:
+async def test_a_mark_counts_waiting_letters_and_only_grows(cluster: Cluster) -> None:
     await kill(cluster, [b"%d" % n for n in range(40)])
     async with DeadLetters(cluster.name_server) as dead:
         pages = [page async for page in dead.pages("g")]

@@ -52,7 +52,7 @@ def test_every_queue_has_exactly_one_reader(count: int, members: int, name: str)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_shares_are_rocketmqs() -> None:
+def test_allocations_match_rocketmq() -> None:
     numbers = [[queue.queue_id for queue in averagely(me, queues(8), ["a", "b", "c"])] for me in "abc"]
     assert numbers == [[0, 1, 2], [3, 4, 5], [6, 7]]
     numbers = [[queue.queue_id for queue in averagely_by_circle(me, queues(8), ["a", "b", "c"])] for me in "abc"]
@@ -108,7 +108,7 @@ def route(order_conf: str | None = None) -> TopicRoute:
     )
 
 
-def test_queues_that_can_be_written_and_read() -> None:
+def test_writable_and_readable_queues() -> None:
     assert writable_queues("T", route()) == [*queues(2, "b"), *queues(1, "c")], "no master, no permission: no queue"
     assert writable_queues("T", route(), as_default=3) == [*queues(3, "b"), *queues(1, "c")]
     assert writable_queues("T", route("b:1;c:2;bad")) == [*queues(1, "b"), *queues(2, "c")]
@@ -116,13 +116,13 @@ def test_queues_that_can_be_written_and_read() -> None:
 
 
 def test_round_robin() -> None:
-    turn = RoundRobin(0)
+    round_robin = RoundRobin(0)
     both = [*queues(2, "a"), *queues(2, "b")]
-    assert [turn.choose(both) for _ in range(5)] == [*both, both[0]]
-    assert {turn.choose(both, {"a"}).broker for _ in range(4)} == {"b"}
-    assert turn.choose(both, {"a", "b"}) in both
+    assert [round_robin.choose(both) for _ in range(5)] == [*both, both[0]]
+    assert {round_robin.choose(both, {"a"}).broker for _ in range(4)} == {"b"}
+    assert round_robin.choose(both, {"a", "b"}) in both
     with pytest.raises(IndexError):
-        turn.choose([])
+        round_robin.choose([])
 
 
 @given(st.text(max_size=20) | st.integers(-(2**63), 2**63 - 1))
@@ -146,7 +146,7 @@ def test_name_servers() -> None:
         parse_name_servers([])
 
 
-def test_unique_keys_tell_where_and_when() -> None:
+def test_unique_keys_contain_address_and_time() -> None:
     now_ms = int(time.time() * 1000)
     keys = {create_unique_key(now_ms) for _ in range(1000)}
     assert len(keys) == 1000

@@ -14,7 +14,7 @@ GROUPS = (ALL, ORDERED, FILTERED)
 """A concurrent group that retries, an orderly one, and one that pulls by itself with a filter."""
 RETRIES = 16
 
-SEEN = struct.Struct("<BiqB")
+LOG_ENTRY = struct.Struct("<BiqB")
 """One line of a member's log: key, number, monotonic ns, how often it was tried before."""
 
 
@@ -24,7 +24,7 @@ class Plan:
 
     messages: int
     poison_every: int
-    stumble_every: int
+    transient_every: int
 
     @property
     def per_key(self) -> int:
@@ -34,9 +34,9 @@ class Plan:
         """Fails whenever the group ALL tries it."""
         return number % self.poison_every == self.poison_every // 2
 
-    def stumbles(self, number: int) -> int:
+    def transient_failures(self, number: int) -> int:
         """How often the group ALL fails with it before it succeeds."""
-        return 2 if number % self.stumble_every == 3 and not self.poisoned(number) else 0
+        return 2 if number % self.transient_every == 3 and not self.poisoned(number) else 0
 
     def tag(self, number: int) -> str:
         return "fifth" if number % 5 == 0 else "rest"

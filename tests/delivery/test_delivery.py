@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.delivery.plan import ALL, ORDERED, RETRIES, Plan
-from tests.delivery.scenario import Scenario, Seen, judge, judge_dead
+from tests.delivery.scenario import DeliveryLog, Scenario, judge, judge_dead
 
 SMALL = Plan(8_000, 400, 50)
 
@@ -24,14 +24,14 @@ def told(group: str) -> list[tuple[int, int, int, int]]:
     lines = []
     for key in range(8):
         for number in range(SMALL.per_key):
-            tries = 0 if group != ALL else RETRIES if SMALL.poisoned(number) else SMALL.stumbles(number)
+            tries = 0 if group != ALL else RETRIES if SMALL.poisoned(number) else SMALL.transient_failures(number)
             lines += [(len(lines) + tried, key, number, tried) for tried in range(tries + 1)]
     return lines
 
 
-def test_the_judge_finds_nothing_wrong_where_nothing_is() -> None:
+def test_judge_accepts_a_correct_run() -> None:
     for group in (ALL, ORDERED):
-        assert judge(SMALL, group, Seen(told(group))) == ([], 0)
+        assert judge(SMALL, group, DeliveryLog(told(group))) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_the_judge_finds_nothing_wrong_where_nothing_is() -> None:
         (ORDERED, lambda lines: [*lines, (0, 0, 3, 1)], "it never failed there"),
     ],
 )
-def test_the_judge_finds_what_is_wrong(group: str, spoil: object, says: str) -> None:
+def test_judge_reports_each_fault(group: str, spoil: object, says: str) -> None:
     assert callable(spoil)
-    problems, _ = judge(SMALL, group, Seen(spoil(told(group))))
+    problems, _ = judge(SMALL, group, DeliveryLog(spoil(told(group))))
     assert any(says in problem for problem in problems), problems
 
 
-def test_the_judge_counts_what_came_twice() -> None:
+def test_judge_counts_repeated_deliveries() -> None:
     lines = told(ORDERED)
-    assert judge(SMALL, ORDERED, Seen([*lines, *lines[-50:]])) == ([], 50)
+    assert judge(SMALL, ORDERED, DeliveryLog([*lines, *lines[-50:]])) == ([], 50)
 
 
 def test_dead_letters_are_exactly_those_that_failed_every_time() -> None:

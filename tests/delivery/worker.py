@@ -28,7 +28,7 @@ from gantry_broker.client import (
 )
 from gantry_broker.remoting.errors import RemotingError
 
-from tests.delivery.plan import ALL, FILTERED, ORDERED, QUEUES, SEEN, TOPIC, Plan, body, parse
+from tests.delivery.plan import ALL, FILTERED, LOG_ENTRY, ORDERED, QUEUES, TOPIC, Plan, body, parse
 
 BATCH = 32
 
@@ -73,20 +73,20 @@ class Member:
 
     async def handle(self, message: ReceivedMessage) -> bool:
         key, number = parse(message.body)
-        os.write(self._log, SEEN.pack(key, number, time.monotonic_ns(), message.reconsume_times))
+        os.write(self._log, LOG_ENTRY.pack(key, number, time.monotonic_ns(), message.reconsume_times))
         if self._group != ALL:
             return True
-        return not self._plan.poisoned(number) and message.reconsume_times >= self._plan.stumbles(number)
+        return not self._plan.poisoned(number) and message.reconsume_times >= self._plan.transient_failures(number)
 
-    async def live(self, rng: random.Random) -> None:
+    async def run(self, rng: random.Random) -> None:
         while not self.stop.is_set():
             try:
-                await self._one_life(rng.uniform(3, 6))
+                await self._consume_for(rng.uniform(3, 6))
             except (ClientError, RemotingError) as error:
                 print(f"{self._group}: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(0.3)
 
-    async def _one_life(self, seconds: float) -> None:
+    async def _consume_for(self, seconds: float) -> None:
         if self._group == FILTERED:
             async with PullConsumer(
                 self._servers, self._group, from_where=FromWhere.FIRST, rebalance_s=1.0, commit_s=1.0
@@ -113,7 +113,7 @@ class Member:
 async def consume(name_servers: str, group: str, plan: Plan, log: Path, seed: int) -> None:
     member = Member(name_servers, group, plan, log)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, member.stop.set)
-    await member.live(random.Random(seed))
+    await member.run(random.Random(seed))
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ _QUERY = "tests/interop/test_query.py::"
 _TRANSACTION = "tests/interop/test_transactions.py::test_commit_rollback_and_check"
 _REQUESTS = "tests/broker/test_requests.py::"
 _MANY = "tests/integration/test_slave_reads.py::test_many_topics_groups_and_connections_in_little_memory"
-_WHERE = "tests/client/test_consumer_admin.py::test_the_broker_can_ask_where_a_consumer_is"
+_WHERE = "tests/client/test_consumer_admin.py::test_a_broker_asks_a_consumer_for_its_offsets"
 _SHAPES = "tests/interop/test_mqadmin_shapes.py::test_outputs_have_the_shape_of_apache_rocketmq"
 PROOF: dict[int, str] = {
     **dict.fromkeys(

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.rig import gantry, java, rocketmq
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NoNamespace
+from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
 
 # Short enough for a test to wait for: what takes minutes by default.
@@ -52,7 +52,7 @@ def _targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
                     texts = {key: str(value) for key, value in SETTINGS.items()}
                     try:
                         started[name] = stack.enter_context(rocketmq.rocketmq(folder, texts | PATIENCE))
-                    except NoNamespace as e:
+                    except NamespaceUnavailable as e:
                         pytest.skip(f"Apache RocketMQ is not compared with here: {e}")
             return started[name]
 

@@ -99,7 +99,7 @@ def numbers(lines: list[Line]) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch"])
-def test_what_is_sent_is_consumed(go: Go, topic: str, mode: str) -> None:
+def test_sent_messages_are_consumed(go: Go, topic: str, mode: str) -> None:
     sent = go("produce", topic=topic, count=COUNT, mode=mode).finish()
     if mode != "oneway":
         assert {line["status"] for line in sent.of("sent")} == {0}
@@ -113,7 +113,7 @@ def test_what_is_sent_is_consumed(go: Go, topic: str, mode: str) -> None:
         assert (line["keys"], line["tags"], line["property"]) == (f"k{n}", "ab"[n % 2], str(n))
 
 
-def test_large_bodies_are_compressed_on_the_way(go: Go, topic: str) -> None:
+def test_large_bodies_are_compressed(go: Go, topic: str) -> None:
     go("produce", topic=topic, count=3, size=50_000).finish()
     got = go("consume", topic=topic, group=f"g_{topic}", count=3).finish().of("message")
     assert [line["size"] for line in got] == [50_000] * 3
@@ -202,7 +202,7 @@ def test_delay_levels(go: Go, topic: str) -> None:
 
 
 @LONG
-def test_what_fails_comes_again(go: Go, topic: str, either: Target) -> None:
+def test_a_failed_message_is_redelivered(go: Go, topic: str, either: Target) -> None:
     group = f"g_{topic}"
     meet(either, group)  # else the client would hear of its retry topic up to 30 s later
     go("produce", topic=topic, count=4).finish()

@@ -47,7 +47,7 @@ def test_the_story_has_every_sub_command(admin: Driver) -> None:
     assert listed - played == LEFT_OUT.keys()
 
 
-def test_what_prints_until_it_is_stopped(system: Target, admin: Driver, tmp_path: Path) -> None:
+def test_commands_that_print_until_stopped(system: Target, admin: Driver, tmp_path: Path) -> None:
     """clusterRT sends to every broker and prints how long that took."""
     words = java.command(
         "driver49", "org.apache.rocketmq.tools.command.MQAdminStartup", "clusterRT", "-a", "2", "-i", "1", "-s", "16",

@@ -99,7 +99,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_any_value_of_the_dialect_comes_back(value: object) -> None:
+def test_any_value_of_the_dialect_round_trips(value: object) -> None:
     assert fastjson.loads(fastjson.dumps(value)) == value
 
 

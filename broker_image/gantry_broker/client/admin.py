@@ -98,7 +98,7 @@ class Admin:
 
     async def cluster_info(self) -> ClusterInfo:
         """Raises RemotingError, BrokerError, BodyError, as all calls here."""
-        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, None, "cluster information")
+        answer = await self._call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, None, "cluster information")
         return ClusterInfo.from_json(_loads(answer.body, "clusterInfo"))
 
     async def masters(self, cluster: str | None = None) -> dict[str, str]:
@@ -112,17 +112,17 @@ class Admin:
 
     async def runtime_info(self, address: str) -> dict[str, str]:
         """A broker's figures, as `mqadmin brokerStatus` shows them."""
-        answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, None, "runtime information")
+        answer = await self._call(address, RequestCode.GET_BROKER_RUNTIME_INFO, None, "runtime information")
         table = parse(answer.body, "runtimeInfo").map("table")
         return {str(key): str(value) for key, value in sorted(table.items())}
 
     async def broker_config(self, address: str) -> dict[str, str]:
-        answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG, None, "broker configuration")
+        answer = await self._call(address, RequestCode.GET_BROKER_CONFIG, None, "broker configuration")
         return parse_java_properties(answer.body.decode("utf-8", "replace"))
 
     async def update_broker_config(self, address: str, changes: dict[str, str]) -> None:
         body = "".join(f"{key}={value}\n" for key, value in changes.items()).encode()
-        await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, None, "change of broker configuration", body)
+        await self._call(address, RequestCode.UPDATE_BROKER_CONFIG, None, "change of broker configuration", body)
 
     async def wipe_write_perm(self, group: str) -> int:
         """Takes the write permission from all topics of a broker group, on all NameServers; gives how many topics."""
@@ -135,14 +135,14 @@ class Admin:
     async def _perm(self, code: int, group: str, field: str) -> int:
         counts = [
             int(answer.ext.get(field, "0"))
-            for answer in await self._tell_name_servers(code, {"brokerName": group}, f"permission of {group}")
+            for answer in await self._call_all_name_servers(code, {"brokerName": group}, f"permission of {group}")
         ]
         return max(counts, default=0)
 
     # Topics
 
     async def topics(self) -> list[str]:
-        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, "list of topics")
+        answer = await self._call_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, "list of topics")
         return sorted(parse(answer.body, "topicList").texts("topicList"))
 
     async def topic_route(self, topic: str) -> TopicRoute:
@@ -154,7 +154,7 @@ class Admin:
 
     async def topic_config(self, address: str) -> TopicConfigs:
         """All topics of one broker."""
-        answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
+        answer = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
         return TopicConfigs.from_json(_loads(answer.body, "topics"))
 
     async def create_topic(
@@ -174,7 +174,7 @@ class Admin:
         """
         check_topic(topic)
         config = TopicConfig(topic, queues, queues if write_queues is None else write_queues, perm, order=order)
-        masters = await self._wanted_masters(cluster, groups)
+        masters = await self._select_masters(cluster, groups)
         for address in masters.values():
             await self.create_topic_at(address, config)
         if order:
@@ -194,20 +194,20 @@ class Admin:
             config.sys_flag,
             config.order,
         )
-        await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
+        await self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Deletes a topic from all brokers of a cluster (None: everywhere) and from the NameServers."""
-        for address in (await self._wanted_masters(cluster, None)).values():
-            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic), f"deletion of {topic}")
+        for address in (await self._select_masters(cluster, None)).values():
+            await self._call(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic), f"deletion of {topic}")
         header = DeleteTopicInNamesrvHeader(topic, cluster)
-        await self._tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header.ext(), f"deletion of {topic}")
+        await self._call_all_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header.ext(), f"deletion of {topic}")
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """First and last offsets of every queue."""
         found: dict[MessageQueue, TopicOffset] = {}
         for address in self._masters_of(await self.topic_route(topic)):
-            answer = await self._ask(
+            answer = await self._call(
                 address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic), f"offsets of {topic}"
             )
             found |= topic_stats_from_json(answer.body)
@@ -217,7 +217,7 @@ class Admin:
         """The groups that consume a topic, or have."""
         found: set[str] = set()
         for address in self._masters_of(await self.topic_route(topic)):
-            answer = await self._ask(
+            answer = await self._call(
                 address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(topic), f"consumers of {topic}"
             )
             found |= set(parse(answer.body, "groups").texts("groupList"))
@@ -227,7 +227,7 @@ class Admin:
 
     async def groups(self, address: str) -> dict[str, SubscriptionGroup]:
         """All consumer groups that one broker knows."""
-        answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
+        answer = await self._call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
         table = parse(answer.body, "groups").map("subscriptionGroupTable")
         return {str(name): SubscriptionGroup.from_json(item, str(name)) for name, item in sorted(table.items())}
 
@@ -236,9 +236,9 @@ class Admin:
     ) -> list[str]:
         """Creates or changes a consumer group on all broker groups of a cluster, or on some."""
         check_group(group.name)
-        masters = await self._wanted_masters(cluster, groups)
+        masters = await self._select_masters(cluster, groups)
         for address in masters.values():
-            await self._ask(
+            await self._call(
                 address,
                 RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
                 None,
@@ -250,16 +250,16 @@ class Admin:
     async def delete_group(self, group: str, *, cluster: str | None = None, offsets: bool = False) -> None:
         """Deletes a consumer group, and with `offsets` also what it has committed."""
         header = DeleteGroupHeader(group, offsets, offsets)
-        for address in (await self._wanted_masters(cluster, None)).values():
-            await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, f"deletion of group {group}")
+        for address in (await self._select_masters(cluster, None)).values():
+            await self._call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, f"deletion of group {group}")
 
     async def consume_stats(self, group: str, topic: str | None = None) -> dict[MessageQueue, ConsumeOffset]:
         """How far a group is in every queue that it consumes."""
         found: dict[MessageQueue, ConsumeOffset] = {}
-        masters = await self._wanted_masters(None, None)
+        masters = await self._select_masters(None, None)
         for address in masters.values():
             try:
-                answer = await self._ask(
+                answer = await self._call(
                     address, RequestCode.GET_CONSUME_STATS, ConsumeStatsHeader(group, topic), f"offsets of {group}"
                 )
             except BrokerError as error:
@@ -271,9 +271,9 @@ class Admin:
 
     async def consumer_connections(self, group: str) -> GroupConnections | None:
         """Who consumes as a group now; None: nobody."""
-        for address in (await self._wanted_masters(None, None)).values():
+        for address in (await self._select_masters(None, None)).values():
             try:
-                answer = await self._ask(
+                answer = await self._call(
                     address,
                     RequestCode.GET_CONSUMER_CONNECTION_LIST,
                     ConsumerGroupHeader(group),
@@ -299,7 +299,7 @@ class Admin:
         found: dict[str, ClientConnection] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             try:
-                answer = await self._ask(
+                answer = await self._call(
                     address,
                     RequestCode.GET_PRODUCER_CONNECTION_LIST,
                     ProducerGroupHeader(group),
@@ -319,7 +319,7 @@ class Admin:
         header = QueryOffsetHeader(group, queue.topic, queue.queue_id)
         address = await self._master_of(queue)
         try:
-            answer = await self._ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, f"offset of {group}")
+            answer = await self._call(address, RequestCode.QUERY_CONSUMER_OFFSET, header, f"offset of {group}")
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
@@ -328,14 +328,14 @@ class Admin:
 
     async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         header = UpdateOffsetHeader(group, queue.topic, queue.queue_id, Long(offset))
-        await self._ask(await self._master_of(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header, f"offset of {group}")
+        await self._call(await self._master_of(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header, f"offset of {group}")
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int) -> dict[MessageQueue, int]:
         """Sets a group back (or on) to a time, -1: to the end; members that are online go on from there at once."""
         found: dict[MessageQueue, int] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             header = ResetOffsetHeader(topic, group, Long(timestamp_ms), True)
-            answer = await self._ask(
+            answer = await self._call(
                 address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, f"reset of {group} in {topic}"
             )
             found |= offset_table(answer.body)
@@ -362,7 +362,7 @@ class Admin:
             if address is None:
                 continue
             try:
-                answer = await self._ask(address, RequestCode.QUERY_MESSAGE, header, f"query of {key}")
+                answer = await self._call(address, RequestCode.QUERY_MESSAGE, header, f"query of {key}")
             except BrokerError as error:
                 if error.code == ResponseCode.QUERY_NOT_FOUND:
                     continue
@@ -374,7 +374,7 @@ class Admin:
         """The message at the place that an offset id names. Raises ValueError for what is not such an id."""
         host, port, offset = parse_message_id(message_id)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        answer = await self._ask(
+        answer = await self._call(
             address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(Long(offset), topic), f"message {message_id}"
         )
         return ReceivedMessage(decode_record(answer.body), "")
@@ -388,11 +388,11 @@ class Admin:
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
         """On all NameServers: they share nothing."""
         ext = KvHeader(namespace, key, value).ext()
-        await self._tell_name_servers(RequestCode.PUT_KV_CONFIG, ext, f"configuration {namespace}/{key}")
+        await self._call_all_name_servers(RequestCode.PUT_KV_CONFIG, ext, f"configuration {namespace}/{key}")
 
     async def get_kv(self, namespace: str, key: str) -> str | None:
         try:
-            answer = await self._ask_name_server(RequestCode.GET_KV_CONFIG, KvHeader(namespace, key), key)
+            answer = await self._call_name_server(RequestCode.GET_KV_CONFIG, KvHeader(namespace, key), key)
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
@@ -401,11 +401,11 @@ class Admin:
 
     async def delete_kv(self, namespace: str, key: str) -> None:
         ext = KvHeader(namespace, key).ext()
-        await self._tell_name_servers(RequestCode.DELETE_KV_CONFIG, ext, f"configuration {namespace}/{key}")
+        await self._call_all_name_servers(RequestCode.DELETE_KV_CONFIG, ext, f"configuration {namespace}/{key}")
 
     async def kv_table(self, namespace: str) -> dict[str, str]:
         try:
-            answer = await self._ask_name_server(
+            answer = await self._call_name_server(
                 RequestCode.GET_KVLIST_BY_NAMESPACE, NamespaceHeader(namespace), namespace
             )
         except BrokerError as error:
@@ -416,25 +416,27 @@ class Admin:
 
     # Inner parts
 
-    async def _ask(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:
+    async def _call(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:
         frame = Frame(code, ext=header.ext() if header is not None else {}, body=body)
-        return await self.session.demand(address, frame, f"{what} at {address}", self.timeout)
+        return await self.session.call_checked(address, frame, f"{what} at {address}", self.timeout)
 
-    async def _ask_name_server(self, code: int, header: Header | None, what: str) -> Frame:
+    async def _call_name_server(self, code: int, header: Header | None, what: str) -> Frame:
         frame = Frame(code, ext=header.ext() if header is not None else {})
-        answer = await self.session.ask_name_server(frame, self.timeout)
+        answer = await self.session.call_name_server(frame, self.timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(what, answer.code, answer.remark)
         return answer
 
-    async def _tell_name_servers(self, code: int, ext: dict[str, str], what: str) -> list[Frame]:
+    async def _call_all_name_servers(self, code: int, ext: dict[str, str], what: str) -> list[Frame]:
         """All of them, for they share nothing; raises what the first unreachable one says, after telling the rest."""
 
-        async def tell(address: str) -> Frame:
-            return await self.session.demand(address, Frame(code, ext=dict(ext)), f"{what} at {address}", self.timeout)
+        async def call(address: str) -> Frame:
+            return await self.session.call_checked(
+                address, Frame(code, ext=dict(ext)), f"{what} at {address}", self.timeout
+            )
 
         answers = await asyncio.gather(
-            *(tell(address) for address in self.session.name_servers), return_exceptions=True
+            *(call(address) for address in self.session.name_servers), return_exceptions=True
         )
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         for failure in failures:
@@ -444,7 +446,7 @@ class Admin:
             raise failures[0]
         return [answer for answer in answers if isinstance(answer, Frame)]
 
-    async def _wanted_masters(self, cluster: str | None, groups: Iterable[str] | None) -> dict[str, str]:
+    async def _select_masters(self, cluster: str | None, groups: Iterable[str] | None) -> dict[str, str]:
         masters = await self.masters(cluster)
         if groups is not None:
             wanted = list(groups)

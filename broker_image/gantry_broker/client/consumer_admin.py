@@ -23,7 +23,7 @@ from gantry_broker.protocol.headers import (
 from gantry_broker.protocol.message import RecordError, decode_record
 
 
-class Answering(Protocol):
+class ConsumerAdmin(Protocol):
     """The consumer of a group, as far as brokers may ask about it."""
 
     group: str
@@ -39,7 +39,7 @@ class Answering(Protocol):
     async def reset_offsets(self, table: dict[MessageQueue, int]) -> None: ...
 
 
-class ConsumerAnswers:
+class ConsumerAdminHandler:
     """Answers for all consumers of a session; `of` gives the consumer of a group."""
 
     CODES = (
@@ -49,7 +49,7 @@ class ConsumerAnswers:
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
     )
 
-    def __init__(self, of: Callable[[str], Answering | None], name_servers: list[str]) -> None:
+    def __init__(self, of: Callable[[str], ConsumerAdmin | None], name_servers: list[str]) -> None:
         self._of = of
         self._name_servers = name_servers
 
@@ -69,7 +69,7 @@ class ConsumerAnswers:
         header = ResetOffsetHeader.parse(frame)
         consumer = self._of(header.group)
         if consumer is None:
-            return _nobody(frame, header.group)
+            return _no_consumer(frame, header.group)
         await consumer.reset_offsets(offset_table(frame.body))
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
@@ -77,7 +77,7 @@ class ConsumerAnswers:
         header = ConsumerStatusHeader.parse(frame)
         consumer = self._of(header.group)
         if consumer is None:
-            return _nobody(frame, header.group)
+            return _no_consumer(frame, header.group)
         table = {
             queue: process.commit_offset
             for queue, process in consumer.progress().items()
@@ -89,10 +89,10 @@ class ConsumerAnswers:
         header = RunningInfoHeader.parse(frame)
         consumer = self._of(header.consumerGroup)
         if consumer is None:
-            return _nobody(frame, header.consumerGroup)
-        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(self._describe(consumer)))
+            return _no_consumer(frame, header.consumerGroup)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(self._describe_consumer(consumer)))
 
-    def _describe(self, consumer: Answering) -> dict[str, Any]:
+    def _describe_consumer(self, consumer: ConsumerAdmin) -> dict[str, Any]:
         """RocketMQ's ConsumerRunningInfo. Rates are not measured here and stand at 0."""
         return {
             "properties": {
@@ -140,7 +140,7 @@ class ConsumerAnswers:
         header = ConsumeDirectlyHeader.parse(frame)
         consumer = self._of(header.consumerGroup)
         if consumer is None:
-            return _nobody(frame, header.consumerGroup)
+            return _no_consumer(frame, header.consumerGroup)
         message = restore_topic(decode_record(frame.body), header.brokerName or "", header.consumerGroup)
         started = time.monotonic()
         failed = await consumer.handle(message) is not None
@@ -153,5 +153,5 @@ class ConsumerAnswers:
         return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(result))
 
 
-def _nobody(frame: Frame, group: str) -> Frame:
+def _no_consumer(frame: Frame, group: str) -> Frame:
     return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"this client has no consumer of group {group[:200]}")

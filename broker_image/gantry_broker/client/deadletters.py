@@ -23,9 +23,9 @@ from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Prop
 from gantry_broker.protocol.fastjson import MessageQueue
 
-MARKER: Final = "TOOLS_CONSUMER"
+MARK_GROUP: Final = "TOOLS_CONSUMER"
 """The group whose offset tells how far a dead-letter queue was sent again: one that every RocketMQ broker knows."""
-_LEFT_BEHIND: Final = frozenset(
+_DROPPED_PROPERTIES: Final = frozenset(
     {
         Prop.DELAY_TIME_LEVEL,
         Prop.DLQ_ORIGIN_MESSAGE_ID,
@@ -117,7 +117,7 @@ class DeadLetters:
         letters = waiting = last = 0
         for queue, where in table.items():
             letters += where.max_offset - where.min_offset
-            waiting += where.max_offset - max(where.min_offset, await self._marked(queue))
+            waiting += where.max_offset - max(where.min_offset, await self._read_mark(queue))
             last = max(last, where.last_update)
         return DeadGroup(topic.removeprefix(DLQ_PREFIX), letters, max(waiting, 0), last)
 
@@ -134,7 +134,7 @@ class DeadLetters:
             end = await puller.max_offset(queue)
             at = await puller.min_offset(queue)
             if waiting_only:
-                at = max(at, await self._marked(queue))
+                at = max(at, await self._read_mark(queue))
             while at < end:
                 result = await puller.pull(queue, at, everything, count=BATCH, suspend_ms=0)
                 if result.status is PullStatus.NO_NEW or result.next_offset <= at:
@@ -156,7 +156,7 @@ class DeadLetters:
         """
         topic = RETRY_PREFIX + group if to is None else to
         check_topic(topic)
-        properties = {name: value for name, value in letter.properties.items() if name not in _LEFT_BEHIND}
+        properties = {name: value for name, value in letter.properties.items() if name not in _DROPPED_PROPERTIES}
         if to is None:
             properties[Prop.RETRY_TOPIC] = origin_topic(letter)
         else:
@@ -169,8 +169,8 @@ class DeadLetters:
 
         Raises BrokerError.
         """
-        if page.next_offset > await self._marked(page.queue):
-            await self._admin.set_offset(MARKER, page.queue, page.next_offset)
+        if page.next_offset > await self._read_mark(page.queue):
+            await self._admin.set_offset(MARK_GROUP, page.queue, page.next_offset)
 
-    async def _marked(self, queue: MessageQueue) -> int:
-        return await self._admin.offset(MARKER, queue) or 0
+    async def _read_mark(self, queue: MessageQueue) -> int:
+        return await self._admin.offset(MARK_GROUP, queue) or 0

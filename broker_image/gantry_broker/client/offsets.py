@@ -29,7 +29,7 @@ class OffsetStore(Protocol):
     def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
         """Notes an offset, to be committed later. Lower ones count only when `backwards` says so."""
 
-    def noted(self, queue: MessageQueue) -> int | None:
+    def pending(self, queue: MessageQueue) -> int | None:
         """What was noted last."""
 
     def forget(self, queue: MessageQueue) -> None:
@@ -45,7 +45,7 @@ class BrokerOffsets:
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
-        self._noted: dict[MessageQueue, int] = {}
+        self._pending: dict[MessageQueue, int] = {}
         self._committed: dict[MessageQueue, int] = {}
 
     async def read(self, queue: MessageQueue) -> int | None:
@@ -63,20 +63,20 @@ class BrokerOffsets:
     def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
         if backwards:
             self._committed.pop(queue, None)
-            self._noted[queue] = offset
-        elif offset > self._noted.get(queue, -1):
-            self._noted[queue] = offset
+            self._pending[queue] = offset
+        elif offset > self._pending.get(queue, -1):
+            self._pending[queue] = offset
 
-    def noted(self, queue: MessageQueue) -> int | None:
-        return self._noted.get(queue)
+    def pending(self, queue: MessageQueue) -> int | None:
+        return self._pending.get(queue)
 
     def forget(self, queue: MessageQueue) -> None:
-        self._noted.pop(queue, None)
+        self._pending.pop(queue, None)
         self._committed.pop(queue, None)
 
     async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
         by_broker: dict[str, list[MessageQueue]] = {}
-        for queue, offset in self._noted.items():
+        for queue, offset in self._pending.items():
             if only in (None, queue) and self._committed.get(queue) != offset:
                 by_broker.setdefault(queue.broker, []).append(queue)
         # Answered also when nobody waits for it: a lost commit would repeat messages after a failover.
@@ -85,13 +85,13 @@ class BrokerOffsets:
 
     async def _commit_at(self, broker: str, queues: list[MessageQueue], timeout: float) -> None:
         for queue in queues:
-            offset, address = self._noted.get(queue), self._session.address(broker)
+            offset, address = self._pending.get(queue), self._session.address(broker)
             if offset is None or address is None:
                 continue
             header = UpdateOffsetHeader(self._group, queue.topic, queue.queue_id, Long(offset))
             frame = Frame(RequestCode.UPDATE_CONSUMER_OFFSET, ext=header.ext())
             try:
-                await self._session.demand(address, frame, f"commit of {queue}", timeout)
+                await self._session.call_checked(address, frame, f"commit of {queue}", timeout)
                 self._committed[queue] = offset
             except (RemotingError, BrokerError) as error:
                 log.info("offset %d of %s in %s is not committed yet: %s", offset, self._group, queue, error)
@@ -105,26 +105,26 @@ class FileOffsets:
     def __init__(self, path: Path | None) -> None:
         """Raises BodyError when the file is there but is not such a table."""
         self._path = path
-        self._noted: dict[MessageQueue, int] = {}
+        self._pending: dict[MessageQueue, int] = {}
         self._dirty = False
         if path is not None:
             try:
-                self._noted = offset_table(path.read_bytes())
+                self._pending = offset_table(path.read_bytes())
             except FileNotFoundError:
                 log.info("%s is not there yet: nothing consumed so far", path)
             except BodyError as error:
                 raise BodyError(f"{path}: {error}") from None
 
     async def read(self, queue: MessageQueue) -> int | None:
-        return self._noted.get(queue)
+        return self._pending.get(queue)
 
     def update(self, queue: MessageQueue, offset: int, *, backwards: bool = False) -> None:
-        if backwards or offset > self._noted.get(queue, -1):
-            self._noted[queue] = offset
+        if backwards or offset > self._pending.get(queue, -1):
+            self._pending[queue] = offset
             self._dirty = True
 
-    def noted(self, queue: MessageQueue) -> int | None:
-        return self._noted.get(queue)
+    def pending(self, queue: MessageQueue) -> int | None:
+        return self._pending.get(queue)
 
     def forget(self, queue: MessageQueue) -> None:
         """Every member reads every queue: nothing is forgotten."""
@@ -132,11 +132,11 @@ class FileOffsets:
     async def commit(self, *, wait: bool = False, only: MessageQueue | None = None) -> None:
         if self._path is None or not self._dirty:
             return
-        fresh = self._path.with_suffix(".tmp")
+        temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_bytes(fastjson.dumps({"offsetTable": self._noted}))
-            fresh.replace(self._path)
+            temporary.write_bytes(fastjson.dumps({"offsetTable": self._pending}))
+            temporary.replace(self._path)
             self._dirty = False
         except OSError as error:
             log.error("offsets cannot be kept in %s: %s", self._path, error)

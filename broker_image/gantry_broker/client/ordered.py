@@ -31,8 +31,8 @@ RENEW_SECONDS: Final = 20.0
 LOCK_RETRY_SECONDS: Final = 0.1
 LOCK_SECONDS: Final = 30.0
 """A lock that was not renewed for so long is not trusted any more; brokers keep it for 60 s."""
-_STEP_SECONDS: Final = 0.05
-FOREVER: Final = 2**31 - 1
+_PAUSE_STEP_SECONDS: Final = 0.05
+UNLIMITED: Final = 2**31 - 1
 
 
 class OrderedConsumer(Consumer):
@@ -41,15 +41,20 @@ class OrderedConsumer(Consumer):
     ordered = True
 
     def __init__(
-        self, *args: Any, max_retries: int = FOREVER, suspend_s: float = 1.0, concurrency: int = 20, **options: Any
+        self,
+        *args: Any,
+        max_retries: int = UNLIMITED,
+        suspend_s: float = 1.0,
+        concurrency: int = 20,
+        **options: Any,
     ) -> None:
         """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues handled at a time."""
         super().__init__(*args, max_retries=max_retries, concurrency=concurrency, **options)
         self._suspend_s = suspend_s
         self._locked: dict[MessageQueue, float] = {}
-        self._lanes: dict[MessageQueue, asyncio.Queue[ReceivedMessage | None]] = {}
-        self._lane_tasks: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._at_once = asyncio.Semaphore(concurrency)
+        self._buffers: dict[MessageQueue, asyncio.Queue[ReceivedMessage | None]] = {}
+        self._workers_by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._concurrent_handlers = asyncio.Semaphore(concurrency)
         self._renewer: asyncio.Task[None] | None = None
         self._renew_now = asyncio.Event()
 
@@ -82,7 +87,7 @@ class OrderedConsumer(Consumer):
             try:
                 address = await self.session.master(broker)
                 frame = Frame(RequestCode.LOCK_BATCH_MQ, body=body)
-                answer = await self.session.demand(address, frame, f"locks of {self.group}")
+                answer = await self.session.call_checked(address, frame, f"locks of {self.group}")
                 granted = set(locked_queues(answer.body))
             except (RemotingError, BrokerError, ClientError, BodyError) as error:
                 log.info("%s: locks at %s: %s", self.group, broker, error)
@@ -105,7 +110,7 @@ class OrderedConsumer(Consumer):
         except (RemotingError, ClientError) as error:
             log.info("%s: lock of %s is left to expire: %s", self.group, queue, error)
 
-    def _holds(self, queue: MessageQueue) -> bool:
+    def _is_locked(self, queue: MessageQueue) -> bool:
         return time.monotonic() - self._locked.get(queue, -LOCK_SECONDS) < LOCK_SECONDS
 
     async def _renew_forever(self) -> None:
@@ -118,81 +123,81 @@ class OrderedConsumer(Consumer):
                 await asyncio.sleep(BACKOFF_FIRST)
             except TimeoutError:
                 pass
-            queues = list(self._running)
+            queues = list(self._assigned)
             complete = len(await self._lock(queues)) == len(queues)
 
-    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
-        await super()._take_share(topic, [queue for queue in mine if queue in self._running])
-        fresh = [queue for queue in mine if queue not in self._running]
-        held = await self._lock(fresh) if fresh else set()
-        taken = await self._take_all([queue for queue in fresh if queue in held])
-        return taken and len(held) == len(fresh)
+    async def _apply_allocation(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        await super()._apply_allocation(topic, [queue for queue in mine if queue in self._assigned])
+        added = [queue for queue in mine if queue not in self._assigned]
+        held = await self._lock(added) if added else set()
+        started = await self._start_queues([queue for queue in added if queue in held])
+        return started and len(held) == len(added)
 
     # Lanes
 
-    def _begun(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        self._lanes[queue] = asyncio.Queue()
-        self._lane_tasks[queue] = asyncio.create_task(self._consume_lane(queue, process))
+    def _on_queue_started(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        self._buffers[queue] = asyncio.Queue()
+        self._workers_by_queue[queue] = asyncio.create_task(self._consume_queue(queue, process))
 
-    def _end_callers(self) -> list[asyncio.Task[None]]:
-        for lane in self._lanes.values():
-            lane.put_nowait(None)
-        return list(self._lane_tasks.values())
+    def _stop_workers(self) -> list[asyncio.Task[None]]:
+        for buffer in self._buffers.values():
+            buffer.put_nowait(None)
+        return list(self._workers_by_queue.values())
 
-    async def _handled(self, queue: MessageQueue) -> None:
-        lane, task = self._lanes.get(queue), self._lane_tasks.get(queue)
-        if lane is not None and task is not None:
-            lane.put_nowait(None)
+    async def _wait_for_handlers(self, queue: MessageQueue) -> None:
+        buffer, task = self._buffers.get(queue), self._workers_by_queue.get(queue)
+        if buffer is not None and task is not None:
+            buffer.put_nowait(None)
             await asyncio.wait({task})
-            self._lanes.pop(queue, None)
-            self._lane_tasks.pop(queue, None)
+            self._buffers.pop(queue, None)
+            self._workers_by_queue.pop(queue, None)
 
-    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+    async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
         """Only then may anybody else have the queue."""
-        await self._handled(queue)
-        await super()._released(queue, process)
+        await self._wait_for_handlers(queue)
+        await super()._on_queue_stopped(queue, process)
         await self.offsets.commit(wait=True, only=queue)
         await self._unlock(queue)
 
-    def _took(
+    def _on_pulled(
         self, queue: MessageQueue, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int
     ) -> None:
-        lane = self._lanes.get(queue)
+        buffer = self._buffers.get(queue)
         for message in process.add(messages, next_offset, now_ms()):
-            if lane is not None:
-                lane.put_nowait(message)
+            if buffer is not None:
+                buffer.put_nowait(message)
 
-    async def _consume_lane(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        lane = self._lanes[queue]
+    async def _consume_queue(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        buffer = self._buffers[queue]
         while not process.dropped:
-            message = await lane.get()
+            message = await buffer.get()
             if message is None:
                 return
             while not process.dropped:
-                if not self._holds(queue):
+                if not self._is_locked(queue):
                     self._renew_now.set()
                     await asyncio.sleep(0.1)
                     continue
-                async with self._at_once:
+                async with self._concurrent_handlers:
                     delay_level = await self.handle(message)
-                if delay_level is None or await self._gave_up(message):
+                if delay_level is None or await self._retries_exhausted(message):
                     was_full = process.full(self._limits)
                     process.done(message, now_ms())
                     if was_full:
-                        async with self._room:
-                            self._room.notify_all()
+                        async with self._capacity:
+                            self._capacity.notify_all()
                     break
                 await self._pause(process)
 
-    async def _gave_up(self, message: ReceivedMessage) -> bool:
+    async def _retries_exhausted(self, message: ReceivedMessage) -> bool:
         """Counts a failure; True: it was one too many, and the message lies in the retry topic now."""
         if message.record.reconsume_times < self.max_retries:
             message.record.reconsume_times += 1
             return False
-        return await self._send_back.send_anew(message, self.max_retries)
+        return await self._send_back.send_copy(message, self.max_retries)
 
     async def _pause(self, process: ProcessQueue) -> None:
-        for _ in range(max(1, round(self._suspend_s / _STEP_SECONDS))):
+        for _ in range(max(1, round(self._suspend_s / _PAUSE_STEP_SECONDS))):
             if process.dropped:
                 return
-            await asyncio.sleep(_STEP_SECONDS)
+            await asyncio.sleep(_PAUSE_STEP_SECONDS)

@@ -38,11 +38,11 @@ from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
 SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
-SILENCE_SECONDS: Final = 2.1
+SILENCE_TIMEOUT_SECONDS: Final = 2.1
 """A connection that is silent for so long is given up: what is sent again may reach the successor in time."""
-SILENCE_ELSEWHERE_SECONDS: Final = 1.0
+FIRST_SILENCE_TIMEOUT_SECONDS: Final = 1.0
 """The same for the first try of a send that another group can take: nobody need wait for the failover of this one."""
-AVOID_SECONDS: Final = 2.0
+AVOID_SILENT_SECONDS: Final = 2.0
 """So long a broker whose connection was given up is not chosen where there is another: a failover takes about this."""
 COMPRESS_OVER: Final = 4096
 """Bytes of a body from which on it is compressed."""
@@ -58,8 +58,8 @@ _STATUS: Final = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-_NOT_NOW: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
-_ELSEWHERE: Final = frozenset(
+_TRANSIENT_CODES: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
+_OTHER_BROKER_CODES: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.TOPIC_NOT_EXIST,
@@ -100,9 +100,9 @@ class Producer:
         self._compress_over = compress_over
         self._compression = compression
         self._max_body = max_body
-        self._turns: dict[str, RoundRobin] = {}
+        self._round_robins: dict[str, RoundRobin] = {}
         self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
-        self._made: dict[str, tuple[float, list[MessageQueue]]] = {}
+        self._auto_created: dict[str, tuple[float, list[MessageQueue]]] = {}
         """Topics that brokers make on demand: until when their queues are taken for these."""
 
     async def __aenter__(self) -> Self:
@@ -160,8 +160,8 @@ class Producer:
         if isinstance(message, str):
             message = Message(message, body or b"")
         frame, _ = self._frame(message)
-        queue = self._turn(message.topic).choose(await self._queues(message.topic))
-        self._aim(frame, queue)
+        queue = self._round_robin(message.topic).choose(await self._queues(message.topic))
+        self._set_queue(frame, queue)
         frame.flag |= FLAG_ONEWAY
         await self.session.remoting.oneway(await self.session.master(queue.broker, message.topic), frame)
 
@@ -246,29 +246,29 @@ class Producer:
         }
 
     @staticmethod
-    def _aim(frame: Frame, queue: MessageQueue) -> None:
+    def _set_queue(frame: Frame, queue: MessageQueue) -> None:
         frame.ext["e"] = str(queue.queue_id)
         frame.ext["n"] = queue.broker
 
     # Delivery
 
-    def _turn(self, topic: str) -> RoundRobin:
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = self._turns[topic] = RoundRobin()
-        return turn
+    def _round_robin(self, topic: str) -> RoundRobin:
+        round_robin = self._round_robins.get(topic)
+        if round_robin is None:
+            round_robin = self._round_robins[topic] = RoundRobin()
+        return round_robin
 
     async def _queues(self, topic: str, *, failed: bool = False) -> list[MessageQueue]:
         """The queues of a topic; `failed`: what is known did not work, ask again. Raises NoRoute, RemotingError."""
         if not failed:
-            known = self.session.known_route(topic)
+            known = self.session.cached_route(topic)
             cached = self._cache.get(topic)
             if cached is not None and cached[0] is known:
                 return cached[1]
-            until, made = self._made.get(topic, (0.0, []))
+            until, made = self._auto_created.get(topic, (0.0, []))
             if known is None and time.monotonic() < until:
                 return made
-        self._made.pop(topic, None)
+        self._auto_created.pop(topic, None)
         ask = self.session.route_after_failure if failed else self.session.route
         route = await ask(topic)
         queues = writable_queues(topic, route) if route is not None else []
@@ -281,7 +281,7 @@ class Producer:
             if len({queue.broker for queue in queues}) > 1:
                 # As RocketMQ's client does: each group gets messages and makes the topic. By the route that the first
                 # message makes all would go to one group, and wait for that one when it is away.
-                self._made[topic] = (time.monotonic() + ROUTE_POLL_SECONDS, queues)
+                self._auto_created[topic] = (time.monotonic() + ROUTE_POLL_SECONDS, queues)
         if not queues:
             raise NoRoute(
                 f"no broker takes messages for topic {topic}: it does not exist, is not made on demand, "
@@ -313,25 +313,25 @@ class Producer:
                 if queue is None:
                     queues = await self._queues(message.topic, failed=again)
                     if selector is None:
-                        avoid = failed | self._silent(queues)
-                        queue = self._turn(message.topic).choose(queues, avoid)
+                        avoid = failed | self._silent_brokers(queues)
+                        queue = self._round_robin(message.topic).choose(queues, avoid)
                         elsewhere = queues[0].broker != queues[-1].broker and any(
                             other.broker != queue.broker and other.broker not in avoid for other in queues
                         )
                     else:
                         queue = selector(queues, message, key)
-                self._aim(frame, queue)
+                self._set_queue(frame, queue)
                 address = self.session.address(queue.broker)
                 if address is None:
                     address = await self.session.master(queue.broker, message.topic)
                 left = deadline - clock()
                 if left <= 0:
                     raise SendFailed(message.topic, attempts, timeout)
-                silence = SILENCE_ELSEWHERE_SECONDS if elsewhere else max(SILENCE_SECONDS, left * 0.7)
+                silence = FIRST_SILENCE_TIMEOUT_SECONDS if elsewhere else max(SILENCE_TIMEOUT_SECONDS, left * 0.7)
                 answer = await self.session.remoting.request(address, frame, left, silence=silence)
             except (RemotingError, NoRoute) as error:
                 attempts.append(str(error))
-                if isinstance(error, NoRoute) and message.topic not in self._turns:
+                if isinstance(error, NoRoute) and message.topic not in self._round_robins:
                     # Nothing was ever sent there: the route may be about to appear, a wrong name must not wait long.
                     refused += 1
                     if refused > self.retries:
@@ -346,12 +346,12 @@ class Producer:
                     return self._result(status, answer, unique_key, queue)
                 attempts.append(f"{queue.broker}: {answer.code} {answer.remark or ''}")
                 failed.add(queue.broker)
-                if answer.code not in _NOT_NOW:
+                if answer.code not in _TRANSIENT_CODES:
                     refused += 1
-                    if answer.code not in _ELSEWHERE or refused > self.retries:
+                    if answer.code not in _OTHER_BROKER_CODES or refused > self.retries:
                         raise BrokerError(f"send to {queue}", answer.code, answer.remark)
             again = True
-            known = self.session.known_route(message.topic)
+            known = self.session.cached_route(message.topic)
             others = {data.broker for data in known.queues} - failed if known is not None else ()
             if others and fixed is None and selector is None:
                 continue  # another broker can be tried at once
@@ -361,9 +361,9 @@ class Producer:
             await asyncio.sleep(pause)
             pause = next_backoff(pause)
 
-    def _silent(self, queues: Sequence[MessageQueue]) -> set[str]:
+    def _silent_brokers(self, queues: Sequence[MessageQueue]) -> set[str]:
         """The brokers of these queues that fell silent a short while ago."""
-        silent = self.session.remoting.fell_silent(AVOID_SECONDS)
+        silent = self.session.remoting.fell_silent(AVOID_SILENT_SECONDS)
         return {q.broker for q in queues if self.session.address(q.broker) in silent} if silent else set()
 
     @staticmethod

@@ -39,7 +39,7 @@ class PullConsumer(Consumer):
 
     async def subscribe_to(self, topic: str, expression: str = "*", *, sql: bool = False) -> None:
         """Shares a topic's queues with the other members of the group. Raises as `Consumer.subscribe`."""
-        await self.subscribe(topic, _never, expression, sql=sql)
+        await self.subscribe(topic, _no_handler, expression, sql=sql)
         self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # nothing is sent back by this kind of consumer
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -54,10 +54,10 @@ class PullConsumer(Consumer):
         for topic in {queue.topic for queue in wanted}:
             await self.session.route(topic)
             self._subscriptions.setdefault(topic, subscription(topic, expression))
-        await self._drop_all([queue for queue in self._running if queue not in wanted])
+        await self._stop_queues([queue for queue in self._assigned if queue not in wanted])
         for queue in wanted:
-            if queue not in self._running:
-                await self._take(queue)
+            if queue not in self._assigned:
+                await self._start_queue(queue)
 
     async def poll(self, timeout: float = 5.0, max_messages: int = 32) -> list[ReceivedMessage]:
         """Waits up to `timeout` seconds for the first message, gives up to `max_messages` that are there."""
@@ -70,8 +70,8 @@ class PullConsumer(Consumer):
             return found
         while len(found) < max_messages and not self._ready.empty():
             self._accept(self._ready.get_nowait(), found)
-        async with self._room:
-            self._room.notify_all()
+        async with self._capacity:
+            self._capacity.notify_all()
         return found
 
     def _accept(self, item: tuple[ReceivedMessage, ProcessQueue] | None, found: list[ReceivedMessage]) -> None:
@@ -81,7 +81,7 @@ class PullConsumer(Consumer):
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Goes on at another offset of a queue that is read. Raises KeyError for one that is not."""
-        if queue not in self._running:
+        if queue not in self._assigned:
             raise KeyError(f"{queue} is not read by this consumer")
         await self.reset_offsets({queue: offset})
 
@@ -95,8 +95,8 @@ class PullConsumer(Consumer):
         """What the group has committed in a queue; None: nothing."""
         return await self.offsets.read(queue)
 
-    def _committed_with_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
-        return process.commit_offset if self._auto_commit else self.offsets.noted(queue)
+    def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
+        return process.commit_offset if self._auto_commit else self.offsets.pending(queue)
 
     async def _commit_forever(self) -> None:
         if self._auto_commit:
@@ -104,17 +104,17 @@ class PullConsumer(Consumer):
 
     async def close(self, patience_s: float = 10.0) -> None:
         if not self._auto_commit:
-            for queue in self._running:
+            for queue in self._assigned:
                 self.offsets.forget(queue)
         await super().close(patience_s)
 
-    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+    async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
         if self._auto_commit:
-            await super()._released(queue, process)
+            await super()._on_queue_stopped(queue, process)
 
-    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
-        return True if self._assigned_by_hand else await super()._take_share(topic, mine)
+    async def _apply_allocation(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        return True if self._assigned_by_hand else await super()._apply_allocation(topic, mine)
 
 
-async def _never(message: ReceivedMessage) -> None:
+async def _no_handler(message: ReceivedMessage) -> None:
     raise RuntimeError(f"{message!r}: a pull consumer has no handler")

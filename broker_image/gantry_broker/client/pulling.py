@@ -26,7 +26,7 @@ from gantry_broker.protocol.message import decode_records
 
 SUSPEND_MS: Final = 15_000
 """Milliseconds that a broker may hold a pull that finds nothing."""
-HELD_SECONDS: Final = 5.0
+PULL_GRACE_SECONDS: Final = 5.0
 """Seconds beyond that after which a pull is given up."""
 BATCH: Final = 32
 
@@ -89,8 +89,8 @@ class Puller:
         flags = PullFlag.SUSPEND if suspend_ms > 0 else 0
         if commit is not None and commit > 0 and broker_id == MASTER_ID:
             flags |= PullFlag.COMMIT_OFFSET
-        sent_along = data.expression_type == EXPRESSION_TAG
-        if sent_along:
+        by_tag = data.expression_type == EXPRESSION_TAG
+        if by_tag:
             flags |= PullFlag.SUBSCRIPTION  # a broker that has just become master need not know us yet
         header = PullHeader(
             self._group,
@@ -102,25 +102,25 @@ class Puller:
             Long(commit or 0),
             Long(suspend_ms),
             Long(data.version),
-            data.expression if sent_along else None,
+            data.expression if by_tag else None,
             data.expression_type,
             bname=queue.broker,
         )
         frame = Frame(RequestCode.PULL_MESSAGE, ext=header.ext())
-        answer = await self._session.call(address, frame, suspend_ms / 1000 + HELD_SECONDS)
+        answer = await self._session.call(address, frame, suspend_ms / 1000 + PULL_GRACE_SECONDS)
         status = _STATUS.get(answer.code)
         if status is None:
             self._suggested.pop(queue, None)
             raise BrokerError(f"pull of {queue} at {offset}", answer.code, answer.remark)
-        told = PullAnswer.from_ext(answer.ext)
-        self._suggested[queue] = told.suggestWhichBrokerId
+        reply = PullAnswer.from_ext(answer.ext)
+        self._suggested[queue] = reply.suggestWhichBrokerId
         messages = []
         if status is PullStatus.FOUND:
             for record in decode_records(answer.body):
                 message = restore_topic(record, queue.broker, self._group)
                 if wanted(message, data):
                     messages.append(message)
-        return PullResult(status, messages, told.nextBeginOffset, told.minOffset, told.maxOffset)
+        return PullResult(status, messages, reply.nextBeginOffset, reply.minOffset, reply.maxOffset)
 
     async def _address(self, queue: MessageQueue) -> tuple[int, str]:
         broker_id = self.source(queue)
@@ -152,7 +152,7 @@ class Puller:
     async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first offset stored at or after a time. Raises RemotingError, BrokerError, NoRoute."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, Long(timestamp_ms))
-        return await self._demand(queue, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
+        return await self._call_for_offset(queue, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
 
     async def first_offset(self, queue: MessageQueue, where: FromWhere, timestamp_ms: int) -> int:
         """Where a group without an offset begins. Retry topics are always read from their beginning."""
@@ -165,9 +165,9 @@ class Puller:
 
     async def _offset(self, queue: MessageQueue, code: int) -> int:
         header = QueueHeader(queue.topic, queue.queue_id)
-        return await self._demand(queue, Frame(code, ext=header.ext()))
+        return await self._call_for_offset(queue, Frame(code, ext=header.ext()))
 
-    async def _demand(self, queue: MessageQueue, frame: Frame) -> int:
+    async def _call_for_offset(self, queue: MessageQueue, frame: Frame) -> int:
         address = await self._session.master(queue.broker, queue.topic)
-        answer = await self._session.demand(address, frame, f"request {frame.code} for {queue}")
+        answer = await self._session.call_checked(address, frame, f"request {frame.code} for {queue}")
         return OffsetAnswer.from_ext(answer.ext).offset

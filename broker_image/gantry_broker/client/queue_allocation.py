@@ -16,11 +16,11 @@ from gantry_broker.protocol.headers import ConsumerGroupHeader
 from gantry_broker.remoting.errors import RemotingError
 
 
-class NotYet(Exception):
+class AllocationUnavailable(Exception):
     """The share cannot be known now; what is read goes on as it is."""
 
 
-class Shares:
+class QueueAllocation:
     """Computes shares for one member of one group. `strategy` None: all queues are everybody's (broadcasting)."""
 
     def __init__(self, session: Session, group: str, strategy: Strategy | None) -> None:
@@ -28,21 +28,21 @@ class Shares:
         self._group = group
         self._strategy = strategy
 
-    async def of(self, topic: str) -> list[MessageQueue]:
+    async def queues(self, topic: str) -> list[MessageQueue]:
         """Raises NotYet, RemotingError, BrokerError, BodyError, NoRoute."""
         route = await self._session.route(topic)
         if route is None:
             if topic.startswith(RETRY_PREFIX):
                 return []  # the broker makes it when the first message is sent back, and the route poll finds it
-            raise NotYet(f"topic {topic} has no route")
+            raise AllocationUnavailable(f"topic {topic} has no route")
         queues = readable_queues(topic, route)
         if self._strategy is None:
             return queues
         members = await self._members([broker.name for broker in route.brokers])
         if self._session.client_id not in members:
             # A broker that has just become master learns of its clients one by one.
-            await self._session.beat_now()
-            raise NotYet(f"this client is not among the {len(members)} members of {self._group} yet")
+            await self._session.send_heartbeats()
+            raise AllocationUnavailable(f"this client is not among the {len(members)} members of {self._group} yet")
         return self._strategy(self._session.client_id, queues, sorted(set(members)))
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
@@ -54,7 +54,7 @@ class Shares:
                 continue
             frame = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext=ConsumerGroupHeader(self._group).ext())
             try:
-                answer = await self._session.demand(address, frame, f"members of {self._group}")
+                answer = await self._session.call_checked(address, frame, f"members of {self._group}")
                 return parse(answer.body, "members").texts("consumerIdList")
             except BrokerError as failure:
                 if failure.code == ResponseCode.SYSTEM_ERROR:

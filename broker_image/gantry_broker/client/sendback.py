@@ -40,20 +40,20 @@ class SendBack:
         )
         try:
             address = await self._session.master(message.broker)
-            await self._session.demand(
+            await self._session.call_checked(
                 address,
                 Frame(RequestCode.CONSUMER_SEND_MSG_BACK, ext=header.ext() | {"bname": message.broker}),
                 f"sending back {message.id}",
             )
         except BrokerError as error:
             log.warning("%s: %r is not taken back: %s", self._group, message, error)
-            return await self.send_anew(message, max_retries)
+            return await self.send_copy(message, max_retries)
         except (RemotingError, ClientError) as error:
             log.warning("%s: %r cannot be sent back: %s", self._group, message, error)
             return False
         return True
 
-    async def send_anew(self, message: ReceivedMessage, max_retries: int) -> bool:
+    async def send_copy(self, message: ReceivedMessage, max_retries: int) -> bool:
         """Sends a copy to the group's retry topic; the broker makes it a dead letter after `max_retries`."""
         times = message.record.reconsume_times + 1
         properties = dict(message.properties)
@@ -82,7 +82,7 @@ class SendBack:
             )
             frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=message.record.body)
             address = await self._session.master(message.broker)
-            await self._session.demand(address, frame, f"sending {message.id} to the retry topic")
+            await self._session.call_checked(address, frame, f"sending {message.id} to the retry topic")
         except (RemotingError, BrokerError, ClientError) as error:
             log.warning("%s: %r cannot be sent anew: %s", self._group, message, error)
             return False

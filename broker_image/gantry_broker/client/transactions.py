@@ -48,9 +48,9 @@ class TransactionProducer(Producer):
 
     async def start(self) -> None:
         self.session.checks[self.group] = self._check
-        self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
+        self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
         await super().start()
-        await self.session.beat_now()
+        await self.session.send_heartbeats()
 
     async def close(self) -> None:
         await super().close()
@@ -70,7 +70,7 @@ class TransactionProducer(Producer):
         result = await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
         address = await self.session.master(result.queue.broker, message.topic)
         if address not in known:
-            await self.session.beat_now([address])  # or the broker would not know whom to ask
+            await self.session.send_heartbeats([address])  # or the broker would not know whom to ask
         transaction_id = result.transaction_id or unique_key
         if result.status is not SendStatus.SEND_OK:
             state = TransactionState.ROLLBACK
@@ -96,7 +96,7 @@ class TransactionProducer(Producer):
             log.warning("end of transaction %s was not sent; the broker will ask: %s", transaction_id, error)
         return result, state
 
-    async def _asked(self, conn: Connection, frame: Frame) -> Frame | None:
+    async def _on_check(self, conn: Connection, frame: Frame) -> Frame | None:
         try:
             header = CheckTransactionHeader.parse(frame)
             message = ReceivedMessage(decode_record(frame.body), frame.ext.get("bname", ""))

@@ -14,7 +14,7 @@ from typing import Final
 from gantry_broker.protocol.codes import SysFlag
 from gantry_broker.protocol.message import RecordError
 
-_PIECE: Final = 256
+_CHUNK_BYTES: Final = 256
 """Bytes of a Zstandard body that are read at once: 4 may stand for 128 KiB, and `limit` is looked at in between."""
 
 
@@ -63,7 +63,7 @@ def _zlib(body: bytes, limit: int) -> bytes:
     if engine.unconsumed_tail:
         raise _too_long(limit)
     if not engine.eof:
-        raise _cut()
+        raise _truncated()
     return plain
 
 
@@ -75,7 +75,7 @@ def _lz4(body: bytes, limit: int) -> bytes:
     if len(plain) > limit:
         raise _too_long(limit)
     if not engine.eof:
-        raise _cut()
+        raise _truncated()
     return plain
 
 
@@ -84,17 +84,17 @@ def _zstd(body: bytes, limit: int) -> bytes:
 
     engine = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     plain = bytearray()
-    for start in range(0, len(body), _PIECE):
+    for start in range(0, len(body), _CHUNK_BYTES):
         if engine.eof:
             break
         try:
-            plain += engine.decompress(body[start : start + _PIECE])
+            plain += engine.decompress(body[start : start + _CHUNK_BYTES])
         except zstandard.ZstdError as error:
             raise _damaged(error) from None
         if len(plain) > limit:
             raise _too_long(limit)
     if not engine.eof:
-        raise _cut()
+        raise _truncated()
     return bytes(plain)
 
 
@@ -106,5 +106,5 @@ def _damaged(error: Exception) -> RecordError:
     return RecordError(f"compressed body is damaged: {error}")
 
 
-def _cut() -> RecordError:
+def _truncated() -> RecordError:
     return RecordError("compressed body is cut")

@@ -165,19 +165,19 @@ def _encode_compact(frame: Frame) -> bytes:
 class FrameDecoder:
     """Cuts a byte stream into frames. After a FrameError it must not be fed again."""
 
-    __slots__ = ("_chunks", "_held", "_max_frame", "_needed")
+    __slots__ = ("_buffered", "_chunks", "_max_frame", "_needed")
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         """`max_frame`: bytes of the largest frame that is accepted, without the length field."""
         self._max_frame = max_frame
         self._chunks: list[bytes] = []
-        self._held = 0
+        self._buffered = 0
         self._needed = 0
 
     @property
     def held(self) -> int:
         """Bytes of an unfinished frame that are kept."""
-        return self._held
+        return self._buffered
 
     def feed(self, data: bytes) -> list[Frame]:
         """All frames that `data` completes, in order.
@@ -186,12 +186,12 @@ class FrameDecoder:
         """
         if self._chunks:
             self._chunks.append(data)
-            self._held += len(data)
-            if self._held < self._needed:
+            self._buffered += len(data)
+            if self._buffered < self._needed:
                 return []  # joined only once: a large frame in small reads costs no quadratic copying
             data = b"".join(self._chunks)
             self._chunks.clear()
-            self._held = 0
+            self._buffered = 0
         frames: list[Frame] = []
         append = frames.append
         loads = orjson.loads
@@ -246,7 +246,7 @@ class FrameDecoder:
                         raise FrameError(f"header is not JSON: {error}") from None
                     except (KeyError, TypeError, AttributeError):
                         pass  # a header that is merely unusual is read with care
-                    append(_careful(data[start:body_start], data[body_start:stop]))
+                    append(_decode_unusual_json(data[start:body_start], data[body_start:stop]))
                 elif mark >> 24 == _ROCKETMQ:
                     append(_decode_compact(data, start, body_start, stop))
                 else:
@@ -258,8 +258,8 @@ class FrameDecoder:
         if position < end:
             rest = data[position:] if position else data
             self._chunks.append(rest)
-            self._held = len(rest)
-            if self._held < 8:
+            self._buffered = len(rest)
+            if self._buffered < 8:
                 self._needed = 8
         return frames
 
@@ -276,13 +276,13 @@ class FrameDecoder:
             self._needed = 8 + size
             return False
         head = data[start : start + size]
-        frame = _careful(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
+        frame = _decode_unusual_json(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
         raise FrameError(
             f"frame of {length} bytes is over the limit of {self._max_frame}", opaque=frame.opaque, serialize=serialize
         )
 
 
-def _careful(header: bytes, body: bytes) -> Frame:
+def _decode_unusual_json(header: bytes, body: bytes) -> Frame:
     """A JSON header with unusual values, read as fastjson does: numbers for strings, nulls and gaps allowed."""
     try:
         head = orjson.loads(header)

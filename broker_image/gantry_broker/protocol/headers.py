@@ -20,7 +20,7 @@ _INT_RANGE = (-(2**31), 2**31 - 1)
 _LONG_RANGE = (-(2**63), 2**63 - 1)
 
 
-LONG_TEXTS: Final = {
+LONG_FIELDS: Final = {
     "properties": 1 << 20, "subscription": 1 << 16, "attributes": 1 << 16, "filterGroups": 1 << 16, "key": 1 << 16,
     "gantryAddresses": 1 << 16, "value": 1 << 21,
 }  # fmt: skip
@@ -61,22 +61,22 @@ class Header:
     """Base of all typed headers; subclasses are frozen dataclasses whose fields have the wire's names."""
 
     __slots__ = ()
-    _plan: ClassVar[tuple[tuple[str, str, bool, Any], ...] | None] = None
+    _parsed_fields: ClassVar[tuple[tuple[str, str, bool, Any], ...] | None] = None
     WIRE_NAMES: ClassVar[dict[str, str]] = {}
     """Field name to wire name where they differ."""
-    LONGEST: ClassVar[int] = 1_024
+    MAX_CHARACTERS: ClassVar[int] = 1_024
     """Characters of a name or an id; `LONG_TEXTS` have a limit of their own, or that of the record they go into."""
-    ABSENT: ClassVar[int] = ResponseCode.SYSTEM_ERROR
+    MISSING_FIELD_CODE: ClassVar[int] = ResponseCode.SYSTEM_ERROR
     """What is answered when a required field is not there."""
-    FILLED: ClassVar[frozenset[str]] = frozenset()
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset()
     """Texts that say nothing when they are empty. RocketMQ looks for a thing without a name, and does not find it."""
     CODES: ClassVar[dict[str, int]] = {}
     """What RocketMQ answers to such a text, or to one that is too long, where that is not SYSTEM_ERROR."""
 
     @classmethod
     def _fields(cls) -> tuple[tuple[str, str, bool, Any], ...]:
-        plan = cls.__dict__.get("_plan")
-        if plan is None:
+        parsed = cls.__dict__.get("_plan")
+        if parsed is None:
             hints = get_type_hints(cls)
             rows = []
             for field in fields(cls):  # type: ignore[arg-type]
@@ -94,9 +94,9 @@ class Header:
                     kind = "str"
                 required = field.default is MISSING
                 rows.append((field.name, kind, required, None if required else field.default))
-            plan = tuple(rows)
-            cls._plan = plan
-        return plan
+            parsed = tuple(rows)
+            cls._parsed_fields = parsed
+        return parsed
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
@@ -113,13 +113,13 @@ class Header:
             if value is None:
                 if required:
                     expected = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number")
-                    raise BadField(wire, None, expected, cls.ABSENT)
+                    raise BadField(wire, None, expected, cls.MISSING_FIELD_CODE)
                 values.append(default)
             elif kind == "str":
-                if len(value) > cls.LONGEST and len(value) > (most := LONG_TEXTS.get(name, cls.LONGEST)):
+                if len(value) > cls.MAX_CHARACTERS and len(value) > (most := LONG_FIELDS.get(name, cls.MAX_CHARACTERS)):
                     code = cls.CODES.get(name, ResponseCode.SYSTEM_ERROR)
                     raise BadField(wire, value, f"a text of at most {most} characters", code)
-                if not value and name in cls.FILLED:
+                if not value and name in cls.NOT_EMPTY:
                     raise BadField(wire, value, "a name", cls.CODES.get(name, ResponseCode.SYSTEM_ERROR))
                 values.append(value)
             elif kind == "int":
@@ -319,7 +319,7 @@ class ConsumerGroupHeader(Header):
 
     consumerGroup: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class ConsumerConnectionsHeader(Header):
 
     consumerGroup: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
     CODES: ClassVar[dict[str, int]] = {"consumerGroup": ResponseCode.CONSUMER_NOT_ONLINE}
 
 
@@ -346,7 +346,7 @@ class ProducerGroupHeader(Header):
 
     producerGroup: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"producerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"producerGroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class GroupHeader(Header):
 
     group: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"group"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"group"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,7 @@ class SubscriptionOfGroupHeader(Header):
     group: str
     topic: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"group", "topic"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"group", "topic"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +447,7 @@ class ConsumerStatusHeader(Header):
     group: str
     clientAddr: str | None = None
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"topic", "group"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"topic", "group"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +458,7 @@ class RunningInfoHeader(Header):
     clientId: str
     jstackEnable: bool = False
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup", "clientId"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup", "clientId"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +470,7 @@ class ConsumeDirectlyHeader(Header):
     msgId: str | None = None
     brokerName: str | None = None
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +480,7 @@ class StatsDataHeader(Header):
     statsName: str
     statsKey: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"statsName", "statsKey"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"statsName", "statsKey"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,7 +579,7 @@ class RegisterBrokerHeader(Header):
     gantryMember: int | None = None
     gantryAddresses: str | None = None
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"brokerName", "brokerAddr", "clusterName"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"brokerName", "brokerAddr", "clusterName"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,7 +619,7 @@ class GetKvHeader(Header):
     key: str
     value: str | None = None
 
-    ABSENT: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
+    MISSING_FIELD_CODE: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -628,7 +628,7 @@ class NamespaceHeader(Header):
 
     namespace: str
 
-    ABSENT: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
+    MISSING_FIELD_CODE: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,7 +656,7 @@ class SendAnswer(Header):
     MSG_REGION: str | None = None
     TRACE_ON: str | None = None
 
-    LONGEST: ClassVar[int] = 1 << 24
+    MAX_CHARACTERS: ClassVar[int] = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,7 +331,7 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
         or joined.count(PROPERTY_SEPARATOR) != max(len(properties) - 1, 0)
         or "" in properties
     ):
-        name = next((name for name, value in properties.items() if not _plain(name, value)), "")
+        name = next((name for name, value in properties.items() if not _has_no_separator(name, value)), "")
         raise RecordError(f"property {name!r}: names and values must not hold the characters 0x01 and 0x02")
     packed = joined.encode()
     if len(packed) > MAX_PROPERTIES:
@@ -339,7 +339,7 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
     return packed
 
 
-def _plain(name: str, value: str) -> bool:
+def _has_no_separator(name: str, value: str) -> bool:
     both = name + value
     return bool(name) and NAME_VALUE_SEPARATOR not in both and PROPERTY_SEPARATOR not in both
 
