@@ -1,8 +1,8 @@
-"""The push-style consumer: finds its share of the queues, pulls, calls the application, commits.
+"""The push consumer: it allocates queues, pulls messages, calls the application and commits offsets.
 
-Each queue has one pulling task; `concurrency` workers call the handler. A message is done when the handler returns;
-when it raises, the message goes back to the broker, which delivers it again later and after 16 times keeps it as a dead
-letter. Delivery is at least once.
+Each queue has one pulling task; `concurrency` workers call the handler. A message is consumed when the handler returns.
+When the handler raises, the broker delivers the message again later, and after 16 retries keeps it as a dead letter.
+Delivery is at least once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 REBALANCE_SECONDS: Final = 20.0
 COMMIT_SECONDS: Final = 5.0
 REBALANCE_DELAY_SECONDS: Final = 1.0
-"""After a broker's connection broke, members register again one by one: shares are computed when all had the time."""
+"""After a broker's connection breaks, members register again one by one. Rebalancing waits this long for them."""
 LOCAL_RETRY_SECONDS: Final = 5.0
 
 MessageHandler = Callable[[ReceivedMessage], Awaitable[object]]
@@ -46,7 +46,9 @@ _FAILURES = (RemotingError, ClientError, BodyError, BadField, RecordError)
 
 
 class RetryLater(Exception):
-    """Raised by a handler: deliver it again. `delay_level` 0 leaves the time to the broker, -1 makes a dead letter."""
+    """Raised by a handler to get a message again. `delay_level` 0 lets the broker choose the delay, -1 makes a dead
+    letter.
+    """
 
     def __init__(self, delay_level: int = 0) -> None:
         super().__init__(f"retry with delay level {delay_level}")
@@ -80,9 +82,9 @@ class Consumer:
         commit_s: float = COMMIT_SECONDS,
         rebalance_s: float = REBALANCE_SECONDS,
     ) -> None:
-        """`from_where` counts for a group without offsets only; `from_time_ms` (default: half an hour ago) belongs to
-        `FromWhere.TIMESTAMP`. Broadcasting: every member gets every message, offsets are kept in `offset_file`, and
-        what fails is not delivered again.
+        """`from_where` applies only to a group without offsets; `from_time_ms` (default: half an hour ago) belongs
+        to `FromWhere.TIMESTAMP`. With `broadcasting` every member gets every message, `offset_file` holds the
+        offsets, and failed messages are not delivered again.
         """
         check_group(group)
         self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
@@ -118,7 +120,7 @@ class Consumer:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
         await self.session.start()
@@ -135,7 +137,9 @@ class Consumer:
             await self._register()
 
     async def close(self, patience_s: float = 10.0) -> None:
-        """Stops pulling, lets handlers that run finish (up to `patience_s` seconds), commits and leaves the group."""
+        """Stops pulling, waits up to `patience_s` seconds for running handlers, commits offsets and leaves the
+        group.
+        """
         if self._closing:
             return
         self._closing = True
@@ -167,9 +171,9 @@ class Consumer:
         await self.session.close()
 
     async def subscribe(self, topic: str, handler: MessageHandler, expression: str = "*", *, sql: bool = False) -> None:
-        """Wants a topic's messages with one of these tags ("A || B"), or for which an SQL92 condition holds.
+        """Subscribes to a topic's messages with one of these tags ("A || B"), or that match an SQL92 condition.
 
-        Raises InvalidMessage for what cannot be such an expression, and BrokerError when a broker refuses it.
+        Raises InvalidMessage for a malformed expression, and BrokerError when a broker refuses it.
         """
         check_topic(topic)
         data = subscription(topic, expression, sql=sql)
@@ -189,7 +193,7 @@ class Consumer:
         await self._register()
 
     def suspend(self) -> None:
-        """Stops pulling until `resume`; what was pulled is consumed."""
+        """Stops pulling until `resume`; already pulled messages are still consumed."""
         self._suspended = True
 
     def resume(self) -> None:
@@ -202,7 +206,7 @@ class Consumer:
 
     @property
     def in_flight(self) -> int:
-        """Messages pulled and not consumed yet."""
+        """The number of messages that are pulled but not consumed yet."""
         return sum(len(item.process) for item in self._assigned.values())
 
     def progress(self) -> dict[MessageQueue, ProcessQueue]:
@@ -212,7 +216,7 @@ class Consumer:
         return list(self._subscriptions.values())
 
     def consumer_data(self) -> ConsumerData:
-        """What heartbeats say of this consumer."""
+        """Returns this consumer's part of a heartbeat."""
         return ConsumerData(
             self.group,
             self.consume_type,
@@ -225,7 +229,7 @@ class Consumer:
         return [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
 
     def _stop_workers(self) -> list[asyncio.Task[None]]:
-        """Tells the tasks that call handlers to end, which finish the message that they are at; gives them."""
+        """Stops the tasks that call handlers after their current message, and returns them."""
         workers = self._tasks[2:]
         for _ in workers:
             self._ready.put_nowait(None)
@@ -239,7 +243,7 @@ class Consumer:
         self._rebalance_now.set()
 
     async def _check_with_broker(self, data: SubscriptionData) -> None:
-        """CHECK_CLIENT_CONFIG: a bad condition is refused now rather than at every pull."""
+        """Validates a condition with CHECK_CLIENT_CONFIG, so that a bad one fails now and not at every pull."""
         route = await self.session.route(data.topic)
         body = {"clientId": self.session.client_id, "group": self.group, "subscriptionData": data.to_json()}
         for broker in route.brokers if route is not None else []:
@@ -248,7 +252,7 @@ class Consumer:
                 frame = Frame(RequestCode.CHECK_CLIENT_CONFIG, body=dumps(body))
                 await self.session.call_checked(address, frame, f"subscription {data.expression!r}")
 
-    # Shares
+    # Rebalance
 
     def _on_group_change(self, group: str) -> None:
         if group == self.group:
@@ -271,10 +275,10 @@ class Consumer:
                 try:
                     complete = await self._apply_allocation(topic, await self._allocation.queues(topic)) and complete
                 except (AllocationUnavailable, *_FAILURES) as error:
-                    log.info("%s: shares of %s stay as they are: %s", self.group, topic, error)
+                    log.info("%s: the allocation of %s is unchanged: %s", self.group, topic, error)
                     complete = False
                 except Exception:
-                    log.exception("%s: shares of %s", self.group, topic)
+                    log.exception("%s: the allocation of %s failed", self.group, topic)
             await self._stop_queues([queue for queue in self._assigned if queue.topic not in self._subscriptions])
             if not complete:
                 asyncio.get_running_loop().call_later(1.0, self._rebalance_now.set)
@@ -285,7 +289,10 @@ class Consumer:
         return await self._start_queues([queue for queue in mine if queue not in self._assigned])
 
     async def _start_queues(self, queues: Sequence[MessageQueue]) -> bool:
-        """False: some cannot be taken now. A broker that is away is asked once, and holds up no other's queues."""
+        """Starts reading queues, and returns False when some cannot be read yet.
+
+        It tries an unreachable broker once, so that this broker delays no queue of another one.
+        """
         complete = True
         unreachable: set[str] = set()
         for queue in queues:
@@ -311,10 +318,10 @@ class Consumer:
         task = asyncio.create_task(self._pull_forever(queue, process))
         self._assigned[queue] = AssignedQueue(process, task)
         self._on_queue_started(queue, process)
-        log.info("%s: reads %s from %d on", self.group, queue, offset)
+        log.info("%s: started reading %s at %d", self.group, queue, offset)
 
     async def _stop_queues(self, queues: Sequence[MessageQueue]) -> None:
-        """Side by side: each may wait for a broker that says nothing."""
+        """Stops queues concurrently, because each may wait for a silent broker."""
         await asyncio.gather(*(self._stop_queue(queue) for queue in queues))
 
     async def _stop_queue(self, queue: MessageQueue) -> None:
@@ -327,20 +334,20 @@ class Consumer:
         self.offsets.forget(queue)
         if self._assigned.get(queue) is item:
             del self._assigned[queue]
-        log.info("%s: gave up %s at %d", self.group, queue, item.process.commit_offset)
+        log.info("%s: stopped reading %s at %d", self.group, queue, item.process.commit_offset)
 
     def _on_queue_started(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """A queue is pulled from now on."""
+        """Called when a queue's pulls start."""
 
     async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """A queue is not pulled any more; what is consumed of it is noted."""
+        """Called when a queue's pulls have stopped: updates the queue's offset."""
         self.offsets.update(queue, process.commit_offset)
 
     async def _wait_for_handlers(self, queue: MessageQueue) -> None:
-        """Waits until nothing of a queue that is not pulled any more is being handled, where that matters."""
+        """Waits for the handlers of a stopped queue. The concurrent consumer does not need to."""
 
     async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
-        """Goes on from other offsets, as an administrator told the broker."""
+        """Moves queues to other offsets, on an administrator's request through the broker."""
         for queue, offset in table.items():
             item = self._assigned.get(queue)
             if item is None or item.process.dropped:
@@ -358,7 +365,9 @@ class Consumer:
         pause = BACKOFF_FIRST
         while not process.dropped:
             data = self._subscriptions.get(queue.topic)
-            if self._suspended or data is None:  # Not wanted: it is given up soon, unless it is wanted again.
+            if (
+                self._suspended or data is None
+            ):  # Not subscribed. A rebalance stops this queue soon, unless the application subscribes again.
                 await asyncio.sleep(0.1)
                 continue
             if process.full(self._limits):
@@ -383,7 +392,7 @@ class Consumer:
             pause = BACKOFF_FIRST
             if result.status is PullStatus.ILLEGAL:
                 log.warning(
-                    "%s: offset %d of %s is outside of %d to %d; goes on at %d",
+                    "%s: offset %d of %s is outside of %d to %d; continues at %d",
                     self.group, process.next_offset, queue, result.min_offset, result.max_offset, result.next_offset,
                 )  # fmt: skip
                 self.offsets.update(queue, result.next_offset, backwards=True)
@@ -420,7 +429,7 @@ class Consumer:
             delay_level = await self.handle(message)
             if delay_level is not None and not self.broadcasting:
                 if process.dropped or self._closing:
-                    return  # its offset is not committed: whoever reads the queue next gets it
+                    return  # The offset is not committed: the queue's next reader gets the message.
                 if not await self._send_back.send(message, delay_level, self.max_retries):
                     await asyncio.sleep(LOCAL_RETRY_SECONDS)
                     continue
@@ -428,7 +437,7 @@ class Consumer:
             return
 
     async def handle(self, message: ReceivedMessage) -> int | None:
-        """Calls the application; None: consumed, otherwise the delay level with which it is to be retried."""
+        """Calls the application. Returns None when it consumed the message, otherwise the delay level of the retry."""
         handler = self._handlers.get(message.topic)
         if handler is None:
             log.warning("%s: no handler for topic %s of %r; sent back", self.group, message.topic, message)
@@ -441,7 +450,7 @@ class Consumer:
             caller = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and caller is not None and caller.cancelling():
                 raise
-            # What was cancelled is something that the handler waited for, not who calls it.
+            # The handler awaited a task that was cancelled. Its caller was not cancelled.
             log.exception("%s: handling %r failed", self.group, message)
             return 0
         return 0 if answer is False else None
@@ -449,7 +458,7 @@ class Consumer:
     # Offsets
 
     def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
-        """The offset that a pull brings along: a new master knows it with the first one."""
+        """Returns the offset for a pull request, so that a new master learns it with the first pull."""
         return process.commit_offset
 
     def update_offsets(self) -> None:
@@ -457,7 +466,7 @@ class Consumer:
             self.offsets.update(queue, item.process.commit_offset)
 
     async def commit(self) -> None:
-        """Commits what is consumed; also done by itself every few seconds and at the end."""
+        """Commits the offsets of consumed messages. The consumer also commits every few seconds and when it closes."""
         self.update_offsets()
         await self.offsets.commit(wait=True)
 
@@ -469,7 +478,7 @@ class Consumer:
 
 
 class AssignedQueue:
-    """A queue that is read."""
+    """A queue that this member reads."""
 
     __slots__ = ("process", "task")
 
@@ -478,7 +487,7 @@ class AssignedQueue:
         self.task = task
 
     async def end(self) -> None:
-        """No more is pulled. To be cancelled meanwhile cancels the caller: `await task` could not tell whose it was."""
+        """Stops the pulls. A cancellation meanwhile cancels the caller; `await task` could not tell the two apart."""
         self.process.dropped = True
         self.task.cancel()
         await asyncio.wait({self.task})

@@ -1,4 +1,4 @@
-"""What brokers ask of a client about its consumers, mostly for administrators."""
+"""Requests of brokers about a client's consumers, most of them for administrators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gantry_broker.protocol.message import RecordError, decode_record
 
 
 class ConsumerAdmin(Protocol):
-    """The consumer of a group, as far as brokers may ask about it."""
+    """The part of a group's consumer that brokers may query and change."""
 
     group: str
     started_ms: int
@@ -40,7 +40,7 @@ class ConsumerAdmin(Protocol):
 
 
 class ConsumerAdminHandler:
-    """Answers for all consumers of a session; `of` gives the consumer of a group."""
+    """Handles brokers' requests about all consumers of a session; `of` returns the consumer of a group."""
 
     CODES = (
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
@@ -93,7 +93,7 @@ class ConsumerAdminHandler:
         return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(self._describe_consumer(consumer)))
 
     def _describe_consumer(self, consumer: ConsumerAdmin) -> dict[str, Any]:
-        """RocketMQ's ConsumerRunningInfo. Rates are not measured here and stand at 0."""
+        """Returns RocketMQ's ConsumerRunningInfo. Rates are 0: this client does not measure them."""
         return {
             "properties": {
                 "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),

@@ -1,8 +1,8 @@
 """Orderly consumption: one message of a queue at a time, in order, by one member of the group at a time.
 
-A queue is read only while its lock on the broker is held: asked for when the queue is taken, renewed every 20 s, given
-back when the queue goes. What fails is tried again in place after a pause and holds its queue; after `max_retries`
-times it goes to the retry topic like any other failure.
+A member reads a queue only while it holds the queue's lock on the broker. It requests the lock when it starts the
+queue, renews it every 20 s and releases it when it stops the queue. A failed message blocks its queue and is tried
+again after a pause; after `max_retries` retries it goes to the retry topic.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 RENEW_SECONDS: Final = 20.0
 LOCK_RETRY_SECONDS: Final = 0.1
 LOCK_SECONDS: Final = 30.0
-"""A lock that was not renewed for so long is not trusted any more; brokers keep it for 60 s."""
+"""A lock without a renewal expires here after this time; brokers keep it for 60 s."""
 _PAUSE_STEP_SECONDS: Final = 0.05
 UNLIMITED: Final = 2**31 - 1
 
 
 class OrderedConsumer(Consumer):
-    """As Consumer; messages of one queue are handled one after the other, in the order in which they are stored."""
+    """A consumer that handles the messages of one queue one after the other, in store order."""
 
     ordered = True
 
@@ -48,7 +48,7 @@ class OrderedConsumer(Consumer):
         concurrency: int = 20,
         **options: Any,
     ) -> None:
-        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues handled at a time."""
+        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues with a running handler."""
         super().__init__(*args, max_retries=max_retries, concurrency=concurrency, **options)
         self._suspend_s = suspend_s
         self._locked: dict[MessageQueue, float] = {}
@@ -74,12 +74,14 @@ class OrderedConsumer(Consumer):
 
     def _disconnected(self, address: str) -> None:
         super()._disconnected(address)
-        self._renew_now.set()  # a new master has no locks: ours are asked for before anybody else's
+        self._renew_now.set()  # A new master has no locks: this member requests its own again before another member gets them.
 
     # Locks
 
     async def _lock(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        """Asks for locks; gives those that are held now. Brokers that cannot be asked change nothing."""
+        """Requests locks, and returns the queues whose locks this member now holds. An unreachable broker changes
+        nothing.
+        """
         held: set[MessageQueue] = set()
         for broker in sorted({queue.broker for queue in queues}):
             wanted = [queue for queue in queues if queue.broker == broker]
@@ -108,7 +110,7 @@ class OrderedConsumer(Consumer):
             address = await self.session.master(queue.broker)
             await self.session.call(address, Frame(RequestCode.UNLOCK_BATCH_MQ, body=body), 1.0)
         except (RemotingError, ClientError) as error:
-            log.info("%s: lock of %s is left to expire: %s", self.group, queue, error)
+            log.info("%s: cannot release the lock of %s, which expires: %s", self.group, queue, error)
 
     def _is_locked(self, queue: MessageQueue) -> bool:
         return time.monotonic() - self._locked.get(queue, -LOCK_SECONDS) < LOCK_SECONDS
@@ -133,7 +135,7 @@ class OrderedConsumer(Consumer):
         started = await self._start_queues([queue for queue in added if queue in held])
         return started and len(held) == len(added)
 
-    # Lanes
+    # Consuming
 
     def _on_queue_started(self, queue: MessageQueue, process: ProcessQueue) -> None:
         self._buffers[queue] = asyncio.Queue()
@@ -153,7 +155,7 @@ class OrderedConsumer(Consumer):
             self._workers_by_queue.pop(queue, None)
 
     async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """Only then may anybody else have the queue."""
+        """Releases the lock only after the last handler has ended and its offset is committed."""
         await self._wait_for_handlers(queue)
         await super()._on_queue_stopped(queue, process)
         await self.offsets.commit(wait=True, only=queue)
@@ -190,7 +192,7 @@ class OrderedConsumer(Consumer):
                 await self._pause(process)
 
     async def _retries_exhausted(self, message: ReceivedMessage) -> bool:
-        """Counts a failure; True: it was one too many, and the message lies in the retry topic now."""
+        """Counts a failure, and returns True when retries are exhausted and the retry topic has the message."""
         if message.record.reconsume_times < self.max_retries:
             message.record.reconsume_times += 1
             return False

@@ -1,4 +1,4 @@
-"""The consumer that is asked: `poll` gives messages when the application wants some (RocketMQ's lite pull)."""
+"""The polling consumer: `poll` returns messages on request (RocketMQ's lite pull)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gantry_broker.protocol.fastjson import MessageQueue
 
 
 class PullConsumer(Consumer):
-    """Consumes when asked, as a member of a group (`subscribe_to`) or from queues of its own choice (`assign`).
+    """Consumes on request, as a member of a group (`subscribe_to`) or from given queues (`assign`).
 
-    async with PullConsumer("127.0.0.1:9876", "audit") as consumer:
-        await consumer.subscribe_to("Orders")
-        for message in await consumer.poll():
-            ...
+        async with PullConsumer("127.0.0.1:9876", "audit") as consumer:
+            await consumer.subscribe_to("Orders")
+            for message in await consumer.poll():
+                ...
 
-    What `poll` has given counts as consumed; `auto_commit` False leaves committing to `commit()`.
+    Messages from `poll` count as consumed. With `auto_commit` False only `commit()` commits them.
     """
 
     consume_type = "CONSUME_ACTIVELY"
@@ -40,15 +40,15 @@ class PullConsumer(Consumer):
     async def subscribe_to(self, topic: str, expression: str = "*", *, sql: bool = False) -> None:
         """Shares a topic's queues with the other members of the group. Raises as `Consumer.subscribe`."""
         await self.subscribe(topic, _no_handler, expression, sql=sql)
-        self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # nothing is sent back by this kind of consumer
+        self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # this consumer sends nothing back
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic that can be read; none when it does not exist."""
+        """Returns all readable queues of a topic; none when it does not exist."""
         route = await self.session.route(topic)
         return readable_queues(topic, route) if route is not None else []
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = "*") -> None:
-        """Reads exactly these queues, whatever other members do."""
+        """Reads exactly these queues, independent of other members."""
         self._assigned_by_hand = True
         wanted = list(queues)
         for topic in {queue.topic for queue in wanted}:
@@ -60,7 +60,7 @@ class PullConsumer(Consumer):
                 await self._start_queue(queue)
 
     async def poll(self, timeout: float = 5.0, max_messages: int = 32) -> list[ReceivedMessage]:
-        """Waits up to `timeout` seconds for the first message, gives up to `max_messages` that are there."""
+        """Waits up to `timeout` seconds for a first message, and returns up to `max_messages` available ones."""
         found: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(timeout):
@@ -80,7 +80,7 @@ class PullConsumer(Consumer):
             item[1].done(item[0], now_ms())
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on at another offset of a queue that is read. Raises KeyError for one that is not."""
+        """Moves to another offset of an assigned queue. Raises KeyError for other queues."""
         if queue not in self._assigned:
             raise KeyError(f"{queue} is not read by this consumer")
         await self.reset_offsets({queue: offset})
@@ -92,7 +92,7 @@ class PullConsumer(Consumer):
         await self.seek(queue, await self.puller.max_offset(queue))
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What the group has committed in a queue; None: nothing."""
+        """Returns the group's committed offset in a queue; None: there is none."""
         return await self.offsets.read(queue)
 
     def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:

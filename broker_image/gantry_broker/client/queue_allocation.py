@@ -1,4 +1,4 @@
-"""Which queues of a topic are this member's: the members of the group, the queues of the topic, and a strategy."""
+"""Allocation of a topic's queues to this member, from the group's members, the topic's queues and a strategy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gantry_broker.remoting.errors import RemotingError
 
 
 class AllocationUnavailable(Exception):
-    """The share cannot be known now; what is read goes on as it is."""
+    """The allocation cannot be computed now; the current one stays."""
 
 
 class QueueAllocation:
-    """Computes shares for one member of one group. `strategy` None: all queues are everybody's (broadcasting)."""
+    """Allocates queues to one member of one group. `strategy` None: every member gets all queues (broadcasting)."""
 
     def __init__(self, session: Session, group: str, strategy: Strategy | None) -> None:
         self._session = session
@@ -29,24 +29,26 @@ class QueueAllocation:
         self._strategy = strategy
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """Raises NotYet, RemotingError, BrokerError, BodyError, NoRoute."""
+        """Returns the queues of this member. Raises AllocationUnavailable, RemotingError, BrokerError, BodyError,
+        NoRoute.
+        """
         route = await self._session.route(topic)
         if route is None:
             if topic.startswith(RETRY_PREFIX):
-                return []  # the broker makes it when the first message is sent back, and the route poll finds it
+                return []  # the broker creates it with the first message sent back, and the route poll finds it
             raise AllocationUnavailable(f"topic {topic} has no route")
         queues = readable_queues(topic, route)
         if self._strategy is None:
             return queues
         members = await self._members([broker.name for broker in route.brokers])
         if self._session.client_id not in members:
-            # A broker that has just become master learns of its clients one by one.
+            # A new master learns about its clients one by one.
             await self._session.send_heartbeats()
-            raise AllocationUnavailable(f"this client is not among the {len(members)} members of {self._group} yet")
+            raise AllocationUnavailable(f"this client is not one of the {len(members)} members of {self._group} yet")
         return self._strategy(self._session.client_id, queues, sorted(set(members)))
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
-        """All members of the group have to see the same list, so all ask the same broker if they can."""
+        """Returns the members of the group. All members query the same broker if they can, to get the same list."""
         error: Exception = NoRoute("no broker to ask for the members of the group")
         for broker in sorted(brokers):
             address = self._session.address(broker)

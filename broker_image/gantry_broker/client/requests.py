@@ -1,7 +1,7 @@
-"""Request and reply over topics: the reply is pushed back to the client that asked.
+"""Request and reply over topics: a broker pushes the reply to the requesting client.
 
-The consumer of the request replies with `Replier.reply`; the broker that gets the reply pushes it to the asking client,
-which it knows by heartbeat.
+The consumer of a request answers it with `reply`. The broker that stores the reply knows the requesting client by its
+heartbeat, and pushes the reply to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_REPLY = 64 * 1024 * 1024
 
 
 class Reply:
-    """What came back."""
+    """The reply to a request."""
 
     __slots__ = ("body", "properties")
 
@@ -87,11 +87,11 @@ class Requester(Producer):
 
 
 async def reply(producer: Producer, request: ReceivedMessage, body: bytes, timeout: float | None = None) -> SendResult:
-    """Answers a request message. Raises InvalidMessage for a message that wants no reply, and as `send`."""
+    """Replies to a request message. Raises InvalidMessage for a message that is not a request, and as `send`."""
     properties = request.properties
     cluster = properties.get(Prop.CLUSTER)
     if not cluster or Prop.MESSAGE_REPLY_TO_CLIENT not in properties:
-        raise InvalidMessage(f"{request!r} is not a request: it does not say whom to reply to")
+        raise InvalidMessage(f"{request!r} is not a request: it names no client for the reply")
     message = Message(f"{cluster}_{REPLY_TOPIC_SUFFIX}", body)
     extra = {
         Prop.MESSAGE_TYPE: "reply",

@@ -1,10 +1,10 @@
-"""Remoting frames, sans-I/O: bytes to `Frame` and back.
+"""Encoding and decoding of remoting frames, without I/O.
 
 On the wire: `int32 length | int32 (serialize type << 24 | header length) | header | body`, big endian; `length` counts
-what follows it. Header forms: 0 JSON (fastjson's `RemotingCommand`), 1 ROCKETMQ (compact binary). Source: traffic of
+all bytes after it. Header forms: 0 JSON (fastjson's `RemotingCommand`), 1 ROCKETMQ (compact binary). Source: traffic of
 4.9.7 and 5.5.0.
 
-`FrameDecoder.feed` takes one read of a socket and gives all frames that it completes; it is the broker's hottest
+`FrameDecoder.feed` takes one read of a socket and returns all frames that it completes. It is the broker's hottest
 code: one header parse and one object per frame, nothing else.
 """
 
@@ -39,10 +39,10 @@ _unpack_lengths = _LENGTHS.unpack_from
 
 
 class FrameError(Exception):
-    """Bytes that are not a frame; the connection that sent them cannot be read any further.
+    """Bytes are not a frame; the connection that sent them is unusable.
 
-    `opaque` and `serialize` say where an error answer belongs, if that could be read; `frames` are the good frames
-    that came before it in the same read.
+    `opaque` and `serialize` identify the request for an error answer, if they could be read; `frames` are the good
+    frames before it in the same read.
     """
 
     def __init__(self, reason: str, *, opaque: int | None = None, serialize: int = _JSON) -> None:
@@ -86,7 +86,7 @@ class Frame:
 
     @property
     def is_oneway(self) -> bool:
-        """A request that wants no answer."""
+        """Whether this is a request without an answer."""
         return self.flag & FLAG_ONEWAY != 0
 
     @classmethod
@@ -98,7 +98,7 @@ class Frame:
         ext: dict[str, str] | None = None,
         body: bytes = b"",
     ) -> Frame:
-        """The answer to `request`: same opaque, same serialization."""
+        """Creates the answer to `request`: same opaque, same serialization."""
         return cls(code, request.opaque, FLAG_RESPONSE, ext, body, remark, request.serialize)
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Frame:
         return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={self.ext} body={len(self.body)}B>"
 
     def __eq__(self, other: object) -> bool:
-        """Equal meaning: every field, and the body's bytes."""
+        """Compares every field, and the body's bytes."""
         if not isinstance(other, Frame):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
@@ -115,7 +115,7 @@ class Frame:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The bytes of a frame, its length field included. Raises FrameError when a field does not fit its form."""
+    """Encodes a frame with its length field. Raises FrameError when a field does not fit its form."""
     try:
         if frame.serialize == _ROCKETMQ:
             header = _encode_compact(frame)
@@ -163,12 +163,12 @@ def _encode_compact(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. After a FrameError it must not be fed again."""
+    """Splits a byte stream into frames. After a FrameError it accepts no more data."""
 
     __slots__ = ("_buffered", "_chunks", "_max_frame", "_needed")
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
-        """`max_frame`: bytes of the largest frame that is accepted, without the length field."""
+        """`max_frame`: bytes of the largest accepted frame, without the length field."""
         self._max_frame = max_frame
         self._chunks: list[bytes] = []
         self._buffered = 0
@@ -176,19 +176,19 @@ class FrameDecoder:
 
     @property
     def held(self) -> int:
-        """Bytes of an unfinished frame that are kept."""
+        """Bytes of an unfinished frame in memory."""
         return self._buffered
 
     def feed(self, data: bytes) -> list[Frame]:
-        """All frames that `data` completes, in order.
+        """Returns all frames that `data` completes, in order.
 
-        Raises FrameError at the first one that cannot be read; those before it are in `error.frames`.
+        Raises FrameError at the first bad one; the good ones before it are in `error.frames`.
         """
         if self._chunks:
             self._chunks.append(data)
             self._buffered += len(data)
             if self._buffered < self._needed:
-                return []  # joined only once: a large frame in small reads costs no quadratic copying
+                return []  # joined once, so that a large frame in small reads causes no quadratic copying
             data = b"".join(self._chunks)
             self._chunks.clear()
             self._buffered = 0
@@ -217,7 +217,7 @@ class FrameDecoder:
                         head = loads(data[start:body_start])
                         ext = head.get("extFields")
                         if ext:
-                            "".join(ext.values())  # one C call proves that every value is a string
+                            "".join(ext.values())  # one C call checks that every value is a string
                         else:
                             ext = {}
                         code = head["code"]
@@ -225,7 +225,7 @@ class FrameDecoder:
                         flag = head["flag"]
                         version = head["version"]
                         remark = head.get("remark")
-                        code | flag | version  # texts, fractions and lists raise TypeError
+                        code | flag | version  # strings, fractions and lists raise TypeError
                         if -0x80000000 <= opaque | 0 <= 0x7FFFFFFF and (remark is None or type(remark) is str):
                             append(
                                 Frame(
@@ -245,7 +245,7 @@ class FrameDecoder:
                     except orjson.JSONDecodeError as error:
                         raise FrameError(f"header is not JSON: {error}") from None
                     except (KeyError, TypeError, AttributeError):
-                        pass  # a header that is merely unusual is read with care
+                        pass  # the slow path reads unusual headers
                     append(_decode_unusual_json(data[start:body_start], data[body_start:stop]))
                 elif mark >> 24 == _ROCKETMQ:
                     append(_decode_compact(data, start, body_start, stop))
@@ -264,7 +264,7 @@ class FrameDecoder:
         return frames
 
     def _refuse(self, data: bytes, position: int, length: int, mark: int) -> bool:
-        """Raises FrameError for impossible lengths; False: wait, the header that tells whom to answer is on its way."""
+        """Raises FrameError for impossible lengths; False: the header with the opaque for the answer is incomplete."""
         size = mark & 0xFFFFFF
         serialize = mark >> 24
         if length < 4 or size > length - 4 or serialize not in (_JSON, _ROCKETMQ):
@@ -283,7 +283,7 @@ class FrameDecoder:
 
 
 def _decode_unusual_json(header: bytes, body: bytes) -> Frame:
-    """A JSON header with unusual values, read as fastjson does: numbers for strings, nulls and gaps allowed."""
+    """Reads an unusual JSON header as fastjson does: numbers for strings, nulls and gaps allowed."""
     try:
         head = orjson.loads(header)
     except orjson.JSONDecodeError as error:
