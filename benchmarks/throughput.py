@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rig import gantry, java, rocketmq
-from rig.processes import NamespaceUnavailable, Started, until, usage
+from rig.processes import NamespaceUnavailable, Started, exit_on_sigterm, until, usage
 from rig.target import Target
 
 _WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*(\S+).*?Send Failed: (\d+).*?Response Failed: (\d+)")
@@ -119,6 +119,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
 
+    exit_on_sigterm()
     notes: list[str] = []
     client = options.client
     if client == "java":

@@ -141,7 +141,7 @@ def kubeconfig(token: str) -> str:
 def own_network(label: str) -> Iterator[list[str]]:
     """A network where all pods' and Services' addresses are local; yields the words before a command that runs in it.
 
-    Raises NoNamespace.
+    Raises NamespaceUnavailable.
     """
     with namespace(label) as prefix:
         for addresses in (PODS, SERVICES):

@@ -45,7 +45,7 @@ def rocketmq(
 ) -> Iterator[Target]:
     """Apache RocketMQ 4.9.7; settings are lines of its broker.conf.
 
-    Raises JavaMissing or NoNamespace where it cannot run.
+    Raises JavaMissing or NamespaceUnavailable where it cannot run.
     """
     java.build()
     env = environment(folder)

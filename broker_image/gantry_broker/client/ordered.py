@@ -74,7 +74,7 @@ class OrderedConsumer(Consumer):
 
     def _disconnected(self, address: str) -> None:
         super()._disconnected(address)
-        self._renew_now.set()  # A new master has no locks: this member requests its own again before another member gets them.
+        self._renew_now.set()  # a new master has no locks
 
     # Locks
 
