@@ -1,13 +1,13 @@
-"""What replication costs the senders.
+"""Measures the cost of replication for senders.
 
     python benchmarks/replication.py                         # about five minutes
     python benchmarks/replication.py --members 2 --members 3 --rounds 3
 
-A group of N members under `gantry up`, one process of our client with `--senders` sends that wait at the same time,
-1 KiB bodies. Kinds of groups take turns; the ratio to Async is that to the group of as many members in the
-same round, so both share the machine with as many processes and with whatever else it does (the median of the rounds).
-CPU time is that of one message, in microseconds: of the master, of the other members together, and of the client;
-"by CPU" is Async's sum over this one's, the ratio on a machine on which nothing but CPU time is short.
+A group of N members under `gantry up`, one process of our client with `--senders` concurrent sends, 1 KiB bodies. Kinds
+of groups alternate. The ratio to Async compares with the group of as many members in the same round, because both share
+the machine with the same number of processes and the same other load (the median of the rounds). CPU time is that of
+one message, in microseconds: of the master, of the other members together, and of the client; "by CPU" is Async's sum
+over this one's: the ratio on a machine that is short of CPU time only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rig.processes import usage
 
 @dataclass
 class Measurement:
-    """What one group did while it counted. CPU time in microseconds a message."""
+    """The measurements of one group. CPU time in microseconds a message."""
 
     per_second: float
     master_us: float
@@ -43,7 +43,7 @@ class Measurement:
 
 
 def throughput(kinds: list[Kind], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Each kind of group `--rounds` times, one after the other."""
+    """Measures each kind of group `--rounds` times, one after the other."""
     found: dict[Kind, list[Measurement]] = {kind: [] for kind in kinds}
     for number in range(options.rounds):
         for kind in kinds:
@@ -71,7 +71,7 @@ def _measure(kind: Kind, options: argparse.Namespace, place: Path) -> Measuremen
 
 
 def _cpu_s(members: list[dict[str, Any]], load: Load) -> list[float]:
-    """Of the master, of the others, of the client."""
+    """Returns the CPU time of the master, of the others, of the client."""
     of = [usage(m["pid"]).cpu_s for m in sorted(members, key=lambda m: str(m["role"]) != "Master")]
     return [of[0], sum(of[1:]), usage(load.pid).cpu_s]
 
@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The clusters go with the run.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The run ends with its clusters.
     with tempfile.TemporaryDirectory(prefix="replication-", dir=options.dir) as name:
         sizes = options.members or [1, 2, 3, 4, 5]
         kinds = [Kind(k, n) for n in sizes for k in ("Async", "Sync", "Raft") if k != "Raft" or n >= 3]

@@ -1,13 +1,13 @@
-"""How many messages a second one broker stores, ours and Apache RocketMQ 4.9.7 side by side in one run.
+"""Measures the messages a second of one broker, Gantry and Apache RocketMQ 4.9.7 side by side in one run.
 
     python benchmarks/throughput.py                  # 64 senders on one connection, 128 B bodies
     python benchmarks/throughput.py --threads 1 --size 1024 -o json
     python benchmarks/throughput.py --client gantry  # our own client instead of RocketMQ's; needs no Java
 
-The load comes from RocketMQ's own benchmark producer (rocketmq-example 4.7.0 with the 4.9.7 client). Only one system is
-under load at a time; they take turns for `--rounds`, and the ratio is of the medians. Apache RocketMQ needs Java 17,
-Maven, root and the `ip` command (its servers listen on all addresses, so they run in a network namespace); what is
-missing is said, and the rest is measured. CPU is the broker's, in per cent of one core while the window ran.
+RocketMQ's own benchmark producer makes the load (rocketmq-example 4.7.0 with the 4.9.7 client). Only one system is
+under load at a time; they alternate for `--rounds`, and the ratio is of the medians. Apache RocketMQ needs Java 17,
+Maven, root and the `ip` command (its servers listen on all addresses, so they run in a network namespace). Without them
+the benchmark measures Gantry alone and says so. CPU is the broker's, in per cent of one core during the window.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*(\S+).*?Send Failed: (\d+
 
 @dataclass
 class Windows:
-    """Measured windows of one system."""
+    """The measured windows of one system."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)

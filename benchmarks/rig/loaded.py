@@ -1,4 +1,4 @@
-"""A group under `gantry up`, and senders that do not pause: for what replication costs."""
+"""A group under `gantry up` with continuous senders, for the cost of replication."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .processes import Started, until
 EVERY_S = 1
 HEALTHY_S = 60.0
 TOPIC = "Replication"
-"""Of eight queues, as every topic that is made by a first send; RocketMQ's BenchmarkTest has 1,024."""
+"""A topic of eight queues, as an automatically created topic has; RocketMQ's BenchmarkTest has 1,024."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def manifest(kind: Kind, folder: Path) -> Path:
 
 
 def is_healthy(cluster: Cluster, count: int) -> bool:
-    """Everybody is in sync under one master."""
+    """Returns whether all members are in sync under one master."""
     members = cluster.members() or []
     masters = [m for m in members if m["role"] == "Master"]
     return len(members) == count and len(masters) == 1 and len(masters[0]["in_sync"]) == count
@@ -60,7 +60,7 @@ def group(kind: Kind, folder: Path) -> Iterator[Cluster]:
 
 
 class Load:
-    """One process of our client that sends without pause; use it as a context manager."""
+    """One process of our client that sends without pause, as a context manager."""
 
     def __init__(
         self, cluster: Cluster, folder: Path, senders: int, size: int, seconds: int, bare: str | None = None
@@ -82,14 +82,14 @@ class Load:
         self._process.__exit__(None, None, None)
 
     def lines(self) -> list[dict[str, Any]]:
-        """What was sent so far, a line each second."""
+        """Returns the cumulative counts, a line each second."""
         return [json.loads(line) for line in self.log.read_text(errors="replace").splitlines() if line.startswith("{")]
 
     def wait_for(self, count: int) -> None:
         until(f"{count} lines of the senders", lambda: len(self.lines()) >= count, count * EVERY_S + 60)
 
     def rates(self, first: int, last: int) -> list[float]:
-        """SEND_OK a second in each second from one line to another."""
+        """Returns SEND_OK a second in each second from one line to another."""
         lines = self.lines()
         pairs = zip(lines[first:last], lines[first + 1 : last + 1], strict=True)
         return [(b["sent"] - a["sent"]) / (b["seconds"] - a["seconds"]) for a, b in pairs]

@@ -1,9 +1,9 @@
-"""A follower that asks and stores nothing: what a slave costs its master, without what the slave itself takes.
+"""A follower that fetches and stores nothing: it shows a slave's cost for its master, without the slave's own work.
 
-    rig/reader.py ASK.json      # {"address", "epoch", "history", "member", "leader"}; both pairs of number, name
+    rig/reader.py CONFIG.json      # {"address", "epoch", "history", "member", "leader"}; both pairs of number, name
 
-On its standard input a line is what to be from now on: `away` asks nothing, `in sync` goes on at the end of the log,
-`behind` at its beginning. When the log's end is reached from there, it begins again.
+Each line on standard input sets its state: `away` fetches nothing, `in sync` fetches at the end of the log, `behind`
+fetches from the beginning. At the log's end it starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gantry_broker.replication.types import EpochStart, History, MemberId
 FETCH_BYTES = 9 << 20
 BATCH_BYTES = 256 << 10
 NEAR_END_BYTES = 8 << 20
-"""Bytes before the end of the log at which one that lacks much begins again."""
+"""Distance from the log's end at which a reader that is behind starts again."""
 
 
 class Reader:
@@ -38,7 +38,7 @@ class Reader:
         self.leader_end = 0
 
     def fetch(self) -> None:
-        """One question and its answer."""
+        """Sends one fetch and returns its answer."""
         epoch, me, history, leader = self._config
         fetch = Fetch(epoch, me, self.end, self.end, history, leader=leader)
         self._socket.sendall(encode_frame(wire.fetch_frame(fetch)))
