@@ -25,7 +25,7 @@ async def test_topics(cluster: Cluster) -> None:
             0: (0, 2), 1: (0, 2), 2: (0, 0),
         }  # fmt: skip
         await admin.create_topic("Mine", queues=3, perm=Perm.READ)
-        assert _perm(cluster, "Mine") == Perm.READ  # Routes are right as soon as a change is answered.
+        assert _perm(cluster, "Mine") == Perm.READ  # Routes are up to date when the answer to a change arrives.
         with pytest.raises(NoRoute):
             async with Producer(cluster.name_server) as other:
                 await other.send("Mine", b"x")

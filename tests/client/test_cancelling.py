@@ -1,4 +1,4 @@
-"""Who is told to end ends: a cancellation must not be lost on its way, or `close` waits for ever."""
+"""Cancellation: a task must not lose it, or `close` waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers and administrators ask of a running consumer, and readers that are sent to a slave."""
+"""Requests of brokers and administrators to a running consumer, and reads that move to a slave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.client.cluster import Cluster, Inbox, until
 
 
 async def ask(cluster: Cluster, code: int, **ext: object) -> Frame:
-    """An administrator's request to the broker, which asks the consumer."""
+    """Sends an administrator's request to the broker, which forwards it to the consumer."""
     async with RemotingClient() as client:
         frame = Frame(code, ext={key: str(value) for key, value in ext.items()})
         return await client.request(cluster.brokers["a"].address, frame, 5)
@@ -94,7 +94,7 @@ def _connections(cluster: Cluster) -> list[Connection]:
 
 
 async def _is(conn: Connection) -> bool:
-    """Whether this connection leads to a client with a consumer of the group `g`."""
+    """Whether this connection belongs to a client with a consumer of the group `g`."""
     frame = Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, ext={"consumerGroup": "g", "clientId": "x"})
     answer = await conn.request(frame, 5)
     return answer.code == 0

@@ -1,4 +1,4 @@
-"""Brokers that go and come back, refuse, or fall silent, while clients work."""
+"""Clients during failovers, refusals and silences of brokers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.free_ports import free_port
 
 
 async def restart(cluster: Cluster, group: str, away_s: float) -> None:
-    """What a failover looks like from outside: the address refuses for a while, then somebody else serves it."""
+    """Imitates a failover: the address refuses connections for a while, then another process serves it."""
     await cluster.brokers[group].stop()
     await asyncio.sleep(away_s)
     await cluster.brokers[group].start()
@@ -122,7 +122,7 @@ Answer = Callable[[Frame], Frame | None]
 
 
 class Scripted(RequestOnly):
-    """A NameServer and a broker of one topic in one, whose answers to sends are written down beforehand."""
+    """A NameServer and a broker of one topic in one server, with prepared answers to sends."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -131,7 +131,7 @@ class Scripted(RequestOnly):
         self.second = ""
         """The address of another group, b, of the same topic; empty: there is none."""
         self.routes_asked: asyncio.Event | None = None
-        """Given: it says nothing about routes any more, and that it was asked."""
+        """When set: it no longer answers route requests, and sets the event for each."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:
@@ -244,7 +244,7 @@ async def test_the_four_statuses() -> None:
 async def test_a_silent_name_server_does_not_delay_the_next_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both were on one machine. The address stays, so what is known of the route is enough."""
+    """Both ran on one machine. The address stays, so the cached route suffices."""
     monkeypatch.setattr(session, "MIN_ROUTE_AGE_SECONDS", 0.0)
     script = Scripted()
     script.answers = [refuse(ResponseCode.SYSTEM_BUSY)] * 2

@@ -139,7 +139,7 @@ async def test_the_first_message_creates_a_topic(cluster: Cluster, inbox: Inbox)
 
 
 async def test_every_group_creates_a_topic_on_demand(cluster: Cluster) -> None:
-    """Else all of its messages would wait for the one group when that is away."""
+    """Otherwise all messages would go to one group, and wait when it is down."""
     await cluster.add("b")
     async with Producer(cluster.name_server) as producer:
         results = [await producer.send("Fresh", b"x") for _ in range(8)]
@@ -150,7 +150,7 @@ async def test_every_group_creates_a_topic_on_demand(cluster: Cluster) -> None:
 
 
 async def test_an_empty_name_server_is_not_trusted_alone(cluster: Cluster) -> None:
-    """It knows nobody yet, and "no such topic" would end a send that the other one has a route for."""
+    """It has no routes yet, and its "no such topic" must not end a send while another NameServer has the route."""
     async with NameServer(NameServerSettings("new", "127.0.0.1", 0)) as empty:
         both = f"127.0.0.1:{empty.port};{cluster.name_server}"
         async with Producer(both) as producer:
@@ -183,7 +183,7 @@ async def test_tags_are_filtered(cluster: Cluster, inbox: Inbox) -> None:
         await until(lambda: consumer.in_flight == 0, "all is consumed")
         await until(lambda: sum(consumer.progress()[q].next_offset for q in queues(consumer)) == 40, "all is read")
         assert Counter(message.tags for message in inbox.messages) == {"A": 10, "C": 10}
-        # What was not wanted counts as consumed all the same.
+        # Filtered messages count as consumed.
         await consumer.commit()
         async with Admin(cluster.name_server) as admin:
             stats = await admin.consume_stats("g", "T")

@@ -1,4 +1,4 @@
-"""The client's decisions: shares, flow, selection, subscriptions, keys."""
+"""The client's decisions: allocation, flow limits, selection, subscriptions, keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers in trouble: brokers that are gone, handlers that misbehave."""
+"""Consumers with unreachable brokers and faulty handlers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_an_unreachable_group_does_not_block_other_queues(
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
 async def test_a_handler_whose_inner_task_was_cancelled_has_failed(cluster: Cluster, kind: type[Consumer]) -> None:
-    """The cancellation is not meant for the consumer, which goes on."""
+    """The cancellation does not reach the consumer, which continues."""
     seen: list[bytes] = []
 
     async def handle(message: ReceivedMessage) -> None:
@@ -136,7 +136,7 @@ async def test_a_queue_whose_offset_is_reset_has_one_reader(
 
 
 class Silent(RequestOnly):
-    """Takes requests, and answers none."""
+    """Accepts requests, and answers none."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -149,7 +149,7 @@ class Silent(RequestOnly):
 async def test_a_commit_waits_for_a_silent_broker_once(
     empty_cluster: Cluster, inbox: Inbox, kind: type[Consumer]
 ) -> None:
-    """Not once for each of its queues, and the offsets in others do not wait for it."""
+    """Not once for each of its queues, and offsets of other brokers do not wait for it."""
     for group in ("a", "b"):
         await empty_cluster.add(group)
     async with Admin(empty_cluster.name_server) as admin:
@@ -221,7 +221,7 @@ async def test_an_uncommitted_message_is_delivered_again(cluster: Cluster) -> No
 
 
 async def test_a_broker_that_stops_reading_blocks_no_other(empty_cluster: Cluster) -> None:
-    """One-way messages, which nobody answers, fill the connection; its master was frozen, say, and has a successor."""
+    """One-way messages fill the connection, which has no reader; its master is frozen and has a successor."""
     broker = await empty_cluster.add("a")
     async with Admin(empty_cluster.name_server) as admin:
         await admin.create_topic("T", queues=1)
@@ -251,7 +251,7 @@ async def test_a_broker_that_stops_reading_blocks_no_other(empty_cluster: Cluste
 
 
 async def test_a_topic_is_read_after_an_immediate_resubscription(cluster: Cluster, inbox: Inbox) -> None:
-    """Also if its messages came between: the usual way to change what is wanted of a busy topic."""
+    """Messages may arrive in between: this is the usual way to change the subscription of a busy topic."""
     async with (
         Producer(cluster.name_server) as producer,
         Consumer(cluster.name_server, "G", from_where=FromWhere.FIRST) as consumer,
@@ -315,7 +315,7 @@ async def test_requests_reach_the_right_client_of_a_shared_session(empty_cluster
 async def test_a_failed_message_is_handled_again_if_send_back_fails(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: type[Consumer]
 ) -> None:
-    """A separator within a property's value, which other producers do not look for, cannot be written once more."""
+    """A property value of another producer contains a separator, which the client cannot encode again."""
     monkeypatch.setattr(consumer_module, "LOCAL_RETRY_SECONDS", 0.05)
     seen: list[bytes] = []
 

@@ -1,10 +1,10 @@
-"""Four producers, three groups of different kinds that come and go every few seconds, a failover in the middle.
+"""Four producers, three groups of different kinds with changing members, and a failover in the middle.
 
     python -m tests.delivery.scenario                          # 1,000,000 messages
     python -m tests.delivery.scenario --messages 100000
 
-A cluster of real processes under `gantry up` loses its master by `kill -9` when half is sent; members leave every 3 to
-6 s, and every 7 s one of them is killed. Afterwards all that the members wrote down is judged (`judge`).
+A cluster of real processes under `gantry up` loses its master by `kill -9` after half of the messages. Members leave
+every 3 to 6 s, and the scenario kills one of them every 7 s. At the end it checks the members' logs (`judge`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from gantry_broker.client import Admin, ClientError, DeadLetters
 from gantry_broker.remoting.errors import RemotingError
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # Run as a script: start it again as a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.delivery.scenario", *sys.argv[1:])
 
 from benchmarks.rig.gantry import Cluster
@@ -50,7 +50,7 @@ KILL_EVERY_S = 7.0
 
 @dataclass
 class DeliveryLog:
-    """What the members of a group wrote down, in the order of time: (ns, key, number, tried before)."""
+    """The log of a group's members in the order of time: (ns, key, number, retries)."""
 
     lines: list[tuple[int, int, int, int]]
 
@@ -67,7 +67,7 @@ class DeliveryLog:
 
 @dataclass
 class Outcome:
-    """problems: empty when everything that was promised held. Times are seconds."""
+    """The result of a run; `problems` is empty when all guarantees held. Times are seconds."""
 
     messages: int
     seconds: float
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def judge(plan: Plan, group: str, delivered: DeliveryLog) -> tuple[list[str], int]:
-    """What is wrong with the deliveries of one group, and how many came more than once."""
+    """Returns the faults in the deliveries of one group, and the number of repeated ones."""
     problems = []
     got = [bytearray(plan.per_key) for _ in range(QUEUES)]
     newest = [-1] * QUEUES
@@ -116,7 +116,7 @@ def judge(plan: Plan, group: str, delivered: DeliveryLog) -> tuple[list[str], in
 
 
 def judge_dead(plan: Plan, letters: list[tuple[int, int]]) -> list[str]:
-    """The dead letters are those that failed every time, and no others."""
+    """Returns the differences between the dead letters and the messages that always fail."""
     wanted = {(key, n) for key in range(QUEUES) for n in range(plan.per_key) if plan.poisoned(n)}
     problems = []
     if wanted - set(letters):
@@ -127,7 +127,7 @@ def judge_dead(plan: Plan, letters: list[tuple[int, int]]) -> list[str]:
 
 
 class Scenario:
-    """One run; `play` gives the outcome."""
+    """One run; `play` returns its outcome."""
 
     def __init__(self, folder: Path, plan: Plan, patience_s: float, seed: int = 1) -> None:
         self._folder, self._plan, self._patience_s = folder, plan, patience_s
@@ -210,7 +210,7 @@ class Scenario:
         next_kill = time.monotonic() + KILL_EVERY_S
         while not await self._finished(servers, all(f.done() for f in followers)):
             if time.monotonic() > deadline:
-                return  # judged as it is: what is missing is named
+                return  # the judge names the missing messages
             if not self._failover_at and sum(sent) >= self._plan.messages // 2:
                 self._failover_at = sum(sent)
                 self._kill_the_master()
@@ -228,7 +228,7 @@ class Scenario:
         os.kill(master["pid"], signal.SIGKILL)
 
     async def _finished(self, servers: str, all_sent: bool) -> bool:
-        """Whether nobody has anything left to consume; asked once all is sent."""
+        """Whether all groups have consumed everything, after all is sent."""
         if not all_sent or not self._failover_at:
             return False
         await asyncio.sleep(2)

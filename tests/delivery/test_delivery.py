@@ -1,4 +1,4 @@
-"""The delivery scenario, small: `python -m tests.delivery.scenario` is the same with a million messages."""
+"""A small delivery scenario: `python -m tests.delivery.scenario` runs it with a million messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_everything_is_delivered_across_a_failover(tmp_path: Path) -> None
 
 
 def told(group: str) -> list[tuple[int, int, int, int]]:
-    """What a group writes down when all is well: one key after the other."""
+    """Returns the log of a group without faults: one key after the other."""
     lines = []
     for key in range(8):
         for number in range(SMALL.per_key):

@@ -1,6 +1,6 @@
-"""One process of the delivery scenario: a producer, or a member of a consumer group that comes and goes.
+"""One process of the delivery scenario: a producer, or a member of a consumer group.
 
-A member writes each message down before its offset can be committed, so that a killed one has told all it consumed.
+A member logs each message before its offset can be committed, so that the log of a killed member is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH = 32
 
 
 async def produce(name_servers: str, keys: list[int], plan: Plan) -> None:
-    """Sends the messages of its keys in their order; each batch until it was acknowledged. Prints how far it is."""
+    """Sends the messages of its keys in order, and repeats each batch until it is acknowledged. Prints its progress."""
     done = 0
 
     async def one(producer: Producer, key: int) -> None:
@@ -64,7 +64,7 @@ async def produce(name_servers: str, keys: list[int], plan: Plan) -> None:
 
 
 class Member:
-    """One consumer of a group after the other, each for a few seconds, until the process is told to end."""
+    """Runs one consumer of a group after the other, each for a few seconds, until the process ends."""
 
     def __init__(self, name_servers: str, group: str, plan: Plan, log: Path) -> None:
         self._servers, self._group, self._plan = name_servers, group, plan

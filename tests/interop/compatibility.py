@@ -2,7 +2,7 @@
 
     python -m tests.interop.compatibility     # rewrites the table
 
-What is served comes from the handler tables themselves; which test proves it is told in PROOF below.
+The served codes come from the handler tables; PROOF below names the test for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TO_CLIENTS = {
     Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
     Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
 }  # fmt: skip
-"""Sent by the broker to clients, not the other way."""
+"""Requests from the broker to clients."""
 
 ANSWERS = "tests/interop/test_compatibility.py::test_answers"
 _CONSUME = "tests/interop/test_consume.py::"
@@ -116,13 +116,13 @@ NAME_SERVER = set(SERVED)
 
 
 def codes() -> list[dict[str, Any]]:
-    """name, in_4_9_7, in_5_5_0 (numbers or None) and served_by_4_9_7 (found by asking its servers)."""
+    """name, in_4_9_7, in_5_5_0 (numbers or None) and served_by_4_9_7 (found by requests to its servers)."""
     found: list[dict[str, Any]] = json.loads(CODES.read_text())
     return found
 
 
 def state(code: int) -> str:
-    """Who of ours answers a request with this code."""
+    """Returns the server of Gantry that serves this code."""
     served = [name for name, table in (("broker", BROKER), ("NameServer", NAME_SERVER)) if code in table]
     if served:
         return ", ".join(served)
@@ -130,7 +130,7 @@ def state(code: int) -> str:
 
 
 def table() -> str:
-    """The Markdown between the marks."""
+    """Returns the Markdown between the marks."""
     lines = ["| request | 4.9.7 | 5.5.0 | in 4.9.7 served by | in Gantry | proof |", "|---|---|---|---|---|---|"]
     for row in codes():
         code = row["in_4_9_7"] if row["in_4_9_7"] is not None else row["in_5_5_0"]
@@ -144,7 +144,7 @@ def table() -> str:
 
 
 def rendered() -> str:
-    """The document with the table as it should be. Raises ValueError when the marks are missing."""
+    """Returns the document with an up-to-date table. Raises ValueError when the marks are missing."""
     text = DOCUMENT.read_text()
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     return f"{text[:start]}\n{table()}\n{text[stop:]}"

@@ -1,4 +1,4 @@
-"""Compressed bodies: of every kind, damaged, cut, and grown out of proportion."""
+"""Compressed bodies of every kind: round trips, damaged, incomplete and oversized ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what any split of the stream gives, and what bad bytes give."""
+"""Frames: any split of the stream gives the same frames, and bad bytes give errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded frame and record is read and written back: to the byte, JSON headers to the same meaning."""
+"""Round trips of every recorded frame and record: exact to the byte, JSON headers to the same meaning."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ANSWERS: dict[int, type[Header]] = {
     320: SendAnswer, 325: SendAnswer, 361: PullAnswer,
 }  # fmt: skip
 OF_EVERY_REQUEST = {"bname", "ReqT"}
-"""Fields that clients add to any request; and 5.x says the topic here and there where 4.9 does not."""
+"""Fields that clients add to any request, and topics that only 5.x adds."""
 ADDED_BY_5X = {37: {"topic"}, 39: {"topic"}, 30: {"committed"}}
 REQUEST_BODIES: dict[int, Any] = {
     103: RegisterBody, 34: Heartbeat, 200: SubscriptionGroup, 41: LockRequest, 42: LockRequest,
@@ -82,7 +82,7 @@ NOT_KEPT = {
     "mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap",
     "groupRetryPolicy", "heartbeatFingerprint", "withoutSub", "onlyThisBroker",
 }  # fmt: skip
-"""Of 5.x, about what we do not have."""
+"""Fields of 5.x about features that Gantry lacks."""
 
 
 def vectors() -> Iterator[dict[str, Any]]:
@@ -166,7 +166,7 @@ def test_a_body_is_read_and_written_back(vector: dict[str, Any]) -> None:
 
 
 def assert_contains(again: Any, value: Any) -> None:
-    """All that was there is there again; fields that only one line of versions has may come on top."""
+    """Checks that all fields are still present; fields of only one line of versions may be added."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key not in NOT_KEPT:
