@@ -62,9 +62,11 @@ class Reader:
 
 
 def main() -> None:
-    told = json.loads(Path(sys.argv[1]).read_text())
-    history = tuple(EpochStart(*map(int, start)) for start in told["history"])
-    reader = Reader(told["address"], told["epoch"], history, MemberId(*told["member"]), MemberId(*told["leader"]))
+    fields = json.loads(Path(sys.argv[1]).read_text())
+    history = tuple(EpochStart(*map(int, start)) for start in fields["history"])
+    reader = Reader(
+        fields["address"], fields["epoch"], history, MemberId(*fields["member"]), MemberId(*fields["leader"])
+    )
     state = "away"
     while True:
         if select.select([sys.stdin], [], [], None if state == "away" else 0.0)[0]:

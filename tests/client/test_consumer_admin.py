@@ -75,10 +75,10 @@ async def test_a_broker_asks_a_consumer_for_its_offsets(cluster: Cluster, inbox:
         )
         assert (await conn.request(reset, 5)).code == 0
         await inbox.wait(11)
-        nobody = await conn.request(
+        unknown = await conn.request(
             Frame(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext={"topic": "T", "group": "zzz"}), 5
         )
-        assert (nobody.code, "zzz" in (nobody.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (unknown.code, "zzz" in (unknown.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
         broken = await conn.request(
             Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext={"consumerGroup": "g"}, body=b"junk"), 5
         )

@@ -45,11 +45,11 @@ def received(offset: int, body: bytes = b"x") -> ReceivedMessage:
 
 @given(st.integers(0, 40), st.integers(1, 12), st.sampled_from(sorted(STRATEGIES)))
 def test_every_queue_has_exactly_one_reader(count: int, members: int, name: str) -> None:
-    everybody = [f"10.0.0.{number}@1" for number in range(members)]
-    shares = [STRATEGIES[name](me, queues(count), everybody) for me in everybody]
-    assert sorted(queue for share in shares for queue in share) == queues(count)
+    all_members = [f"10.0.0.{number}@1" for number in range(members)]
+    allocations = [STRATEGIES[name](me, queues(count), all_members) for me in all_members]
+    assert sorted(queue for share in allocations for queue in share) == queues(count)
     if name != "CONSISTENT_HASH":
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        assert max(map(len, allocations)) - min(map(len, allocations)) <= 1
 
 
 def test_allocations_match_rocketmq() -> None:

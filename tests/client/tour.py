@@ -273,7 +273,7 @@ class Tour:
             await two.subscribe(topic, handler("two"))
             for _ in range(20):
                 await producer.send(topic, b"x")
-            await until(lambda: got == {"one": 20, "two": 20}, "everything for everybody")
+            await until(lambda: got == {"one": 20, "two": 20}, "all messages in both members")
 
     async def sharing(self) -> None:
         topic = await self.topic("Share")

@@ -19,7 +19,7 @@ async def test_everything_is_delivered_across_a_failover(tmp_path: Path) -> None
     assert outcome.dead >= sum(SMALL.poisoned(n) for n in range(SMALL.per_key)) * 8
 
 
-def told(group: str) -> list[tuple[int, int, int, int]]:
+def correct_log(group: str) -> list[tuple[int, int, int, int]]:
     """Returns the log of a group without faults: one key after the other."""
     lines = []
     for key in range(8):
@@ -31,7 +31,7 @@ def told(group: str) -> list[tuple[int, int, int, int]]:
 
 def test_judge_accepts_a_correct_run() -> None:
     for group in (ALL, ORDERED):
-        assert judge(SMALL, group, DeliveryLog(told(group))) == ([], 0)
+        assert judge(SMALL, group, DeliveryLog(correct_log(group))) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_judge_accepts_a_correct_run() -> None:
 )
 def test_judge_reports_each_fault(group: str, spoil: object, says: str) -> None:
     assert callable(spoil)
-    problems, _ = judge(SMALL, group, DeliveryLog(spoil(told(group))))
+    problems, _ = judge(SMALL, group, DeliveryLog(spoil(correct_log(group))))
     assert any(says in problem for problem in problems), problems
 
 
 def test_judge_counts_repeated_deliveries() -> None:
-    lines = told(ORDERED)
+    lines = correct_log(ORDERED)
     assert judge(SMALL, ORDERED, DeliveryLog([*lines, *lines[-50:]])) == ([], 50)
 
 

@@ -136,7 +136,7 @@ def table() -> str:
         code = row["in_4_9_7"] if row["in_4_9_7"] is not None else row["in_5_5_0"]
         theirs = ", ".join(row["served_by_4_9_7"]).replace("name server", "NameServer")
         if not theirs:
-            theirs = "" if row["in_4_9_7"] is None else "(to clients)" if code in TO_CLIENTS else "nobody"
+            theirs = "" if row["in_4_9_7"] is None else "(to clients)" if code in TO_CLIENTS else "none"
         numbers = [str(row[version]) if row[version] is not None else "-" for version in ("in_4_9_7", "in_5_5_0")]
         proof = PROOF.get(code, ANSWERS).removeprefix("tests/")
         lines.append(f"| {row['name']} | {numbers[0]} | {numbers[1]} | {theirs} | {state(code)} | `{proof}` |")

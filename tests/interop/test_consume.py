@@ -224,8 +224,8 @@ def test_dead_letters(driver: Driver, target: Target, fresh: str) -> None:
     driver.mqadmin("updateTopicPerm", "-t", dead, "-c", target.cluster, "-p", 6)
     letters = driver.run("consume", topic=dead, group=f"d_{fresh}", run=fresh, count=2, each=True, timeout_s=20)
     # A new consumer may get a queue twice, from Apache's broker, too: the test requires each message at least once.
-    told = (got.errors, got.of("message"), letters.lines)
-    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}, told
+    details = (got.errors, got.of("message"), letters.lines)
+    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}, details
     assert letters.summary["unique"] == 2
 
 

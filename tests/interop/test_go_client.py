@@ -171,11 +171,11 @@ def test_order_by_sharding_key(go: Go, topic: str) -> None:
 @LONG
 def test_two_members_share_and_broadcasting_does_not(go: Go, topic: str) -> None:
     members = [go("consume", topic=topic, group=f"g_{topic}", count=COUNT) for _ in range(2)]
-    everybody = [go("consume", topic=topic, group=f"b_{topic}", count=COUNT, broadcast=True) for _ in range(2)]
-    for member in (*members, *everybody):
+    broadcasting = [go("consume", topic=topic, group=f"b_{topic}", count=COUNT, broadcast=True) for _ in range(2)]
+    for member in (*members, *broadcasting):
         member.wait_for("started")
     go("produce", topic=topic, count=COUNT).finish()
-    for member in everybody:
+    for member in broadcasting:
         # A new member of a broadcasting group starts at the queues' ends, so it existed before.
         assert numbers(member.finish().of("message")) == list(range(COUNT))
 

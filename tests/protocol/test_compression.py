@@ -30,7 +30,7 @@ def test_a_damaged_body_is_refused(kind: Compression) -> None:
         decompress(small, kind.value, 100)
     whole = compress(b"x" * 1000, kind)
     for cut in range(1, len(whole)):
-        with pytest.raises(RecordError, match=r"cut|damaged"):
+        with pytest.raises(RecordError, match=r"incomplete|damaged"):
             decompress(whole[:-cut], kind.value, 10_000)
     with pytest.raises(RecordError, match="damaged"):
         decompress(b"nonsense", kind.value, 100)
@@ -53,5 +53,5 @@ def test_bodies_of_other_writers() -> None:
     assert decompress(streamed.compress(b"z" * 99) + streamed.flush(), Compression.ZSTD.value, 100) == b"z" * 99
     framed = lz4.frame.compress(b"l" * 99, content_checksum=True, block_linked=False)
     assert decompress(framed, Compression.LZ4.value, 100) == b"l" * 99
-    with pytest.raises(RecordError, match="number 5"):
+    with pytest.raises(RecordError, match="unknown compression 5"):
         decompress(b"", SysFlag.COMPRESSED | 5 << 8, 100)

@@ -184,11 +184,11 @@ def test_pulled_messages_are_read_and_written_back(vector: dict[str, Any]) -> No
     body = decode(vector).body
     records = decode_records(body)
     assert b"".join(record.encode() for record in records) == body
-    for record, told in zip(records, vector["messages"], strict=True):
+    for record, expected in zip(records, vector["messages"], strict=True):
         assert (record.topic, record.queue_id, record.queue_offset, record.phys_offset) == (
-            told["topic"], told["queueId"], told["queueOffset"], told["physicOffset"],
+            expected["topic"], expected["queueId"], expected["queueOffset"], expected["physicOffset"],
         )  # fmt: skip
-        assert record.props == told["properties"]
+        assert record.props == expected["properties"]
 
 
 @pytest.mark.parametrize("vector", RECORDS, ids=lambda vector: f"{vector['version']}-{vector['offset']}")
@@ -196,13 +196,13 @@ def test_a_record_is_read_and_written_back(vector: dict[str, Any]) -> None:
     raw = bytes.fromhex(vector["hex"])
     record = decode_record(raw)
     assert record.encode() == raw
-    told = vector["decoded"]
-    assert "{}:{}".format(*record.born_host) == told["bornHost"]
-    assert "{}:{}".format(*record.store_host) == told["storeHost"]
+    expected = vector["decoded"]
+    assert "{}:{}".format(*record.born_host) == expected["bornHost"]
+    assert "{}:{}".format(*record.store_host) == expected["storeHost"]
     assert (record.size, record.sys_flag, record.store_ms) == (
-        told["totalSize"], told["sysFlag"], told["storeTimestamp"],
+        expected["totalSize"], expected["sysFlag"], expected["storeTimestamp"],
     )  # fmt: skip
-    assert parse_properties(record.properties) == told["properties"]
+    assert parse_properties(record.properties) == expected["properties"]
 
 
 def test_batches_are_read_and_written_back() -> None:
