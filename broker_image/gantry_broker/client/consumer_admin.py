@@ -1,4 +1,4 @@
-"""What brokers ask of a client about its consumers, mostly for administrators."""
+"""Requests of brokers about a client's consumers, most of them for administrators."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage, restore_topic
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, SubscriptionData, offset_table
 from gantry_broker.protocol.codes import MQ_VERSION, RequestCode, ResponseCode
@@ -23,8 +23,8 @@ from gantry_broker.protocol.headers import (
 from gantry_broker.protocol.message import RecordError, decode_record
 
 
-class Answering(Protocol):
-    """The consumer of a group, as far as brokers may ask about it."""
+class ConsumerAdmin(Protocol):
+    """The part of a group's consumer that brokers may query and change."""
 
     group: str
     started_ms: int
@@ -39,8 +39,8 @@ class Answering(Protocol):
     async def reset_offsets(self, table: dict[MessageQueue, int]) -> None: ...
 
 
-class ConsumerAnswers:
-    """Answers for all consumers of a session; `of` gives the consumer of a group."""
+class ConsumerAdminHandler:
+    """Handles brokers' requests about all consumers of a session; `of` returns the consumer of a group."""
 
     CODES = (
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
@@ -49,7 +49,7 @@ class ConsumerAnswers:
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
     )
 
-    def __init__(self, of: Callable[[str], Answering | None], name_servers: list[str]) -> None:
+    def __init__(self, of: Callable[[str], ConsumerAdmin | None], name_servers: list[str]) -> None:
         self._of = of
         self._name_servers = name_servers
 
@@ -69,7 +69,7 @@ class ConsumerAnswers:
         header = ResetOffsetHeader.parse(frame)
         consumer = self._of(header.group)
         if consumer is None:
-            return _nobody(frame, header.group)
+            return _no_consumer(frame, header.group)
         await consumer.reset_offsets(offset_table(frame.body))
         return Frame.response_to(frame, ResponseCode.SUCCESS)
 
@@ -77,7 +77,7 @@ class ConsumerAnswers:
         header = ConsumerStatusHeader.parse(frame)
         consumer = self._of(header.group)
         if consumer is None:
-            return _nobody(frame, header.group)
+            return _no_consumer(frame, header.group)
         table = {
             queue: process.commit_offset
             for queue, process in consumer.progress().items()
@@ -89,11 +89,11 @@ class ConsumerAnswers:
         header = RunningInfoHeader.parse(frame)
         consumer = self._of(header.consumerGroup)
         if consumer is None:
-            return _nobody(frame, header.consumerGroup)
-        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(self._describe(consumer)))
+            return _no_consumer(frame, header.consumerGroup)
+        return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(self._describe_consumer(consumer)))
 
-    def _describe(self, consumer: Answering) -> dict[str, Any]:
-        """RocketMQ's ConsumerRunningInfo. Rates are not measured here and stand at 0."""
+    def _describe_consumer(self, consumer: ConsumerAdmin) -> dict[str, Any]:
+        """Returns RocketMQ's ConsumerRunningInfo. Rates are 0: this client does not measure them."""
         return {
             "properties": {
                 "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),
@@ -140,7 +140,7 @@ class ConsumerAnswers:
         header = ConsumeDirectlyHeader.parse(frame)
         consumer = self._of(header.consumerGroup)
         if consumer is None:
-            return _nobody(frame, header.consumerGroup)
+            return _no_consumer(frame, header.consumerGroup)
         message = restore_topic(decode_record(frame.body), header.brokerName or "", header.consumerGroup)
         started = time.monotonic()
         failed = await consumer.handle(message) is not None
@@ -153,5 +153,5 @@ class ConsumerAnswers:
         return Frame.response_to(frame, ResponseCode.SUCCESS, body=fastjson.dumps(result))
 
 
-def _nobody(frame: Frame, group: str) -> Frame:
+def _no_consumer(frame: Frame, group: str) -> Frame:
     return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, f"this client has no consumer of group {group[:200]}")

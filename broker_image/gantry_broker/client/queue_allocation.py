@@ -1,4 +1,4 @@
-"""Which queues of a topic are this member's: the members of the group, the queues of the topic, and a strategy."""
+"""Allocation of a topic's queues to this member, from the group's members, the topic's queues and a strategy."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from gantry_broker.protocol.headers import ConsumerGroupHeader
 from gantry_broker.remoting.errors import RemotingError
 
 
-class NotYet(Exception):
-    """The share cannot be known now; what is read goes on as it is."""
+class AllocationUnavailable(Exception):
+    """The allocation cannot be computed now; the current one stays."""
 
 
-class Shares:
-    """Computes shares for one member of one group. `strategy` None: all queues are everybody's (broadcasting)."""
+class QueueAllocation:
+    """Allocates queues to one member of one group. `strategy` None: every member gets all queues (broadcasting)."""
 
     def __init__(self, session: Session, group: str, strategy: Strategy | None) -> None:
         self._session = session
         self._group = group
         self._strategy = strategy
 
-    async def of(self, topic: str) -> list[MessageQueue]:
-        """Raises NotYet, RemotingError, BrokerError, BodyError, NoRoute."""
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """Returns the queues of this member. Raises AllocationUnavailable, RemotingError, BrokerError, BodyError,
+        NoRoute.
+        """
         route = await self._session.route(topic)
         if route is None:
             if topic.startswith(RETRY_PREFIX):
-                return []  # the broker makes it when the first message is sent back, and the route poll finds it
-            raise NotYet(f"topic {topic} has no route")
+                return []  # the broker creates it with the first message sent back, and the route poll finds it
+            raise AllocationUnavailable(f"topic {topic} has no route")
         queues = readable_queues(topic, route)
         if self._strategy is None:
             return queues
         members = await self._members([broker.name for broker in route.brokers])
         if self._session.client_id not in members:
-            # A broker that has just become master learns of its clients one by one.
-            await self._session.beat_now()
-            raise NotYet(f"this client is not among the {len(members)} members of {self._group} yet")
+            # A new master learns about its clients one by one.
+            await self._session.send_heartbeats()
+            raise AllocationUnavailable(f"this client is not one of the {len(members)} members of {self._group} yet")
         return self._strategy(self._session.client_id, queues, sorted(set(members)))
 
     async def _members(self, brokers: Sequence[str]) -> list[str]:
-        """All members of the group have to see the same list, so all ask the same broker if they can."""
+        """Returns the members of the group. All members query the same broker if they can, to get the same list."""
         error: Exception = NoRoute("no broker to ask for the members of the group")
         for broker in sorted(brokers):
             address = self._session.address(broker)
@@ -54,7 +56,7 @@ class Shares:
                 continue
             frame = Frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext=ConsumerGroupHeader(self._group).ext())
             try:
-                answer = await self._session.demand(address, frame, f"members of {self._group}")
+                answer = await self._session.call_checked(address, frame, f"members of {self._group}")
                 return parse(answer.body, "members").texts("consumerIdList")
             except BrokerError as failure:
                 if failure.code == ResponseCode.SYSTEM_ERROR:

@@ -1,4 +1,4 @@
-"""What brokers and administrators ask of a running consumer, and readers that are sent to a slave."""
+"""Requests of brokers and administrators to a running consumer, and reads that move to a slave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.client.cluster import Cluster, Inbox, until
 
 
 async def ask(cluster: Cluster, code: int, **ext: object) -> Frame:
-    """An administrator's request to the broker, which asks the consumer."""
+    """Sends an administrator's request to the broker, which forwards it to the consumer."""
     async with RemotingClient() as client:
         frame = Frame(code, ext={key: str(value) for key, value in ext.items()})
         return await client.request(cluster.brokers["a"].address, frame, 5)
@@ -43,7 +43,7 @@ async def test_running_information_of_a_consumer(cluster: Cluster, inbox: Inbox)
         assert sum(info["mqTable"][MessageQueue("T", "a", n)]["commitOffset"] for n in range(4)) == 1
 
 
-async def test_the_broker_can_ask_where_a_consumer_is(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_broker_asks_a_consumer_for_its_offsets(cluster: Cluster, inbox: Inbox) -> None:
     async with (
         Producer(cluster.name_server) as producer,
         OrderedConsumer(cluster.name_server, "g", from_where=FromWhere.FIRST) as consumer,
@@ -75,10 +75,10 @@ async def test_the_broker_can_ask_where_a_consumer_is(cluster: Cluster, inbox: I
         )
         assert (await conn.request(reset, 5)).code == 0
         await inbox.wait(11)
-        nobody = await conn.request(
+        unknown = await conn.request(
             Frame(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext={"topic": "T", "group": "zzz"}), 5
         )
-        assert (nobody.code, "zzz" in (nobody.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (unknown.code, "zzz" in (unknown.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
         broken = await conn.request(
             Frame(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext={"consumerGroup": "g"}, body=b"junk"), 5
         )
@@ -94,13 +94,13 @@ def _connections(cluster: Cluster) -> list[Connection]:
 
 
 async def _is(conn: Connection) -> bool:
-    """Whether this connection leads to a client with a consumer of the group `g`."""
+    """Whether this connection belongs to a client with a consumer of the group `g`."""
     frame = Frame(RequestCode.GET_CONSUMER_RUNNING_INFO, ext={"consumerGroup": "g", "clientId": "x"})
     answer = await conn.request(frame, 5)
     return answer.code == 0
 
 
-async def test_a_handler_may_take_its_time_at_the_end(cluster: Cluster) -> None:
+async def test_close_waits_for_running_handlers(cluster: Cluster) -> None:
     finished: list[bytes] = []
     begun = asyncio.Event()
 
@@ -138,11 +138,11 @@ class TwoBrokers(RequestOnly):
                 header = PullHeader.parse(frame)
                 self.asked.append((conn.listener, header))
                 suggestion = 1 if conn.listener == "master" else 0
-                told = PullAnswer(suggestion, header.queueOffset + 1, 0, 9)  # type: ignore[arg-type]
-                conn.send(Frame.response_to(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, ext=told.ext()))
+                reply = PullAnswer(suggestion, header.queueOffset + 1, 0, 9)  # type: ignore[arg-type]
+                conn.send(Frame.response_to(frame, ResponseCode.PULL_RETRY_IMMEDIATELY, ext=reply.ext()))
 
 
-async def test_a_reader_goes_where_the_broker_sends_it() -> None:
+async def test_a_puller_follows_the_suggested_broker() -> None:
     handler = TwoBrokers()
     servers = [RemotingServer(handler, "127.0.0.1", 0, name=name) for name in ("master", "slave")]
     for broker_id, server in enumerate(servers):

@@ -1,4 +1,4 @@
-"""Tables of figures by message queue: offsets of topics and groups, in answers and in requests to reset them."""
+"""Tables of offsets by message queue: offsets of topics and groups in answers, and in requests that reset them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_j
 
 @dataclass(slots=True)
 class TopicOffset:
-    """How far a queue reaches, in the answer to GET_TOPIC_STATS_INFO."""
+    """The offset range of a queue, in the answer to GET_TOPIC_STATS_INFO. `last_update` in ms."""
 
     min_offset: int
     max_offset: int
@@ -21,7 +21,7 @@ class TopicOffset:
 
 @dataclass(slots=True)
 class ConsumeOffset:
-    """How far a group is in a queue, in the answer to GET_CONSUME_STATS. `last_timestamp` in ms."""
+    """A group's offset in a queue, in the answer to GET_CONSUME_STATS. `last_timestamp` in ms."""
 
     broker_offset: int
     consumer_offset: int
@@ -44,7 +44,7 @@ def topic_stats_to_json(table: Mapping[MessageQueue, TopicOffset], put_tps: floa
 
 
 def topic_stats_from_json(body: bytes) -> dict[MessageQueue, TopicOffset]:
-    """The answer to GET_TOPIC_STATS_INFO. Raises BodyError."""
+    """Parses the answer to GET_TOPIC_STATS_INFO. Raises BodyError."""
     out = {}
     for queue, item in _queue_table(parse(body, "topicStats"), "offsetTable").items():
         fields = Fields(item, "topicOffset")
@@ -70,7 +70,7 @@ def consume_stats_to_json(table: Mapping[MessageQueue, ConsumeOffset], tps: floa
 
 
 def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffset], float]:
-    """The answer to GET_CONSUME_STATS: offsets by queue, messages per second. Raises BodyError."""
+    """Parses the answer to GET_CONSUME_STATS: offsets by queue, messages per second. Raises BodyError."""
     stats = parse(body, "consumeStats")
     out = {}
     for queue, item in _queue_table(stats, "offsetTable").items():
@@ -85,9 +85,9 @@ def consume_stats_from_json(body: bytes) -> tuple[dict[MessageQueue, ConsumeOffs
 
 
 def offset_table(body: bytes) -> dict[MessageQueue, int]:
-    """`{"offsetTable":{queue:offset}}`: reset offsets (220, 222). Raises BodyError.
+    """Parses `{"offsetTable":{queue:offset}}`, the offsets of a reset (220, 222). Raises BodyError.
 
-    The Go and C++ clients' form, a list of `{"brokerName","queueId","topic","offset"}`, is read too.
+    It also reads the Go and C++ clients' form, a list of `{"brokerName","queueId","topic","offset"}`.
     """
     fields = parse(body, "offsets")
     out: dict[MessageQueue, int] = {}

@@ -1,4 +1,4 @@
-"""What is sent in the delivery scenario, and what shall become of each message. Shared by all of its processes."""
+"""The delivery scenario's messages and the expected fate of each. Shared by all of its processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 PRODUCERS = 4
 QUEUES = 8
-"""Each producer has two of them for itself: a queue holds the messages of one key."""
+"""Each producer has two queues for itself: a queue holds the messages of one key."""
 TOPIC = "Deliveries"
 ALL, ORDERED, FILTERED = "everything", "inorder", "fifths"
 GROUPS = (ALL, ORDERED, FILTERED)
-"""A concurrent group that retries, an orderly one, and one that pulls by itself with a filter."""
+"""A concurrent group with retries, an orderly one, and one that pulls with a filter."""
 RETRIES = 16
 
-SEEN = struct.Struct("<BiqB")
-"""One line of a member's log: key, number, monotonic ns, how often it was tried before."""
+LOG_ENTRY = struct.Struct("<BiqB")
+"""One line of a member's log: key, number, monotonic ns, number of retries."""
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Plan:
 
     messages: int
     poison_every: int
-    stumble_every: int
+    transient_every: int
 
     @property
     def per_key(self) -> int:
         return self.messages // QUEUES
 
     def poisoned(self, number: int) -> bool:
-        """Fails whenever the group ALL tries it."""
+        """Whether the group ALL fails with it every time."""
         return number % self.poison_every == self.poison_every // 2
 
-    def stumbles(self, number: int) -> int:
-        """How often the group ALL fails with it before it succeeds."""
-        return 2 if number % self.stumble_every == 3 and not self.poisoned(number) else 0
+    def transient_failures(self, number: int) -> int:
+        """The number of failures in the group ALL before it succeeds."""
+        return 2 if number % self.transient_every == 3 and not self.poisoned(number) else 0
 
     def tag(self, number: int) -> str:
         return "fifth" if number % 5 == 0 else "rest"
