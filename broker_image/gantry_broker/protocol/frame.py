@@ -193,7 +193,7 @@ class FrameDecoder:
         """`max_frame`: bytes of the largest frame that is accepted, without the length field.
 
         `limits`: the size limits of each request code; None accepts any frame up to `max_frame`. A request over its limit
-        goes to `refused` as soon as its header is complete. The decoder drops its body and reads the next frame.
+        goes to `refused` as soon as its header is complete. The decoder drops its body, then reads the next frame.
         """
         self._max_frame = max_frame
         self._limits = limits
