@@ -21,7 +21,7 @@ ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
 HAND_OVER_S: Final = 5.0
 """So long a master whose disk has failed waits for another one to lead."""
-LET_GO_S: Final = 2.0
+DRAIN_S: Final = 2.0
 """Then it forwards for so long before its process ends."""
 ALONE_S: Final = 10.0
 """A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
@@ -29,7 +29,7 @@ slave that none had answered for so long counts as answered only so long after o
 gone for all of them nobody is better, and nothing moves."""
 
 
-class Fitness:
+class MemberHealth:
     """Of one broker, owned by its event loop."""
 
     def __init__(self, broker: Broker) -> None:
@@ -46,7 +46,7 @@ class Fitness:
         broker.store.on_failed = self._store_failed_for_good
 
     @property
-    def unfit(self) -> str:
+    def not_promotable(self) -> str:
         """Why another member should lead, if there is one that is fit."""
         if self._broker.stopping:
             return "it stops"
@@ -96,7 +96,7 @@ class Fitness:
         broker, config = self._broker, self._broker.config
         broker.status_changed()
         broker.replication.disk_failed()
-        others = broker.replication.core.cell.in_sync - {broker.replication.me}
+        others = broker.replication.core.leadership.in_sync - {broker.replication.me}
         if not (broker.leading and others) or config.flush == "Sync" or config.mode == "Raft":
             self.must_end.set()  # With flush: Sync nobody can be brought to an end that is not on disk.
             return
@@ -104,7 +104,7 @@ class Fitness:
         broker.on_role.append(lambda master: None if master else self._end_soon())
 
     def _end_soon(self) -> None:
-        self._loop.call_later(LET_GO_S, self.must_end.set)
+        self._loop.call_later(DRAIN_S, self.must_end.set)
 
     # ---- NameServers
 
