@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gantry_operator.analytics.cli import register as register_analytics
+from gantry_operator.cli.debug import debug_app
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import (
     KUBERNETES,
@@ -47,6 +48,7 @@ dlq_app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(dlq_app, name="dlq")
+app.add_typer(debug_app, name="debug")
 
 
 @app.command(epilog=EPILOG)
