@@ -183,7 +183,7 @@ def find_folder(directory: Path | None, name: str | None) -> ClusterFolder:
     if not known:
         if name is not None:
             raise ClusterNotFound(f"no local cluster is called {name!r}; `gantry up FILE` starts one")
-        raise ClusterNotFound("no local cluster is running; start one with: gantry up examples/quickstart.yaml")
+        raise ClusterNotFound("no local cluster is running; start one with: gantry up")
     if len({n for n, _ in known}) == len(known):
         raise ClusterNotFound(
             f"several clusters are running: choose with --cluster {' or --cluster '.join(n for n, _ in known)}"
