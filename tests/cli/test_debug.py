@@ -43,7 +43,7 @@ def test_epochs_checkpoint_and_member_of_a_path(tmp_path: Path, store: Path) -> 
     assert [line.split(":")[0] for line in said] == ["epoch 1", "epoch 3"]
     assert json.loads(gantry(tmp_path, "debug", "epochs", str(store), "-o", "json").stdout)[0]["epoch"] == 1
     said = gantry(tmp_path, "debug", "checkpoint", str(store)).stdout.splitlines()
-    assert "a start would be: after a crash" in [" ".join(line.split()) for line in said]
+    assert "a start would be: one after a crash" in [" ".join(line.split()) for line in said]
     planned = json.loads(gantry(tmp_path, "debug", "checkpoint", str(store), "-o", "json").stdout)
     assert planned["abortFile"]
     assert planned["start"]["damage"] is None

@@ -161,7 +161,7 @@ def test_what_a_start_would_do_is_what_it_does(quick_dir: Path, small: BrokerSet
     start = plan_start(files)
     facts = dict(describe_checkpoint(files, start))
     assert content(quick_dir) == before
-    assert facts["a start would be"] == ("after a clean close" if clean else "after a crash")
+    assert facts["a start would be"] == ("one after a clean close" if clean else "one after a crash")
     assert ("no file abort" in facts["in use"]) == clean
     store = MessageStore.open(StoreConfig(quick_dir, small))
     assert (store.was_clean, store.end, store.confirmed) == (start.plan.clean, start.found.end, start.confirmed)
@@ -210,7 +210,7 @@ def test_a_process_that_has_the_store_open_is_named(quick_dir: Path) -> None:
         assert files.holder == child.pid
         facts = dict(describe_checkpoint(files, plan_start(files)))
         assert facts["in use"] == f"process {child.pid} has the store open"
-        assert facts["a start would be"].startswith(f"refused, while process {child.pid} has the store open")
+        assert facts["a start would be"].startswith(f"refused while process {child.pid} has the store open")
         assert child.stdin is not None
         child.stdin.close()
         child.wait(30)

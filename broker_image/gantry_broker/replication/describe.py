@@ -75,7 +75,7 @@ def describe_replica(data: Any, path: Path) -> list[tuple[str, str]]:
         facts.append(("next start", "keeps the incarnation, unless its log is damaged or gone"))
     else:
         facts.append(("next start", "takes a new incarnation: the disk cannot prove what it acknowledged"))
-    facts.append(("log", "has held records" if data.get("held") else "has held no records"))
+    facts.append(("log", "has held records" if data.get("held") else "was empty when the file was written"))
     return facts
 
 

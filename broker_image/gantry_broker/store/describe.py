@@ -24,13 +24,13 @@ from gantry_broker.protocol.codes import (
     Prop,
     SysFlag,
 )
+from gantry_broker.protocol.message import FIXED_V4
 from gantry_broker.store import recovery_plan
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.log.epochs import EpochFile, LeaderEpochs
 from gantry_broker.store.log.read_only_log import ReadOnlyLog
 from gantry_broker.store.log.record_reader import (
     FILLER_MIN,
-    FIXED_V4,
     MAX_RECORD,
     SIZE_AND_MAGIC,
     Damage,
@@ -473,13 +473,13 @@ def _describe_times(files: StoreFiles) -> list[Fact]:
 
 def _describe_start(files: StoreFiles, start: Start) -> list[Fact]:
     plan, found = start.plan, start.found
-    refused = f"refused, while process {files.holder} has the store open; without it: " if files.holder else ""
+    refused = f"refused while process {files.holder} has the store open; then " if files.holder else ""
     if not files.bases:
         return [("a start would be", refused + "one with an empty log")]
     if plan.foreign:
-        origin = "a store of RocketMQ, closed cleanly" if plan.clean else "a store of RocketMQ, not closed"
+        origin = "one of a store of RocketMQ, " + ("closed cleanly" if plan.clean else "not closed")
     else:
-        origin = "after a clean close" if plan.clean else "after a crash"
+        origin = "one after a clean close" if plan.clean else "one after a crash"
         if plan.rebooted:
             origin += ", with a recovery point of another boot" if files.point else ", without a recovery point"
     queues = _trusted(plan.trusted, files.start, plan.clean)

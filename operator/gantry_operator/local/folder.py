@@ -118,7 +118,7 @@ class ClusterFolder:
         for part in ("run", "config", "log", "data", "registry"):
             make_private(self.root / part)
         token = self.token
-        if token.read() is None:
+        if not self.token_file.exists() or token.read() is None:
             write_durably(self.token_file, secrets.token_urlsafe(TOKEN_BYTES))
         elif stat.S_IMODE(self.token_file.stat().st_mode) & OTHERS:
             self.token_file.chmod(0o600)
