@@ -1,7 +1,6 @@
-"""What stands in for pods where there are no nodes: StatefulSets get pods that are ready at once, with brokers and
-NameServers that do nothing but say what the operator wants to hear, each at its pod's own address.
+"""Stand-ins for pods without nodes: pods of StatefulSets that are ready at once, with minimal brokers and NameServers.
 
-The status lines have what a real broker's have, and come as often.
+Each listens on its pod's own address. The status lines have a real broker's fields, and its interval.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gantry_broker.http.models import (
     AssignmentModel,
     DiskStatus,
     FollowerStatus,
-    MasterLink,
+    LeaderLink,
     MemberRef,
     MemberStatus,
 )
@@ -30,47 +29,49 @@ from gantry_broker.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer
-from gantry_operator.kube import names
-from gantry_operator.kube.client import POD, STATEFUL_SET, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, ApiError, KubeApi
 
 LINE_S = 1.0
-"""As `gantry_broker.http.app` does."""
+"""The interval of `gantry_broker.http.app`."""
 LOG_BYTES = 10_000
 REVISION = "stand-in-1"
 
 
 class Member:
-    """A broker's stand-in: it takes every assignment and is in sync at once."""
+    """A broker's stand-in: it accepts every assignment and is in sync at once."""
 
     def __init__(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         self.cluster, self.group = meta["labels"][names.CLUSTER_LABEL], meta["labels"][names.GROUP_LABEL]
         self.name = meta["name"]
         self.ref = MemberRef(member=int(self.name.rsplit("-", 1)[1]), incarnation=uuid.uuid4().hex)
-        self.told: AssignmentModel | None = None
+        self.assignment: AssignmentModel | None = None
         self.changed = asyncio.Event()
 
-    def assign(self, told: AssignmentModel) -> AssignmentAnswer:
-        self.told = told
+    def assign(self, assignment: AssignmentModel) -> AssignmentAnswer:
+        self.assignment = assignment
         self.changed.set()
-        return AssignmentAnswer(accepted=True, epoch=told.cell.epoch, version=told.cell.version)
+        return AssignmentAnswer(accepted=True, epoch=assignment.leadership.epoch, version=assignment.leadership.version)
 
     def status(self) -> MemberStatus:
-        cell = None if self.told is None else self.told.cell
-        leads = cell is not None and cell.master == self.ref
-        others = [] if cell is None else [m for m in cell.in_sync if m != self.ref]
-        end = 0 if cell is None else LOG_BYTES
-        link = MasterLink()
-        if cell is not None and not leads:
-            link = MasterLink(member=cell.master, state="connected", last_answer_ms=300)
+        leadership = None if self.assignment is None else self.assignment.leadership
+        leads = leadership is not None and leadership.master == self.ref
+        others = [] if leadership is None else [m for m in leadership.in_sync if m != self.ref]
+        end = 0 if leadership is None else LOG_BYTES
+        link = LeaderLink()
+        if leadership is not None and not leads:
+            link = LeaderLink(member=leadership.master, state="connected", last_answer_ms=300)
         followers = [FollowerStatus(member=m, acked=end, last_fetch_ms=300, in_sync=True) for m in others]
         return MemberStatus(
             cluster=self.cluster, group=self.group, name=self.name, member=self.ref,
             broker_id=0 if leads else self.ref.member + 1,
-            role="Waiting" if cell is None else "Master" if leads else "Slave",
-            epoch=0 if cell is None else cell.epoch, version=0 if cell is None else cell.version,
-            last_epoch=0 if cell is None else cell.epoch, end=end, flushed=end, confirmed=end,
-            in_sync=[] if cell is None else cell.in_sync, followers=followers if leads else [], master_link=link,
+            role="Waiting" if leadership is None else "Master" if leads else "Slave",
+            epoch=0 if leadership is None else leadership.epoch,
+            version=0 if leadership is None else leadership.version,
+            last_epoch=0 if leadership is None else leadership.epoch, end=end, flushed=end, confirmed=end,
+            in_sync=[] if leadership is None else leadership.in_sync, followers=followers if leads else [],
+            leader_link=link,
             writable=leads, disk=DiskStatus(total_bytes=10**10, free_bytes=10**10), connections=3,
             address=f"{self.name}:{names.BROKER_PORT}", pid=1, started_ms=1,
         )  # fmt: skip
@@ -87,17 +88,17 @@ class Member:
 
 
 class Deaf:
-    """A handler of connections that come and go."""
+    """A connection handler without state."""
 
     def on_open(self, conn: Connection) -> None:
-        """Nothing is kept."""
+        """Ignores the connection."""
 
     def on_close(self, conn: Connection) -> None:
-        """Nothing is kept."""
+        """Ignores the connection."""
 
 
 class Masters(Deaf):
-    """All brokers' client port: gives each connection its own last message back."""
+    """The client port of all brokers: returns each connection's last message."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:
@@ -112,7 +113,7 @@ class Masters(Deaf):
 
 
 class NameServer(Deaf):
-    """Knows the masters of its cluster by their Services."""
+    """A NameServer that knows its cluster's masters by their Services."""
 
     def __init__(self, namespace: str, cluster: str, groups: list[str]) -> None:
         brokers = {}
@@ -127,7 +128,7 @@ class NameServer(Deaf):
 
 
 class StandIns:
-    """Everything that runs in pods. `run` never returns; cancel it."""
+    """All stand-ins. `run` never returns; cancel it."""
 
     def __init__(self, api: KubeApi, groups: list[str]) -> None:
         """`groups`: names of the broker groups, the same in every cluster."""
@@ -210,8 +211,10 @@ class StandIns:
         return self._members[request.transport.get_extra_info("sockname")[0]]
 
     async def _assignment(self, request: web.Request) -> web.Response:
-        told = AssignmentModel.model_validate_json(await request.read())
-        return web.Response(text=self._asked(request).assign(told).model_dump_json(), content_type="application/json")
+        assignment = AssignmentModel.model_validate_json(await request.read())
+        return web.Response(
+            text=self._asked(request).assign(assignment).model_dump_json(), content_type="application/json"
+        )
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -222,7 +225,7 @@ class StandIns:
 
 
 def pod_of(stateful_set: dict[str, Any], number: int) -> dict[str, Any]:
-    """The pod that the StatefulSet controller would make, on a node that does not exist."""
+    """Returns the pod of a StatefulSet, on a node that does not exist."""
     meta, spec = stateful_set["metadata"], stateful_set["spec"]
     name = f"{meta['name']}-{number}"
     template = copy.deepcopy(spec["template"])

@@ -13,8 +13,14 @@ from gantry_operator.api import API_VERSION, KIND, BrokerCluster, load_manifest
 from gantry_operator.cli.output import size
 from gantry_operator.cli.show import show_resource
 from gantry_operator.cli.up import default_manifest
-from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, default_folder, find_folder, known_clusters
-from gantry_operator.local.supervisor import save_manifest
+from gantry_operator.platforms.local.folder import (
+    ClusterFolder,
+    ClusterNotFound,
+    default_folder,
+    find_folder,
+    known_clusters,
+)
+from gantry_operator.platforms.local.supervisor import save_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +176,7 @@ def test_the_table_reads_the_resource_of_either_kind(capsys: pytest.CaptureFixtu
                     }
                 ],
                 "members": [row],
-                "events": [{"type": "Warning", "reason": "Failover", "time": None, "message": "m", "object": "a"}],
+                "events": [{"type": "Warning", "reason": "Degraded", "time": None, "message": "m", "object": "a"}],
             },
         }
     )

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gantry_operator.local.folder import ClusterFolder
+from gantry_operator.platforms.local.folder import ClusterFolder
 
 from tests.local.cluster import Cluster, take_down
 

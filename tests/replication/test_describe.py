@@ -14,8 +14,8 @@ from gantry_broker.replication.describe import (
 )
 from gantry_broker.replication.identity import ReplicaFile, StateError
 from gantry_broker.replication.members import Voter
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 
 ME, OTHER = MemberId(0, "aaa"), MemberId(1, "bbb")
 
@@ -29,7 +29,7 @@ def test_a_follower_in_words(tmp_path: Path) -> None:
     assert described(path) == {"replica.json": "none: the disk belongs to no member yet"}
     file = ReplicaFile(path)
     file.start(0, sync_flush=False, log_is_empty=False)
-    file.save(Durable(ME, Cell(4, 9, OTHER, frozenset({ME, OTHER})), "127.0.0.1:1", unclean=True))
+    file.save(HardState(ME, LeadershipRecord(4, 9, OTHER, frozenset({ME, OTHER})), "127.0.0.1:1", unclean=True))
     said = described(path)
     assert said["member"] == "number 0, incarnation aaa"
     assert said["leader"] == "epoch 4: member 1/bbb at 127.0.0.1:1"
@@ -37,11 +37,11 @@ def test_a_follower_in_words(tmp_path: Path) -> None:
     assert "below its confirmed offset" in said["unclean"]
     assert said["last stop"].startswith("running, or killed; the machine has not booted")
     assert said["next start"].startswith("keeps the incarnation")
-    file.distrust_boot()
+    file.invalidate_boot_id()
     said = described(path)
     assert said["next start"].startswith("takes a new incarnation")
     started = ReplicaFile(path).start(0, sync_flush=False, log_is_empty=False)
-    assert not started.proven, "the prediction holds"
+    assert not started.log_trusted, "the prediction holds"
 
 
 def test_a_voter_in_words(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_voter_in_words(tmp_path: Path) -> None:
     file = ReplicaFile(path, "Raft")
     file.start(0, sync_flush=False, log_is_empty=True)
     voters = (Voter(ME, "127.0.0.1:1"), Voter(OTHER, "127.0.0.1:2"))
-    file.save(Durable(ME, Cell(2, 0, ME), vote=ME, first_members=voters))
+    file.save(HardState(ME, LeadershipRecord(2, 0, ME), vote=ME, first_members=voters))
     file.mark_clean()
     said = described(path)
     assert (said["mode"], said["vote"]) == ("Raft", "for member 0/aaa")
@@ -60,7 +60,9 @@ def test_a_voter_in_words(tmp_path: Path) -> None:
     assert describe_member_changes(changes, path) == [("members at 7", "0/aaa at 127.0.0.1:1")]
 
 
-@pytest.mark.parametrize("data", [[], 7, {"member": [0, "a"]}, {"member": "x", "cell": {}, "masterAddress": None}])
+@pytest.mark.parametrize(
+    "data", [[], 7, {"member": [0, "a"]}, {"member": "x", "leadership": {}, "leaderAddress": None}]
+)
 def test_an_invalid_file_is_named(data: object, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"replica\.json"):
         describe_replica(data, tmp_path / "replica.json")

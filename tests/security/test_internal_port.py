@@ -20,7 +20,7 @@ from gantry_broker.protocol.bodies import DataVersion, RegisterBody, TopicConfig
 from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.remoting.handshake import HandshakeError, Identity
-from gantry_operator.local.ports import Ports, registration, replication
+from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire
 from tests.local.cluster import Cluster, kill, take_down
@@ -65,7 +65,7 @@ class Target:
         found = {}
         for member in (self.master, self.slave):
             s = self.status(member)
-            found[member] = {key: s[key] for key in ("role", "epoch", "told_epoch", "in_sync", "ask")}
+            found[member] = {key: s[key] for key in ("role", "epoch", "highest_seen_epoch", "in_sync", "proposal")}
             found[member]["followers"] = {json.dumps(f["member"]): f["in_sync"] for f in s["followers"]}
         return found
 
@@ -219,7 +219,7 @@ def test_a_member_fetches_and_polls_in_its_own_name_only(target: Target) -> None
             answer.remark
             == f"the request is in the name of member {asked.ext['member']}, but member 7 of t/a is connected"
         )
-        answer = wire.ask(GantryCode.POLL, {"group": "t/a"}, json.dumps(vote).encode())
+        answer = wire.ask(GantryCode.RAFT, {"group": "t/a"}, json.dumps(vote).encode())
         assert answer.code == ResponseCode.NO_PERMISSION
         assert wire.ask(UNKNOWN, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert target.standing() == before

@@ -34,7 +34,7 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.remoting.budget import RemotingBudget, memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
-from gantry_broker.replication.mending import Mender, answering
+from gantry_broker.replication.log_repair import LogRepair, answering
 from gantry_broker.replication.service import ReplicationService, Role
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import BadRecords, StoreError
@@ -47,7 +47,7 @@ from .clients import ClientTable, Link
 from .creation import CreationRate, max_links, too_many_groups, too_many_topics, too_soon
 from .delay import Delays
 from .faults import Answer, NotStored, NotWritable
-from .fitness import Fitness
+from .health import MemberHealth
 from .livesettings import LiveSettings
 from .locks import QueueLocks
 from .longpoll import HeldPulls
@@ -126,9 +126,9 @@ class Broker:
         """Waits until the NameServers know this broker's topics as they are now; None: it has no NameServers."""
         self.on_status: list[Callable[[], None]] = []
         self.stopping = False
-        self.letting_go = False
+        self.draining = False
         """Handed over a moment ago: pulls that find nothing are held until their connection ends, which is soon."""
-        self.has_guests = False
+        self.has_stale_clients = False
         """Handed over not long ago: clients still come here for the master, on old connections or by an old route."""
         self._leading = False
         self._role_epoch = -1
@@ -147,16 +147,16 @@ class Broker:
             on_confirmed=self._on_confirmed,
             on_role_change=self.role_changed,
             on_change=self.status_changed,
-            on_cut=self._on_cut,
+            on_truncated=self._on_truncated,
             report=self._report,
-            on_store_error=lambda error: self.fitness.store_failed(error),
+            on_store_error=lambda error: self.health.store_failed(error),
         )
-        self.mender = Mender(store, self.replication.peers, self._on_mended)
-        self.replication.on_damaged_answer = self.mender.given_damaged
-        self.replication.on_unreadable = self.mender.suspect
-        store.on_damage = self.mender.suspect
-        self.fitness = Fitness(self)
-        client.register(GantryCode.READ_LOG, answering(self.mender))
+        self.log_repair = LogRepair(store, self.replication.peers, self._on_repaired)
+        self.replication.on_damaged_answer = self.log_repair.given_damaged
+        self.replication.on_unreadable = self.log_repair.suspect
+        store.on_damage = self.log_repair.suspect
+        self.health = MemberHealth(self)
+        client.register(GantryCode.READ_LOG, answering(self.log_repair))
 
     # ---- clocks and names
 
@@ -185,8 +185,8 @@ class Broker:
         return self._leading and self.replication.may_append
 
     @property
-    def settled(self) -> bool:
-        return self.replication.settled
+    def epoch_confirmed(self) -> bool:
+        return self.replication.epoch_confirmed
 
     @property
     def broker_id(self) -> int:
@@ -204,7 +204,7 @@ class Broker:
         if not self.may_append:
             raise NotWritable(self.refusal())
         stored = self.store.put(puts, self.unix_ms())
-        self.fitness.store_took()
+        self.health.store_took()
         return stored
 
     def appended(self, answer: Callable[[SendStatus], None] | None, now_ms: int = 0) -> None:
@@ -219,7 +219,7 @@ class Broker:
 
     def refusal(self) -> str:
         """Why a write is refused, in words."""
-        if self.replication.parked:
+        if self.replication.writes_paused:
             return "service not available now: the group hands over to another master, send again"
         role = self.replication.role
         if role is Role.SLAVE:
@@ -228,7 +228,7 @@ class Broker:
 
     def count_puts(self, puts: list[Put], stored: list[Stored]) -> None:
         """Statistics of a batch of sends, once per topic."""
-        self.fitness.store_took()
+        self.health.store_took()
         self.put_count += len(puts)
         add = self.stats.add
         first = puts[0].topic
@@ -354,7 +354,7 @@ class Broker:
             try:
                 self.change({"groups": [made.to_json()]})
             except StoreError as error:
-                self.fitness.store_failed(error)
+                self.health.store_failed(error)
         return made
 
     def group_configs(self, names: Iterable[str]) -> dict[str, SubscriptionGroup]:
@@ -393,7 +393,7 @@ class Broker:
         try:
             self.change(change)
         except StoreError as error:
-            self.fitness.store_failed(error)
+            self.health.store_failed(error)
         return known
 
     def flush_offsets(self, most: int | None = None) -> bool:
@@ -410,7 +410,7 @@ class Broker:
             self.append([self.change_put(c) for c in changes])
         except StoreError as error:
             self.meta.put_back(changes)
-            self.fitness.store_failed(error)
+            self.health.store_failed(error)
             return False
         self.appended(None)
         return self.meta.has_dirty
@@ -466,8 +466,8 @@ class Broker:
             if held:
                 self.on_grew(topic, queue_id)
 
-    def _on_cut(self, to: int) -> None:
-        if self.replay.was_cut(to):
+    def _on_truncated(self, to: int) -> None:
+        if self.replay.was_truncated(to):
             self._tables_changed()
 
     def load_tables(self) -> None:
@@ -479,8 +479,8 @@ class Broker:
         for told in self.on_topics:
             told()
 
-    def _on_mended(self, at: int) -> None:
-        if self.replay.lacking:
+    def _on_repaired(self, at: int) -> None:
+        if self.replay.incomplete:
             log.warning("the tables are built anew, with the control record that was mended")
             offsets = self.meta.take_dirty(self.unix_ms())
             self.replay.rebuild()
@@ -539,7 +539,7 @@ class Broker:
     def expire_log(self) -> None:
         """Retention: what is not confirmed stays, and what a follower that fetches has not acknowledged."""
         start = self.store.expire(self.unix_ms(), min(self.store.confirmed, self.replication.needed_from()))
-        self.meta.forget_hidden(start)
+        self.meta.forget_deletions(start)
 
     # ---- reading from slaves
 

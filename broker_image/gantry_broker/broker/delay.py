@@ -137,7 +137,7 @@ class Delays:
             work()
         except (StoreError, NotWritable) as error:
             if isinstance(error, StoreError):
-                self._broker.fitness.store_failed(error)
+                self._broker.health.store_failed(error)
         except Exception:
             log.exception("delivering delayed messages failed")
         else:

@@ -121,7 +121,7 @@ class Dispatcher:
             return
         rest: list[Frame] = []
         kept: list[Frame] = []
-        ours = FORWARDED if broker.has_guests and self.forwarder.wants() else WRITES
+        ours = FORWARDED if broker.has_stale_clients and self.forwarder.wants() else WRITES
         for frame in frames:
             (kept if frame.code in ours else rest).append(frame)
         if rest:

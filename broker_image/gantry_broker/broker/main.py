@@ -82,7 +82,7 @@ class BrokerProcess:
         await self.http.start()
         self.registrar.start()
         self.upkeep.start()
-        self.broker.mender.start()
+        self.broker.log_repair.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
             self.config.name,
@@ -100,7 +100,7 @@ class BrokerProcess:
         broker.stopping = True
         broker.flush_offsets()
         await self.upkeep.close()
-        await broker.mender.close()
+        await broker.log_repair.close()
         await self.registrar.close()
         broker.delays.close()
         broker.transactions.close()
@@ -119,7 +119,7 @@ class BrokerProcess:
         log.info("%s stopped%s", self.config.name, " cleanly" if self.store.failed is None else "")
 
     def _write_tables(self) -> None:
-        if self.store.failed is not None or self.broker.replay.lacking:
+        if self.store.failed is not None or self.broker.replay.incomplete:
             return
         try:
             snapshots.write(self.config.data_dir / "config", snapshots.render(self.broker.meta, self.store.epochs))
@@ -162,7 +162,7 @@ async def run(config: BrokerConfig) -> None:
     await process.start()
     gc.collect()
     gc.freeze()
-    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.fitness.must_end)]
+    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.health.must_end)]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:

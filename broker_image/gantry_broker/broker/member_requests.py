@@ -39,9 +39,9 @@ class MemberRequests:
             code = frame.code
             if code == GantryCode.FETCH:
                 broker.replication.on_fetch(conn, frame)
-            elif code == GantryCode.POLL:
-                broker.replication.on_poll(conn, frame)
+            elif code == GantryCode.RAFT:
+                broker.replication.on_raft_request(conn, frame)
             elif code == GantryCode.FORWARD:
                 take_forwarded(broker, conn, frame, self._process, FORWARDED)
             elif not frame.is_oneway:
-                conn.send(broker.mender.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
+                conn.send(broker.log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))

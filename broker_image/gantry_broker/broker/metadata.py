@@ -262,7 +262,7 @@ class Metadata:
             for queue, end in queues.items():
                 self.on_ends(topic, queue, end)
 
-    def forget_hidden(self, start: int) -> None:
+    def forget_deletions(self, start: int) -> None:
         """The log begins at `start`: what a deletion hides below is not there any more."""
         for tables in (self.confirmed, self.working):
             tables.hidden = {topic: below for topic, below in tables.hidden.items() if below > start}

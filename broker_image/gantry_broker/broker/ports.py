@@ -68,7 +68,7 @@ class Ports:
             self._replication = RemotingServer(
                 MemberRequests(broker, dispatcher.process), config.listen_host, config.replication_port,
                 name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(broker.budget),
-                guard=guard,
+                limits=RequestLimits(members=True), guard=guard,
             )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False
@@ -87,13 +87,13 @@ class Ports:
         if master == self._master:
             return
         self._master = master
-        self._broker.has_guests = not master and self._broker.replication.handed_to is not None
+        self._broker.has_stale_clients = not master and self._broker.replication.handed_to is not None
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._let_go())
+        self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._drain_clients())
 
     async def _serve_group(self) -> None:
-        self._broker.letting_go = False
+        self._broker.draining = False
         await pull.settle_all(self._broker)
         group = self._group
         if group is None:
@@ -109,30 +109,30 @@ class Ports:
                 await asyncio.sleep(BIND_RETRY_S)
         log.info("serving the group's port %d", group.port)
 
-    async def _let_go(self) -> None:
+    async def _drain_clients(self) -> None:
         """The role is lost: forward what was parked, free the group's port, end the clients' connections."""
         broker = self._broker
         forwarder = self._dispatcher.forwarder
         # In Raft mode the role is lost before it is known who got it: until then what comes is parked.
-        while broker.replication.parked:  # noqa: ASYNC110 (it ends by the clock as well)
+        while broker.replication.writes_paused:  # noqa: ASYNC110 (it ends by the clock as well)
             await asyncio.sleep(BIND_RETRY_S)
         forwarder.role_changed()
         planned = broker.replication.handed_to is not None
-        broker.has_guests = broker.letting_go = planned
+        broker.has_stale_clients = broker.draining = planned
         await forwarder.drained(FORCE_S)
         if self._group is not None:
             self._group.stop_listening()
         if planned:
             await asyncio.sleep(QUIET_S if self._group is not None else ROUTE_S)
         await self._end(self._clients())
-        broker.letting_go = False
+        broker.draining = False
         rounds = 0
         while planned and broker.replication.handed_to is not None:
             await asyncio.sleep(ROUTE_S)
             await self._end([c for c in self._clients() if c.attrs.get("forwarded")])
             rounds += 1
-            broker.has_guests = rounds < STRAGGLER_ROUNDS
-        broker.has_guests = False
+            broker.has_stale_clients = rounds < STRAGGLER_ROUNDS
+        broker.has_stale_clients = False
 
     async def _end(self, clients: list[Connection]) -> None:
         """Ends connections so that every request is answered or certainly not carried out.

@@ -23,7 +23,7 @@ from gantry_broker.timeslice import SLICE_S
 from .clients import MAX_EXPRESSION, Subscription
 from .faults import Answer
 from .handlers.table import handles
-from .longpoll import Held
+from .longpoll import PendingFetch
 from .sql92 import Filter, FilterSyntaxError
 from .topics import group_fault, topic_fault
 
@@ -117,7 +117,7 @@ def wake(broker: Broker, topic: str, queue_id: int) -> None:
         _try_each(broker, key, waiting)
 
 
-def _try_each(broker: Broker, key: tuple[str, int], waiting: deque[Held[Pull]]) -> None:
+def _try_each(broker: Broker, key: tuple[str, int], waiting: deque[PendingFetch[Pull]]) -> None:
     """Tries pulls for one slice of the event loop, and the rest in a later pass."""
     ends = perf_counter() + SLICE_S
     broker.held.try_each(waiting, lambda made: _attempt(broker, made), lambda: perf_counter() < ends)
@@ -303,11 +303,11 @@ def _look(broker: Broker, made: Pull) -> tuple[Got, int]:
     if broker.leading:
         if got.damaged >= 0:
             code = ResponseCode.SYSTEM_ERROR
-        elif code == ResponseCode.PULL_OFFSET_MOVED and not broker.settled and made.offset >= got.max_offset:
+        elif code == ResponseCode.PULL_OFFSET_MOVED and not broker.epoch_confirmed and made.offset >= got.max_offset:
             code = ResponseCode.PULL_NOT_FOUND
-    elif broker.letting_go and code == ResponseCode.PULL_OFFSET_MOVED:
+    elif broker.draining and code == ResponseCode.PULL_OFFSET_MOVED:
         code = ResponseCode.PULL_NOT_FOUND
-    elif broker.letting_go and code == ResponseCode.PULL_NOT_FOUND:
+    elif broker.draining and code == ResponseCode.PULL_NOT_FOUND:
         pass
     elif code != ResponseCode.SUCCESS and status != GetStatus.NO_MATCHED_MESSAGE:
         code = ResponseCode.PULL_RETRY_IMMEDIATELY

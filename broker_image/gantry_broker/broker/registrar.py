@@ -108,7 +108,7 @@ class Registrar:
             except Exception:
                 delay = RETRY_S
                 log.exception("registering with NameServer %s failed", address)
-            broker.fitness.name_servers_answer(not self._failing >= set(self._tasks))
+            broker.health.name_servers_answer(not self._failing >= set(self._tasks))
             for done in waiting:
                 if not done.done():
                     done.set_result(None)

@@ -27,7 +27,7 @@ class Replay:
     def __init__(self, meta: Metadata, store: MessageStore) -> None:
         self._meta = meta
         self._store = store
-        self.lacking = False
+        self.incomplete = False
         """A control record cannot be read here: the tables are without it, and are not to be saved."""
         meta.on_drop = store.drop_topic
         meta.on_ends = store.ensure_next
@@ -51,7 +51,7 @@ class Replay:
             meta.tell()
             self.replay()
 
-    def was_cut(self, to: int) -> bool:
+    def was_truncated(self, to: int) -> bool:
         """The log was cut to `to`, or begins there anew. True: the tables changed. Raises what `rebuild` does."""
         if to == self._store.start:
             log.info("the log begins anew at %d: so do the tables", to)
@@ -76,7 +76,7 @@ class Replay:
     def _build(self) -> None:
         self._meta.clear()
         self._store.clear_overrides()
-        self.lacking = False
+        self.incomplete = False
         self.replay()
 
     def replay(self) -> None:
@@ -93,5 +93,5 @@ class Replay:
             got = store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
             for record in decode_records(got.data) if got.data else ():
                 meta.confirm(record.phys_offset, record.body)
-            self.lacking = self.lacking or got.damaged >= 0
+            self.incomplete = self.incomplete or got.damaged >= 0
             offset = max(got.next_offset + (got.damaged >= 0), offset + 1)

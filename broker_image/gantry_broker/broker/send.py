@@ -176,7 +176,7 @@ class Sender:
             conn.write(
                 b"".join(encode_frame(error_answer(a[0], code, remark)) for a in asked if not a[0].flag & FLAG_ONEWAY)
             )
-            broker.fitness.store_failed(error)
+            broker.health.store_failed(error)
             return
         broker.count_puts(puts, stored)
         pending, content = self._pending(asked, stored)

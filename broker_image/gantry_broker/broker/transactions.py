@@ -158,7 +158,7 @@ class Transactions:
         self._note_progress()
         if more:
             return 0.001
-        if not self._broker.settled:
+        if not self._broker.epoch_confirmed:
             return None if self.loaded.is_set() else 0.01
         self.loaded.set()
         return DAMAGED_S if damaged else None

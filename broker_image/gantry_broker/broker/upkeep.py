@@ -100,22 +100,22 @@ class Upkeep:
             broker.append([broker.change_put(c) for c in broker.tables_as_changes()])
         except (NotWritable, StoreError) as error:
             if isinstance(error, StoreError):
-                broker.fitness.store_failed(error)
+                broker.health.store_failed(error)
             return
         self._segment = segment
         broker.appended(None)
 
     def _save(self) -> None:
         meta, store = self._broker.meta, self._broker.store
-        if store.failed is not None or self._broker.replay.lacking:
+        if store.failed is not None or self._broker.replay.incomplete:
             return
         if not meta.changed or (self._saving is not None and not self._saving.done()):
             return
         meta.changed = False
         # Thousands of topics take a second to write as JSON: another thread does it, of a copy.
-        tables, history = snapshots.Frozen.of(meta), store.epochs
+        tables, leader_epochs = snapshots.Frozen.of(meta), store.epochs
         folder = self._broker.config.data_dir / "config"
-        work = functools.partial(_render_and_write, folder, tables, history)
+        work = functools.partial(_render_and_write, folder, tables, leader_epochs)
         self._saving = asyncio.get_running_loop().create_task(self._write(work))
 
     async def _write(self, work: Callable[[], None]) -> None:
@@ -133,6 +133,6 @@ class Upkeep:
             await asyncio.gather(self._saving, return_exceptions=True)
 
 
-def _render_and_write(folder: Path, tables: snapshots.Frozen, history: LeaderEpochs) -> None:
+def _render_and_write(folder: Path, tables: snapshots.Frozen, leader_epochs: LeaderEpochs) -> None:
     """Raises OSError."""
-    snapshots.write(folder, snapshots.render(tables, history))
+    snapshots.write(folder, snapshots.render(tables, leader_epochs))

@@ -11,7 +11,7 @@ from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import Members, members_from_json
-from gantry_broker.replication.state import Durable
+from gantry_broker.replication.state import HardState
 from gantry_broker.store.recovery_point import boot_id
 
 REPLICA: str = "replica.json"
@@ -33,30 +33,30 @@ def describe_replica(data: Any, path: Path) -> list[tuple[str, str]]:
     if data is None:
         return [("replica.json", "none: the disk belongs to no member yet")]
     try:
-        state = Durable.from_json(data)
+        state = HardState.from_json(data)
         boot, clean, mode = str(data["boot"]), bool(data["clean"]), str(data.get("mode", ""))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{path}: {error!r}") from None
-    cell = state.cell
+    leadership = state.leadership
     raft = mode == "Raft"
-    if not cell.epoch:
+    if not leadership.epoch:
         leader = "none: no epoch has been recorded on this disk"
-    elif cell.master is None:
-        leader = f"epoch {cell.epoch}: none known"
+    elif leadership.master is None:
+        leader = f"epoch {leadership.epoch}: none known"
     else:
-        leader = f"epoch {cell.epoch}: member {cell.master}"
-        if cell.master == state.me:
+        leader = f"epoch {leadership.epoch}: member {leadership.master}"
+        if leadership.master == state.me:
             leader += ", this one"
-        elif state.master_address:
-            leader += f" at {state.master_address}"
+        elif state.leader_address:
+            leader += f" at {state.leader_address}"
     facts = [
         ("member", f"number {state.me.member}, incarnation {state.me.incarnation}"),
         ("mode", mode or "not recorded"),
         ("leader", leader),
     ]
     if not raft:
-        names = ", ".join(str(member) for member in sorted(cell.in_sync)) or "none"
-        facts.append(("in-sync set", f"{names} (version {cell.version})"))
+        names = ", ".join(str(member) for member in sorted(leadership.in_sync)) or "none"
+        facts.append(("in-sync set", f"{names} (version {leadership.version})"))
         if state.unclean:
             facts.append(("unclean", "it may truncate its log below its confirmed offset"))
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 Reach = Literal["ok", "refused", "silent"]
 """Outcome of the present attempt to hear a member: a line came; nobody listens there; nothing comes back."""
@@ -52,19 +52,19 @@ class Report:
     role: Role
     epoch: int = 0
     version: int = 0
-    told_epoch: int = 0
-    proven: bool = True
+    highest_seen_epoch: int = 0
+    log_trusted: bool = True
     last_epoch: int = 0
     end: int = 0
     confirmed: int = 0
     in_sync: frozenset[MemberId] = frozenset()
-    ask: Ask | None = None
+    proposal: InSyncSetProposal | None = None
     followers: tuple[FollowerView, ...] = ()
     link: LinkState = "none"
-    link_master: MemberId | None = None
+    link_leader: MemberId | None = None
     link_answer_ms: int = -1
-    parked: bool = False
-    unfit: str = ""
+    writes_paused: bool = False
+    not_promotable: str = ""
     """Why it should not lead though it lives, in words."""
     disk_full: bool = False
 
@@ -106,11 +106,11 @@ class MemberView:
     """It is known to have no disk yet, so there is nothing on it that could be asked."""
     pending: bool = False
     """An assignment is on its way, or `report` is older than the answer to the last one."""
-    told_order: tuple[int, int] = (0, 0)
+    assigned_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that is pending."""
     accepted_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that it accepted last; its next status line says the same a moment later."""
-    told_unclean: bool | None = False
+    assigned_unclean: bool | None = False
     """Whether the assignment that it accepted last lets it give confirmed records up; None: not known."""
     stalled_ms: int = 0
     """For how long it has not acknowledged what its master had at the beginning of that time."""
@@ -161,11 +161,11 @@ class Observation:
 
     group: str
     members: tuple[MemberView, ...]
-    cell: Cell | None
+    leadership: LeadershipRecord | None
     settings: FailoverSettings = FailoverSettings()
     switchover: Switchover | None = None
     handover: HandoverReady | None = None
-    handover_asked: bool = False
+    handover_requested: bool = False
     """A hand-over was asked for and its answer is not there yet."""
 
     def view(self, number: int) -> MemberView | None:
@@ -190,7 +190,7 @@ class Observation:
 class Bootstrap:
     """The first cell of a group whose disks are all empty."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
@@ -198,7 +198,7 @@ class Bootstrap:
 class Promote:
     """A new epoch."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     old: MemberId | None
     new: MemberId
     reason: str
@@ -211,46 +211,46 @@ class Promote:
 class Recover:
     """A new cell made from what the members' disks know (rule 22)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ShrinkSet:
+class ShrinkInSyncSet:
     """Members leave the in-sync set (rule 17)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     removed: frozenset[MemberId]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptAsk:
+class ExpandInSyncSet:
     """The master's proposal is recorded on the version that it named (rule 17)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     added: frozenset[MemberId]
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseAsk:
+class RejectProposal:
     """The master's proposal is refused; the version moves, so that it no longer waits for it (rule 18)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class EndHandover:
+class CancelHandover:
     """A hand-over was given up: the version moves, so that being told is what lets the master un-park (rule 23)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendAssignment:
     """Give a member the recorded cell."""
 
     member: int
@@ -259,7 +259,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Demote:
     """Give the recorded cell to one that believes itself master and is not."""
 
     member: int
@@ -268,15 +268,15 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHandover:
+class RequestHandover:
     """Ask the master to park and to bring `target` to its end."""
 
     master: int
     target: MemberId
-    cell: Cell
+    leadership: LeadershipRecord
     """The swap that follows must expect exactly this one."""
     reason: str
-    wish: Switchover | None = None
+    request: Switchover | None = None
     """What somebody asked for, if it is for that."""
 
 
@@ -289,5 +289,5 @@ class Wait:
     available: bool = True
 
 
-Write = Bootstrap | Promote | Recover | ShrinkSet | AcceptAsk | RefuseAsk | EndHandover
-Decision = Write | Tell | Fence | AskHandover | Wait
+Write = Bootstrap | Promote | Recover | ShrinkInSyncSet | ExpandInSyncSet | RejectProposal | CancelHandover
+Decision = Write | SendAssignment | Demote | RequestHandover | Wait

@@ -115,7 +115,7 @@ def max_offset(broker: Broker, conn: Connection, frame: Frame) -> Frame | Corout
 
 
 def _unsettled(broker: Broker) -> bool:
-    return broker.leading and not broker.settled
+    return broker.leading and not broker.epoch_confirmed
 
 
 def _max(broker: Broker, frame: Frame, header: QueueHeader) -> Frame:

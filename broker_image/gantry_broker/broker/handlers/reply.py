@@ -62,7 +62,7 @@ async def send_reply(broker: Broker, conn: Connection, frame: Frame) -> Frame:
     try:
         stored = broker.append([put])[0]
     except StoreError as error:
-        broker.fitness.store_failed(error)
+        broker.health.store_failed(error)
         raise
     done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
     broker.appended(lambda status: None if done.done() else done.set_result(status))

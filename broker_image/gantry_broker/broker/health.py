@@ -1,0 +1,125 @@
+"""Whether this member should be the master: room on its disk, a disk that works, NameServers that answer.
+
+The operator reads it (`unfit`) and lets another member lead that is better off; a disk that failed ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.store.errors import StoreError, StoreFull
+
+if TYPE_CHECKING:
+    from .core import Broker
+
+log = logging.getLogger(__name__)
+
+ROOM_LOOK_S: Final = 1.0
+ROOM_BYTES: Final = 8 << 20
+"""So much must be free on a disk that was full before it counts as having room."""
+HAND_OVER_S: Final = 5.0
+"""So long a master whose disk has failed waits for another one to lead."""
+DRAIN_S: Final = 2.0
+"""Then it forwards for so long before its process ends."""
+ALONE_S: Final = 10.0
+"""A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
+slave that none had answered for so long counts as answered only so long after one does again: where NameServers were
+gone for all of them nobody is better, and nothing moves."""
+
+
+class MemberHealth:
+    """Of one broker, owned by its event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.disk_full = False
+        self.must_end = asyncio.Event()
+        """The disk failed. Only a process that opens the store anew can go on with what it holds."""
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self._next_look: asyncio.TimerHandle | None = None
+        self._alone_since: float | None = None
+        """Since when no NameServer answers, by the loop's clock."""
+        self._alone_until = 0.0
+        """One answers again, but until then that does not make a slave better than its master."""
+        broker.store.on_failed = self._store_failed_for_good
+
+    @property
+    def not_promotable(self) -> str:
+        """Why another member should lead, if there is one that is fit."""
+        if self._broker.stopping:
+            return "it stops"
+        if self.disk_full:
+            return "its disk is full"
+        if self._broker.store.failed is not None:
+            return f"its disk failed: {self._broker.store.failed}"
+        return "no NameServer answers it" if self._is_alone() else ""
+
+    # ---- the disk
+
+    def store_failed(self, error: StoreError) -> None:
+        """The store refused a batch."""
+        if isinstance(error, StoreFull) and not self.disk_full:
+            self.disk_full = True
+            log.error("the disk is full: sends are refused until there is room: %s", error)
+            self._look_later()
+            self._broker.status_changed()
+        elif not isinstance(error, StoreFull):
+            log.error("the store refused a batch: %s", error)
+
+    def store_took(self) -> None:
+        """The store took a batch."""
+        if self.disk_full:
+            self.disk_full = False
+            log.info("there is room on the disk again: sends are accepted")
+            self._broker.status_changed()
+
+    def _look_later(self) -> None:
+        """One look at a time, however often the disk is full and has room again meanwhile."""
+        if self._next_look is None:
+            self._next_look = self._loop.call_later(ROOM_LOOK_S, self._look_for_room)
+
+    def _look_for_room(self) -> None:
+        """Who does not lead is not told by a send that there is room again."""
+        self._next_look = None
+        if self.disk_full and not self._broker.leading and self._broker.store.disk().free >= ROOM_BYTES:
+            self.store_took()
+        if self.disk_full:
+            self._look_later()
+
+    def _store_failed_for_good(self) -> None:
+        self._loop.call_soon(self._disk_failed)
+
+    def _disk_failed(self) -> None:
+        """Ends the process, after it has handed the role over if it can: what Async acknowledged is nowhere else."""
+        broker, config = self._broker, self._broker.config
+        broker.status_changed()
+        broker.replication.disk_failed()
+        others = broker.replication.core.leadership.in_sync - {broker.replication.me}
+        if not (broker.leading and others) or config.flush == "Sync" or config.mode == "Raft":
+            self.must_end.set()  # With flush: Sync nobody can be brought to an end that is not on disk.
+            return
+        self._loop.call_later(HAND_OVER_S, self.must_end.set)
+        broker.on_role.append(lambda master: None if master else self._end_soon())
+
+    def _end_soon(self) -> None:
+        self._loop.call_later(DRAIN_S, self.must_end.set)
+
+    # ---- NameServers
+
+    def name_servers_answer(self, any_of_them: bool) -> None:
+        """Said after each attempt to register: without routes no client that starts finds the master."""
+        now, since = self._loop.time(), self._alone_since
+        if any_of_them and since is not None and now - since >= ALONE_S:
+            self._alone_until = now + ALONE_S
+        self._alone_since = None if any_of_them else since or now
+        if (since is None) != any_of_them:
+            self._broker.status_changed()
+
+    def _is_alone(self) -> bool:
+        now, since = self._loop.time(), self._alone_since
+        if not self._broker.leading:
+            return since is not None or now < self._alone_until
+        patience = self._broker.settings.registerNameServerPeriod / 1000 + ALONE_S
+        return since is not None and now - since >= patience

@@ -1,0 +1,241 @@
+"""Finds what a disk has lost of the log, and gets it back from another member.
+
+Below the confirmed offset all members hold the same bytes at the same offsets, so a damaged record is put right in its
+place, on a master as well as on a slave, without a change of roles. Damage is found by a read of it, by a follower that
+is given it, and by a slow walk over the whole log after each start and once a day. Until it is mended nobody is shown
+it; while no other member has it either, that is how it stays, and the log says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Final
+
+from gantry_broker.protocol import plausible
+from gantry_broker.protocol.codes import GantryCode, ResponseCode
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.protocol.headers import error_answer
+from gantry_broker.remoting.errors import RemotingError
+from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
+
+if TYPE_CHECKING:
+    from gantry_broker.remoting.connection import Connection
+    from gantry_broker.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+Peer = tuple[str, Callable[[Frame], Awaitable[Frame]]]
+"""Another member: what it is called, and how it is asked."""
+
+PIECE: Final = 128 << 10
+"""Bytes that the walk looks at without giving up the event loop, and that are mended at once."""
+PIECE_S: Final = 0.008
+"""A piece takes at least so long, which is 16 MiB a second at most."""
+SHARE: Final = 0.03
+"""Part of the event loop's time that the walk may take."""
+FIRST_S: Final = 3.0
+"""After a start, before the first walk: roles come first."""
+AGAIN_S: Final = 86_400.0
+HOPELESS_S: Final = 60.0
+"""After a walk that stopped at damage which nobody could mend."""
+RETRY_S: Final = 0.5
+LONGEST_RETRY_S: Final = 10.0
+
+
+class LogRepair:
+    """Owned by the event loop. `peers` gives the members that can be asked now."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        peers: Callable[[], Iterable[Peer]],
+        on_repaired: Callable[[int], None] = lambda at: None,
+    ) -> None:
+        self.repaired = 0
+        """Places that were put right since the start."""
+        self._store = store
+        self._peers = peers
+        self._on_repaired = on_repaired
+        self._open: dict[int, asyncio.Task[None]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self._walk: asyncio.Task[None] | None = None
+
+    @property
+    def damaged(self) -> int:
+        """Places that are known to be damaged, or are being looked at."""
+        return len(self._open)
+
+    def start(self) -> None:
+        self._walk = asyncio.get_running_loop().create_task(self._walk_forever())
+
+    async def close(self) -> None:
+        tasks = [*self._open.values(), *self._asking, *([self._walk] if self._walk is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- being told
+
+    def suspect(self, at: int) -> None:
+        """The record at this offset of the log was found damaged."""
+        if at not in self._open:
+            task = self._open[at] = asyncio.get_running_loop().create_task(self._repair(at))
+            task.add_done_callback(lambda done: self._ended(at, done))
+
+    def given_damaged(self, at: int) -> None:
+        """The leader's answer held a damaged record: asked for that one alone, the leader finds it out for itself."""
+        if not self._asking:
+            task = asyncio.get_running_loop().create_task(self._tell(at))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _tell(self, at: int) -> None:
+        for name, ask in self._peers():
+            try:
+                await ask(_question(at))
+            except RemotingError as error:
+                log.info("%s was not told that its record at %d is damaged: %s", name, at, error)
+
+    def answer(self, request: Frame) -> Frame:
+        """Another member asks for what lies at an offset."""
+        try:
+            at = plausible.offset("at", plausible.integer("at", request.ext["at"]))
+            return Frame.response_to(request, ResponseCode.SUCCESS, body=self._sound_bytes(at))
+        except (KeyError, ValueError, OffsetGone, OSError) as error:
+            return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: {error}")
+        except BadRecords as error:
+            return error_answer(request, ResponseCode.SYSTEM_ERROR, f"READ_LOG: it is damaged here, too: {error}")
+
+    def _sound_bytes(self, at: int) -> bytes:
+        """What is good here from `at` on, at most up to the first record that is not.
+
+        Raises as `store.verified_bytes`.
+        """
+        try:
+            return self._store.verified_bytes(at, PIECE)
+        except (BadRecords, OSError) as error:
+            bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
+            self.suspect(bad)
+            if bad == at:
+                raise
+            return self._store.verified_bytes(at, bad - at)
+
+    # ---- mending
+
+    def _ended(self, at: int, task: asyncio.Task[None]) -> None:
+        self._open.pop(at, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("mending the record at %d: %r", at, task.exception())
+
+    async def _repair(self, at: int) -> None:
+        pause, complained = RETRY_S, False
+        while True:
+            reason = self._damage_at(at)
+            if not reason:
+                return
+            refusals = [await self._repair_from(peer, at) for peer in self._peers()]
+            if "" in refusals:
+                self.repaired += 1
+                log.warning("the record at %d was damaged on this disk (%s): mended from another member", at, reason)
+                self._on_repaired(at)
+                return
+            if not complained:
+                complained = True
+                told = "; ".join(refusals) or "no other member is connected"
+                log.error("the record at %d is damaged on this disk (%s), nobody is shown it: %s", at, reason, told)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_RETRY_S)
+
+    def _damage_at(self, at: int) -> str:
+        """What is wrong with the record at `at`; empty: nothing, or it is gone."""
+        try:
+            self._store.verify(at, 1)
+        except BadRecords as error:
+            return error.reason
+        except OffsetGone:
+            pass
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return f"it cannot be read: {error.strerror}"
+        return ""
+
+    async def _repair_from(self, peer: Peer, at: int) -> str:
+        """Empty when it is mended; otherwise why not."""
+        name, ask = peer
+        if not self._damage_at(at):
+            return ""
+        try:
+            answer = await ask(_question(at))
+            if answer.code != ResponseCode.SUCCESS:
+                return f"{name}: {answer.remark}"
+            self._store.repair(at, answer.body)
+        except (RemotingError, StoreError, ValueError, OSError) as error:
+            return f"{name}: {error}"
+        return ""
+
+    # ---- the walk
+
+    async def _walk_forever(self) -> None:
+        await asyncio.sleep(FIRST_S)
+        while True:
+            try:
+                whole = await self._walk_once()
+            except OSError as error:
+                log.error("the log cannot be read: %s", error)
+                whole = False
+            await asyncio.sleep(AGAIN_S if whole else HOPELESS_S)
+
+    async def _walk_once(self) -> bool:
+        """Whether it came to the end of what was confirmed when it began."""
+        store = self._store
+        at, stop = store.start, store.confirmed
+        while at < min(stop, store.confirmed):
+            began = time.perf_counter()
+            try:
+                at = store.verify(at, PIECE)
+            except OffsetGone:
+                at = max(at, store.start)  # Retention was here; a cut ends the walk.
+            except (BadRecords, OSError) as error:
+                bad = error.at if isinstance(error, BadRecords) else self._first_unread(at, error)
+                self.suspect(bad)
+                await asyncio.wait({self._open[bad]}, timeout=LONGEST_RETRY_S)
+                if self._damage_at(bad):
+                    return False
+                at = bad
+            await asyncio.sleep(max(PIECE_S, (time.perf_counter() - began) / SHARE))
+        return True
+
+    def _first_unread(self, at: int, error: OSError) -> int:
+        """The first record from `at` on that the disk does not give back, or the border behind a piece that it does
+        give back now. Raises `error` when it is another one."""
+        if error.errno != errno.EIO:
+            raise error
+        stop = min(at + PIECE, self._store.confirmed)
+        while at < stop:
+            try:
+                at = self._store.verify(at, 1)
+            except BadRecords as damage:
+                return damage.at
+            except OSError:
+                break
+        return at
+
+
+def answering(log_repair: LogRepair) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
+    """What answers questions that come over a connection which this member has made: a leader asks its followers."""
+
+    async def answer(conn: Connection, request: Frame) -> Frame:
+        if conn.identity is None or conn.identity.is_name_server:
+            return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only members of the group may ask")
+        return log_repair.answer(request)
+
+    return answer
+
+
+def _question(at: int) -> Frame:
+    return Frame(GantryCode.READ_LOG, ext={"at": str(at)})

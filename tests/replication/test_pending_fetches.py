@@ -1,0 +1,137 @@
+"""Fetches that wait for news, on the event loop that brokers run on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+import uvloop
+from gantry_broker.protocol.frame import Frame
+from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
+from gantry_broker.replication.pending_fetches import NEWS_S, PendingFetches
+from gantry_broker.replication.types import MemberId
+
+ROUNDS = 150
+HOLD_S = 0.1
+LATE_S = 0.5
+
+
+class Follower:
+    """A connection that takes answers."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+
+    def send(self, frame: Frame) -> None:
+        self.answered.set()
+
+    def push(self) -> None:
+        """Nothing is gathered here."""
+
+
+async def unanswered(news: bool) -> int:
+    """How many held fetches of `ROUNDS` had no answer long after they were due, for news or at the end of the hold."""
+    fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
+    chance = random.Random(1)
+
+    def proposal(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+        return FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if (with_news and news) or empty else None
+
+    async def one(after_s: float) -> bool:
+        await asyncio.sleep(after_s)
+        follower: Any = Follower()
+        pending_fetches = PendingFetches(
+            proposal,
+            lambda *_: None,
+            lambda _: news,
+            lambda: 100,
+            lambda _: False,
+            lambda *_: None,
+            lambda _: None,
+            HOLD_S,
+        )
+        pending_fetches.take(follower, Frame(0), fetch, None)
+        try:
+            async with asyncio.timeout(LATE_S):
+                await follower.answered.wait()
+        except TimeoutError:
+            return follower.answered.is_set()  # Both in one pass, when this process stood still.
+        pending_fetches.close()
+        return True
+
+    # At times of their own: whether a timer fires before its time is a matter of parts of a millisecond.
+    done = await asyncio.gather(*(one(chance.random() * 2) for _ in range(ROUNDS)))
+    return done.count(False)
+
+
+async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it() -> None:
+    class Other(Follower):
+        def close(self) -> None:
+            self.closed = True
+
+    def proposal(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+        if fetch.end == 50 and empty:
+            raise ValueError("50 is not the border of a record")
+        return FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if empty else None
+
+    lost, found = Other(), Other()
+    waits: list[tuple[MemberId, bool]] = []
+    unread: list[int] = []
+    pending_fetches = PendingFetches(
+        proposal,
+        lambda m, w: waits.append((m, w)),
+        lambda _: False,
+        lambda: 100,
+        lambda _: False,
+        lambda *_: None,
+        unread.append,
+        HOLD_S,
+    )
+    for number, end, conn in ((1, 50, lost), (2, 100, found)):
+        sent: Any = conn
+        pending_fetches.take(sent, Frame(0), Fetch(1, MemberId(number, "x"), end, end, (), 50), None)
+    async with asyncio.timeout(LATE_S):
+        await found.answered.wait()
+    assert (lost.closed, lost.answered.is_set()) == (True, False)
+    assert unread == [50]
+    assert (MemberId(1, "x"), False) in waits
+    pending_fetches.close()
+
+
+async def test_a_place_that_cannot_be_read_keeps_nobody_from_stopping_or_from_asking_anew() -> None:
+    class Other(Follower):
+        def close(self) -> None:
+            self.closed = True
+
+    def proposal(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+        if empty:
+            raise OSError(5, "Input/output error")
+        return None
+
+    sent: Any = Other()
+    pending_fetches = PendingFetches(
+        proposal,
+        lambda *_: None,
+        lambda _: False,
+        lambda: 100,
+        lambda _: False,
+        lambda *_: None,
+        lambda _: None,
+        60.0,
+    )
+    fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
+    pending_fetches.take(sent, Frame(0, 1), fetch, None)
+    pending_fetches.take(sent, Frame(0, 2), fetch, None)
+    assert sent.closed
+    pending_fetches.close()
+
+
+@pytest.mark.parametrize("news", [True, False], ids=["with news", "at the end of the hold"])
+def test_a_held_fetch_is_answered_when_it_is_due_though_the_timer_fires_a_little_early(news: bool) -> None:
+    """Else a follower would hear nothing of a leader that believes to hold its question: an idle group would elect."""
+    assert NEWS_S < HOLD_S < LATE_S
+    assert uvloop.run(unanswered(news)) == 0
