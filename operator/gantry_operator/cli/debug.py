@@ -263,7 +263,7 @@ def _status(place: Place) -> tuple[dict[str, Any] | None, str]:
 def _ask(port: int, token: Any) -> tuple[dict[str, Any] | None, str]:
     import asyncio
 
-    from gantry_operator.failover.http import httpx, make_client
+    from gantry_operator.cluster.member_http import httpx, make_client
 
     async def ask() -> tuple[dict[str, Any] | None, str]:
         async with make_client(token.read) as client:
