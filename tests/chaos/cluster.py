@@ -86,7 +86,7 @@ class Cluster:
         self.members = [m.name for m in self.plan.members]
         self.name_servers = [s.name for s in self.plan.name_servers]
         uses = [*self.name_servers, *map(registration, self.name_servers), f"group/{GROUP}"]
-        uses += [use for m in self.members for use in (m, replication(m), f"{m}/http")]
+        uses += [use for m in self.members for use in (m, replication_use(m), f"{m}/http")]
         ports = free_ports(2 * len(uses))
         self.real = dict(zip(uses, ports[: len(uses)], strict=True))
         self.told = dict(zip(uses, ports[len(uses) :], strict=True))
