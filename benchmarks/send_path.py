@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.replication.types import Assignment, Cell

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gantry_broker.broker import fitness, registrar
-from gantry_broker.broker.main import BrokerProcess
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
 from gantry_broker.replication.types import Assignment, Cell, MemberId

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.broker import delay
-from gantry_broker.broker.topics import TIMER_TOPIC
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import ConsumerData, Heartbeat
 from gantry_broker.protocol.codes import RETRY_PREFIX, SCHEDULE_TOPIC, GetStatus, RequestCode, ResponseCode

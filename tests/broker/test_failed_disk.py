@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import fitness, main
+from gantry_broker.broker import fitness
+from gantry_broker.broker import process as main
 from gantry_broker.config import BrokerConfig
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.store.errors import FlushFailed

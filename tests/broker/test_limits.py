@@ -8,11 +8,11 @@ import orjson
 import pytest
 from gantry_broker.broker import clients
 from gantry_broker.broker.clients import Client, ClientTable, Subscription, TooManyClients, heartbeat_fault
-from gantry_broker.broker.creation import CreationRate, max_links, too_many_groups, too_many_topics
 from gantry_broker.broker.locks import MAX_LOCKS, QueueLocks
-from gantry_broker.broker.longpoll import HeldPulls
-from gantry_broker.broker.pull import Filters
-from gantry_broker.broker.sql92 import MAX_DIGITS, MAX_TOKENS, FilterSyntaxError, compile_filter
+from gantry_broker.broker.metadata.creation_limits import CreationRate, max_links, too_many_groups, too_many_topics
+from gantry_broker.broker.pull.held import HeldPulls
+from gantry_broker.broker.pull.service import Filters
+from gantry_broker.broker.pull.sql92 import MAX_DIGITS, MAX_TOKENS, FilterSyntaxError, compile_filter
 from gantry_broker.protocol.bodies import SubscriptionData
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.fastjson import MessageQueue

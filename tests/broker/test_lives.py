@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.main import BrokerProcess
-from gantry_broker.broker.upkeep import Upkeep
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.periodic_tasks import Upkeep
+from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.replication.types import Assignment, Cell, MemberId

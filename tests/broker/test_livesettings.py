@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.livesettings import BadSetting, change_of, effective, parse_changes, stale
-from gantry_broker.broker.metadata import Tables
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.live_settings import BadSetting, change_of, effective, parse_changes, stale
+from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_broker.settings import BrokerSettings

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import pull
 from gantry_broker.broker.handlers.admin import readable
 from gantry_broker.broker.handlers.table import TABLE
-from gantry_broker.broker.sql92 import FilterSyntaxError
+from gantry_broker.broker.pull import service as pull
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import ConsumerData, Heartbeat, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode

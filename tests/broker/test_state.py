@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import snapshots
 from gantry_broker.broker.clients import EXPIRE_MS, Client, ClientTable, Subscription
 from gantry_broker.broker.locks import LOCK_MS, QueueLocks
-from gantry_broker.broker.longpoll import HeldPulls
-from gantry_broker.broker.metadata import Metadata, Tables, encode_change
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Metadata, Tables, encode_change
+from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.broker.pull.held import HeldPulls
 from gantry_broker.broker.stats import Stats
-from gantry_broker.broker.topics import topic_fault
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame

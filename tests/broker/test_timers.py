@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from gantry_broker.broker import snapshots
 from gantry_broker.broker.core import Broker
-from gantry_broker.broker.metadata import Tables
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.message import decode_records
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_broker.broker import snapshots
-from gantry_broker.broker.metadata import Metadata, Tables, encode_change
-from gantry_broker.broker.replay import Replay
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.replay import Replay
+from gantry_broker.broker.metadata.tables import Metadata, Tables, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC, GetStatus
 from gantry_broker.protocol.message import decode_records
 from gantry_broker.store.index.consume_queue import ConsumeQueue

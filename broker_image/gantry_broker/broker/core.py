@@ -15,6 +15,26 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gantry_broker import descriptors
+from gantry_broker.broker.clients import ClientTable, Link
+from gantry_broker.broker.delay import Delays
+from gantry_broker.broker.errors import Answer, NotStored, NotWritable
+from gantry_broker.broker.fitness import Fitness
+from gantry_broker.broker.locks import QueueLocks
+from gantry_broker.broker.metadata.creation_limits import (
+    CreationRate,
+    max_links,
+    too_many_groups,
+    too_many_topics,
+    too_soon,
+)
+from gantry_broker.broker.metadata.live_settings import LiveSettings
+from gantry_broker.broker.metadata.replay import Replay
+from gantry_broker.broker.metadata.tables import Change, Metadata, Tables, encode_change
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC, is_system_topic, retry_topic, system_topics
+from gantry_broker.broker.pull.held import HeldPulls
+from gantry_broker.broker.pull.service import Filters, Pull
+from gantry_broker.broker.stats import Stats
+from gantry_broker.broker.transactions import Transactions
 from gantry_broker.config import BrokerConfig
 from gantry_broker.loopwatch import LoopWatch
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
@@ -42,21 +62,6 @@ from gantry_broker.store.files import NO_DESCRIPTORS
 from gantry_broker.store.log.record_reader import delay_table
 from gantry_broker.store.types import Confirmed, Got, Put, Stored
 from gantry_broker.timeslice import TimeSlices
-
-from .clients import ClientTable, Link
-from .creation import CreationRate, max_links, too_many_groups, too_many_topics, too_soon
-from .delay import Delays
-from .faults import Answer, NotStored, NotWritable
-from .fitness import Fitness
-from .livesettings import LiveSettings
-from .locks import QueueLocks
-from .longpoll import HeldPulls
-from .metadata import Change, Metadata, Tables, encode_change
-from .pull import Filters, Pull
-from .replay import Replay
-from .stats import Stats
-from .topics import TIMER_TOPIC, is_system_topic, retry_topic, system_topics
-from .transactions import Transactions
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.client import RemotingClient

@@ -16,19 +16,17 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.metadata.topics import TIMER_TOPIC
+from gantry_broker.broker.send.messages import TIMER_BUCKET_MS, TIMER_BUCKETS, copy_of, timer_bucket
 from gantry_broker.protocol.codes import SCHEDULE_TOPIC, Prop, SysFlag
 from gantry_broker.protocol.message import Record, decode_records, parse_properties
 from gantry_broker.store.errors import StoreError
 
-from .faults import NotWritable
-from .messages import TIMER_BUCKET_MS, TIMER_BUCKETS, copy_of, timer_bucket
-from .topics import TIMER_TOPIC
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.metadata.tables import Change
     from gantry_broker.store.types import Put
-
-    from .core import Broker
-    from .metadata import Change
 
 log = logging.getLogger(__name__)
 

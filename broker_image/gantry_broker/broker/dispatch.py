@@ -12,16 +12,16 @@ import logging
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from gantry_broker.broker import handlers  # noqa: F401  (handlers fill the table)
+from gantry_broker.broker.core import Broker
+from gantry_broker.broker.errors import failure_answer
+from gantry_broker.broker.forward import Forwarder, request_bytes
+from gantry_broker.broker.handlers.table import TABLE, HandlerFunction
+from gantry_broker.broker.pull import service as pull
+from gantry_broker.broker.send.sender import Sender
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import error_answer
-
-from . import handlers, pull  # noqa: F401  (handlers fill the table)
-from .core import Broker
-from .faults import failure_answer
-from .forward import Forwarder, request_bytes
-from .handlers.table import TABLE, HandlerFunction
-from .send import Sender
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.connection import Connection

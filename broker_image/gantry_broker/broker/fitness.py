@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.store.errors import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from .core import Broker
+    from gantry_broker.broker.core import Broker
 
 log = logging.getLogger(__name__)
 

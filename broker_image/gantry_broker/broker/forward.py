@@ -26,9 +26,8 @@ from gantry_broker.protocol.message import unpack_host
 from gantry_broker.remoting.errors import ConnectionLost, RemotingError
 
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
     from gantry_broker.remoting.connection import Connection
-
-    from .core import Broker
 
 log = logging.getLogger(__name__)
 

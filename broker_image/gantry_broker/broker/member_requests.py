@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gantry_broker.broker.dispatch import FORWARDED, not_supported
+from gantry_broker.broker.forward import Process, take_forwarded
 from gantry_broker.protocol.codes import GantryCode
 
-from .dispatch import FORWARDED, not_supported
-from .forward import Process, take_forwarded
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
-
-    from .core import Broker
 
 
 class MemberRequests:

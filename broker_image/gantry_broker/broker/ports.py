@@ -12,21 +12,19 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from gantry_broker import descriptors
+from gantry_broker.broker.dispatch import ARRIVE_S
+from gantry_broker.broker.member_requests import MemberRequests
+from gantry_broker.broker.pull import service as pull
 from gantry_broker.protocol.limits import RequestLimits
 from gantry_broker.remoting.connection import Shared
 from gantry_broker.remoting.members import HandshakeGuard
 from gantry_broker.remoting.server import RemotingServer
 
-from . import pull
-from .dispatch import ARRIVE_S
-from .member_requests import MemberRequests
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.dispatch import Dispatcher
     from gantry_broker.remoting.connection import Connection
     from gantry_broker.remoting.members import Membership
-
-    from .core import Broker
-    from .dispatch import Dispatcher
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from gantry_broker.protocol.headers import Long, RegisterBrokerHeader, Unregiste
 from gantry_broker.remoting.errors import RemotingError
 
 if TYPE_CHECKING:
-    from .core import Broker
-    from .metadata import Tables
+    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.metadata.tables import Tables
 
 log = logging.getLogger(__name__)
 

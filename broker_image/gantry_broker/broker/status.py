@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gantry_broker.http.models import DiskStatus, MemberStatus
 
 if TYPE_CHECKING:
-    from .core import Broker
+    from gantry_broker.broker.core import Broker
 
 
 def member_status(broker: Broker) -> MemberStatus:

@@ -13,6 +13,9 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.delay import real_target
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.send.messages import build_put, copy_of, delayed, timed, timer_time
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -26,14 +29,9 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import Record, decode_records, encode_record, pack_host, parse_properties
 from gantry_broker.store.errors import BadRecords, OffsetGone, StoreError
 
-from .delay import real_target
-from .faults import NotWritable
-from .messages import build_put, copy_of, delayed, timed, timer_time
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
     from gantry_broker.store.types import Put
-
-    from .core import Broker
 
 log = logging.getLogger(__name__)
 

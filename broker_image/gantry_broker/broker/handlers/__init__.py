@@ -1,6 +1,16 @@
 """What the broker does with each request code: one module per subject, all filled into one table."""
 
-from . import admin, clients, groupadmin, offsets, query, reply, retry, topicadmin, transaction
+from gantry_broker.broker.handlers import (
+    admin,
+    clients,
+    groupadmin,
+    offsets,
+    query,
+    reply,
+    retry,
+    topicadmin,
+    transaction,
+)
 
 __all__ = [
     "admin",

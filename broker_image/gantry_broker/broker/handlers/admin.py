@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.errors import Answer
 from gantry_broker.broker.handlers.table import handles, ok
-from gantry_broker.broker.livesettings import BadSetting, text
+from gantry_broker.broker.metadata.live_settings import BadSetting, text
 from gantry_broker.protocol.codes import MQ_VERSION, TRACE_TOPIC, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import StatsDataHeader

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 import orjson
 
 from gantry_broker.broker.clients import Client, Subscription, TooManyClients, heartbeat_fault
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.sql92 import FilterSyntaxError
-from gantry_broker.broker.topics import group_fault
+from gantry_broker.broker.errors import Answer
+from gantry_broker.broker.handlers.table import handles, json_body, ok
+from gantry_broker.broker.metadata.topics import group_fault
+from gantry_broker.broker.pull.sql92 import FilterSyntaxError
 from gantry_broker.protocol import bodies
 from gantry_broker.protocol.bodies import Heartbeat, LockRequest, SubscriptionData
 from gantry_broker.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import ConsumerGroupHeader, UnregisterClientHeader
-
-from .table import handles, json_body, ok
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gantry_broker.broker.clients import Client, Link
-from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.errors import Answer
 from gantry_broker.broker.handlers.table import handles, json_body, json_object, ok
 from gantry_broker.broker.handlers.topicadmin import MAX_TOPICS_AT_ONCE
-from gantry_broker.broker.topics import group_fault
+from gantry_broker.broker.metadata.topics import group_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, ConsumeOffset, SubscriptionGroup, consume_stats_to_json
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode

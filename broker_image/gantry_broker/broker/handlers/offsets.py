@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gantry_broker.broker.creation import MAX_OFFSETS
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.metadata import offset_key
-from gantry_broker.broker.topics import group_fault, topic_fault
+from gantry_broker.broker.errors import Answer
+from gantry_broker.broker.handlers.table import handles, ok
+from gantry_broker.broker.metadata.creation_limits import MAX_OFFSETS
+from gantry_broker.broker.metadata.tables import offset_key
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
 from gantry_broker.protocol.bodies import TopicConfig
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -19,8 +20,6 @@ from gantry_broker.protocol.headers import (
     SearchOffsetHeader,
     UpdateOffsetHeader,
 )
-
-from .table import handles, ok
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

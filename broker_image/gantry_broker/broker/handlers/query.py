@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.errors import Answer
 from gantry_broker.broker.handlers.offsets import known_queue
 from gantry_broker.broker.handlers.retry import stored_record
 from gantry_broker.broker.handlers.table import handles, ok
-from gantry_broker.broker.topics import topic_fault
+from gantry_broker.broker.metadata.topics import topic_fault
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, ConsumeQueueHeader, QueryMessageHeader, ViewMessageHeader

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.messages import build_put
-from gantry_broker.broker.send import check_sizes
-from gantry_broker.broker.topics import topic_fault
+from gantry_broker.broker.errors import Answer
+from gantry_broker.broker.handlers.table import handles
+from gantry_broker.broker.metadata.topics import topic_fault
+from gantry_broker.broker.send.messages import build_put
+from gantry_broker.broker.send.sender import check_sizes
 from gantry_broker.protocol.codes import (
     DEFAULT_REGION,
     REPLY_TOPIC_SUFFIX,
@@ -23,8 +24,6 @@ from gantry_broker.protocol.headers import Long, PushReplyHeader, SendAnswer, Se
 from gantry_broker.protocol.message import parse_properties
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.store.errors import StoreError
-
-from .table import handles
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.messages import copy_of, delayed
-from gantry_broker.broker.topics import dlq_topic, group_fault, retry_topic
+from gantry_broker.broker.errors import Answer
+from gantry_broker.broker.handlers.table import handles, ok
+from gantry_broker.broker.metadata.topics import dlq_topic, group_fault, retry_topic
+from gantry_broker.broker.send.messages import copy_of, delayed
 from gantry_broker.protocol.codes import Perm, Prop, RequestCode, ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, SendBackHeader
 from gantry_broker.protocol.message import Record, parse_properties
 from gantry_broker.store.errors import StoreError
-
-from .table import handles, ok
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker

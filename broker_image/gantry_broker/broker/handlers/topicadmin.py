@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gantry_broker.broker.faults import Answer
+from gantry_broker.broker.errors import Answer
 from gantry_broker.broker.handlers.table import handles, json_body, json_object, ok
-from gantry_broker.broker.topics import is_system_topic, topic_fault
+from gantry_broker.broker.metadata.topics import is_system_topic, topic_fault
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import (
     BodyError,

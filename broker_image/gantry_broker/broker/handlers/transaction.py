@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gantry_broker.broker.faults import Answer
-from gantry_broker.broker.messages import copy_of
+from gantry_broker.broker.errors import Answer
+from gantry_broker.broker.handlers.retry import stored_record
+from gantry_broker.broker.handlers.table import Result, handles, ok
+from gantry_broker.broker.send.messages import copy_of
 from gantry_broker.protocol.codes import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
@@ -22,9 +24,6 @@ from gantry_broker.protocol.codes import (
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.headers import BadField, EndTransactionHeader, ResumeCheckHeader
 from gantry_broker.protocol.message import parse_message_id, parse_properties
-
-from .retry import stored_record
-from .table import Result, handles, ok
 
 if TYPE_CHECKING:
     from gantry_broker.broker.core import Broker

@@ -9,11 +9,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.metadata.tables import Metadata
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.protocol.message import decode_records
-
-from . import snapshots
-from .metadata import Metadata
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore

@@ -14,12 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from gantry_broker.broker.metadata.tables import Metadata, Tables
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, DataVersion, Fields, SubscriptionGroup, TopicConfigs
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.log.epochs import LeaderEpochs
-
-from .metadata import Metadata, Tables
 
 log = logging.getLogger(__name__)
 

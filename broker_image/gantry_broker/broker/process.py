@@ -20,6 +20,12 @@ import uvloop
 from pydantic import ValidationError
 
 from gantry_broker import descriptors
+from gantry_broker.broker.core import Broker, resolved_host
+from gantry_broker.broker.dispatch import Dispatcher
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.periodic_tasks import Upkeep
+from gantry_broker.broker.ports import Ports
+from gantry_broker.broker.registrar import Registrar
 from gantry_broker.config import BrokerConfig
 from gantry_broker.http.app import HttpServer
 from gantry_broker.protocol.message import pack_host
@@ -30,13 +36,6 @@ from gantry_broker.replication.identity import StateError
 from gantry_broker.store.errors import FlushFailed, StoreError
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
-
-from . import snapshots
-from .core import Broker, resolved_host
-from .dispatch import Dispatcher
-from .ports import Ports
-from .registrar import Registrar
-from .upkeep import Upkeep
 
 log = logging.getLogger("gantry_broker.broker")
 

@@ -12,6 +12,12 @@ from collections.abc import Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.clients import MAX_EXPRESSION, Subscription
+from gantry_broker.broker.errors import Answer
+from gantry_broker.broker.handlers.table import handles
+from gantry_broker.broker.metadata.topics import group_fault, topic_fault
+from gantry_broker.broker.pull.held import Held
+from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import EXPRESSION_TAG, FAQ, GetStatus, Perm, PullFlag, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
@@ -20,17 +26,9 @@ from gantry_broker.protocol.message import parse_properties
 from gantry_broker.store.types import Got
 from gantry_broker.timeslice import SLICE_S
 
-from .clients import MAX_EXPRESSION, Subscription
-from .faults import Answer
-from .handlers.table import handles
-from .longpoll import Held
-from .sql92 import Filter, FilterSyntaxError
-from .topics import group_fault, topic_fault
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
     from gantry_broker.remoting.connection import Connection
-
-    from .core import Broker
 
 MAX_HOLD_MS: Final = 120_000
 DUE_AT_ONCE: Final = 100
@@ -385,7 +383,7 @@ class Filters:
         """Raises FilterSyntaxError."""
         if len(expression) > MAX_EXPRESSION:
             raise _too_long(expression)
-        from .sql92 import compile_filter
+        from gantry_broker.broker.pull.sql92 import compile_filter
 
         known = self._compiled.get(expression)
         if known is None:

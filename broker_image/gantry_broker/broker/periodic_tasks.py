@@ -12,15 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.metadata import snapshots
+from gantry_broker.broker.pull import service as pull
 from gantry_broker.store.errors import StoreError
 
-from . import pull, snapshots
-from .faults import NotWritable
-
 if TYPE_CHECKING:
+    from gantry_broker.broker.core import Broker
     from gantry_broker.store.log.epochs import LeaderEpochs
-
-    from .core import Broker
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
+from gantry_broker.broker.errors import Answer, failure_answer, store_refusal
+from gantry_broker.broker.metadata.topics import NOT_SENDABLE, dlq_topic, topic_fault
+from gantry_broker.broker.send.messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
+from gantry_broker.broker.send.responses import Pending, send_answers
 from gantry_broker.protocol.codes import (
     DLQ_PREFIX,
     FAQ,
@@ -35,18 +39,12 @@ from gantry_broker.store.errors import StoreError
 from gantry_broker.store.log.record_reader import LOST
 from gantry_broker.store.types import Put, Stored
 
-from .answers import Pending, send_answers
-from .faults import Answer, failure_answer, store_refusal
-from .messages import SPECIAL, delay_level, delayed, half, index_keys, timed, timer_time
-from .topics import NOT_SENDABLE, dlq_topic, topic_fault
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gantry_broker.broker.core import Broker
     from gantry_broker.protocol.bodies import TopicConfig
     from gantry_broker.remoting.connection import Connection
-
-    from .core import Broker
 
 _V2: Final = int(RequestCode.SEND_MESSAGE_V2)
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from gantry_broker.broker.errors import NotWritable
+from gantry_broker.broker.metadata.tables import Change
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import StoreError
 
-from .faults import NotWritable
-from .metadata import Change
-
 if TYPE_CHECKING:
-    from .core import Broker
+    from gantry_broker.broker.core import Broker
 
 log = logging.getLogger(__name__)
 
