@@ -90,7 +90,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         cell = Cell(1, 1, replication.me, frozenset({replication.me}))
         await replication.assign(Assignment(cell, config.member_address, False))
         other = Other()
-        conn = Connection(process.dispatcher)
+        conn = Connection(process.parts.dispatcher)
         conn.connection_made(other)
         profiler = cProfile.Profile() if options.profile else None
         print(f"{'frames a read':>14}{'us a message':>14}{'of it in reads':>16}")

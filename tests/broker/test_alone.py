@@ -56,7 +56,7 @@ async def test_whom_no_name_server_answers_should_not_lead(
         assert (await broker.replication.assign(Assignment(cell, f"127.0.0.1:{port}"))).accepted
         alone_s = 1.0 - (broker.settings.registerNameServerPeriod / 1000 if leads else 0)
         monkeypatch.setattr(fitness, "ALONE_S", alone_s)
-        await until(lambda: process.registrar.last_ok_ms, "one of two NameServers answers")
+        await until(lambda: process.parts.registrar.last_ok_ms, "one of two NameServers answers")
         assert broker.fitness.unfit == "", "one is enough"
         ended = time.monotonic()
         await server.close()

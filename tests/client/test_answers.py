@@ -88,7 +88,7 @@ async def test_the_broker_can_ask_where_a_consumer_is(cluster: Cluster, inbox: I
 def _connections(cluster: Cluster) -> list[Connection]:
     process = cluster.brokers["a"].process
     assert process is not None
-    group = process.ports._group
+    group = process.parts.ports._group
     assert group is not None
     return list(group.connections)
 

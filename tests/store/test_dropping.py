@@ -386,10 +386,10 @@ def test_queues_tell_their_next_number_also_before_anything_is_confirmed(member:
 def test_a_deletion_is_forgotten_once_retention_has_removed_its_records(member: Member) -> None:
     member.put(0, 15)
     below = member.delete()
-    member.meta.forget_hidden(below - 1)
-    assert member.meta.confirmed.hidden == {"Orders": below}
-    member.meta.forget_hidden(below)
-    assert member.meta.confirmed.hidden == {}
+    member.meta.forget_watermarks(below - 1)
+    assert member.meta.confirmed.deletion_watermarks == {"Orders": below}
+    member.meta.forget_watermarks(below)
+    assert member.meta.confirmed.deletion_watermarks == {}
 
 
 def damage(store: MessageStore, number: int) -> bytes:

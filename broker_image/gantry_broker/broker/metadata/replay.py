@@ -1,18 +1,22 @@
 """Keeps the tables in step with the log: at a start, while records are confirmed, and when some are undone.
 
-What they tell of queues (`hidden`, `ends`) the store has in memory only, so it is told by each start.
+The store has the tables' deletion watermarks and queue ends in memory only, so each start reports them.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gantry_broker.broker.metadata import snapshots
-from gantry_broker.broker.metadata.tables import Metadata
+from gantry_broker.broker.metadata.tables import Metadata, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC
 from gantry_broker.protocol.message import decode_records
+from gantry_broker.store.errors import BadRecords
+from gantry_broker.store.files import NO_DESCRIPTORS
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
@@ -23,11 +27,13 @@ log = logging.getLogger(__name__)
 class Replay:
     """Binds `Metadata` to the control records of a store."""
 
-    def __init__(self, meta: Metadata, store: MessageStore) -> None:
+    def __init__(self, meta: Metadata, store: MessageStore, tables_changed: Callable[[], None] = lambda: None) -> None:
+        """`tables_changed` is called after topics, groups or settings of the view in use changed."""
         self._meta = meta
         self._store = store
+        self._tables_changed = tables_changed
         self.lacking = False
-        """A control record cannot be read here: the tables are without it, and are not to be saved."""
+        """A control record cannot be read: the tables miss it and are not saved."""
         meta.on_drop = store.drop_topic
         meta.on_ends = store.ensure_next
 
@@ -42,29 +48,75 @@ class Replay:
         other = found is not None and found.epoch not in (-1, snapshots.epoch_before(store.epochs, applied))
         if applied > store.end or 0 < applied < store.start or (applied > 0 and other):
             log.warning(
-                "the log is of %d to %d, the tables of %d: they are built anew from it",
+                "the log is of %d to %d, the tables of %d: they are rebuilt from it",
                 store.start, store.end, applied,
             )  # fmt: skip
             self._build()
         else:
-            meta.tell()
+            meta.report()
             self.replay()
 
-    def was_cut(self, to: int) -> bool:
-        """The log was cut to `to`, or begins there anew. True: the tables changed. Raises what `rebuild` does."""
+    def start(self, directory: Path) -> None:
+        """Loads the tables before replication starts. Raises OSError."""
+        self.load(directory)
+        self._tables_changed()
+
+    def confirmed(self, control: Iterable[tuple[int, bytes]]) -> None:
+        """Applies control records, each with its offset in the log, that were confirmed."""
+        changed = False
+        for phys, body in control:
+            changed = self._meta.confirm(phys, body) or changed
+        if changed and not self._meta.leading:
+            self._tables_changed()
+
+    def was_cut(self, to: int) -> None:
+        """Follows a log that was truncated to `to`, or reset to begin there. Raises what `rebuild` does."""
         if to == self._store.start:
-            log.info("the log begins anew at %d: so do the tables", to)
+            log.info("the log was reset to %d: the tables are rebuilt", to)
         elif self._meta.applied > to:
-            log.warning("the log was cut to %d, below the tables: they are built anew", to)
+            log.warning("the log was truncated to %d, below the tables: they are rebuilt", to)
         else:
-            return False
+            return
         self.rebuild()
-        return True
+        self._tables_changed()
+
+    def mended(self, at: int) -> None:
+        """Adds a control record that could not be read before. Raises what `rebuild` and `lead` do."""
+        if not self.lacking:
+            return
+        log.warning("the tables are rebuilt with the control record that was mended")
+        meta, leading = self._meta, self._meta.leading
+        offsets = meta.take_dirty(time.time_ns() // 1_000_000)
+        self.rebuild()
+        if leading:
+            meta.lead([*self._unconfirmed_control(), *map(encode_change, offsets)])
+            meta.put_back(offsets)
+        self._tables_changed()
+
+    def lead(self) -> None:
+        """Becomes the master's tables: unconfirmed control records count as well.
+
+        Raises OSError, BadRecords and ValueError when the end of the log cannot be read. Then the process ends, unless
+        only descriptors were short: a record on this disk alone is lost for a master that cannot read it.
+        """
+        self._meta.lead(self._unconfirmed_control())
+
+    def follow(self) -> None:
+        """Becomes a follower's tables: unconfirmed control records are undone."""
+        self._meta.follow()
+
+    def _unconfirmed_control(self) -> list[bytes]:
+        try:
+            return self._store.unconfirmed_control()
+        except (BadRecords, ValueError, OSError) as error:
+            if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTORS:
+                self._store.mark_failed(error)
+            raise
 
     def rebuild(self) -> None:
-        """The tables anew, from the control records that the log holds and that are confirmed.
+        """Rebuilds the tables from the confirmed control records of the log.
 
-        Raises OSError, after which the store has failed: half of them would be taken for all, so only a start goes on.
+        Raises OSError, after which the store has failed: the tables are incomplete, so only a new start goes on.
         """
         try:
             self._build()
