@@ -23,7 +23,7 @@ RUN cd /opt/gantry/kubernetes && for part in client/api client/models aio/client
     find "$part" -name '*.py' ! -name __init__.py -delete; done
 COPY broker_image/gantry_broker /opt/gantry/gantry_broker
 COPY operator/gantry_operator /opt/gantry/gantry_operator
-RUN python -m compileall -q -j 2 /opt/gantry && PYTHONPATH=/opt/gantry python -c "import gantry_operator.kube.operator"
+RUN python -m compileall -q -j 2 /opt/gantry && PYTHONPATH=/opt/gantry python -c "import gantry_operator.platforms.kubernetes.operator"
 
 FROM install AS install-spark
 COPY requirements/spark.txt .
@@ -47,7 +47,7 @@ CMD ["python", "-m", "gantry_broker.broker", "--help"]
 
 FROM runtime AS operator
 COPY --from=install-operator /opt/gantry /opt/gantry
-CMD ["python", "-m", "gantry_operator.kube.operator"]
+CMD ["python", "-m", "gantry_operator.platforms.kubernetes.operator"]
 
 # Spark needs a Java runtime besides; Debian's own, without a display.
 FROM runtime AS spark

@@ -17,7 +17,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 
 demo: $(VENV)/.base
-	@$(BIN)/python -m gantry_operator.local.demo
+	@$(BIN)/python -m gantry_operator.platforms.local.demo
 
 test: $(VENV)/.dev
 	@JOBS=$(JOBS) $(BIN)/python .ci/checks.py

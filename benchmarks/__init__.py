@@ -1,1 +1,1 @@
-"""The programs behind docs/figures.md, each a command: `python benchmarks/throughput.py`. They share `rig`."""
+"""Commands that measure the figures of docs/figures.md: `python benchmarks/throughput.py`. They share `rig`."""

@@ -1,12 +1,13 @@
-"""A long backlog, consumed by pulls: is the broker's memory flat, and its rate?
+"""Measures the broker's memory and rate while pulls consume a long backlog.
 
     python benchmarks/backlog.py                        # 10,000,000 messages of 100 bytes in 8 queues
     python benchmarks/backlog.py --messages 1000000
 
-One broker of one member as a process, asynchronous flush. The backlog is sent as batches; then one connection per
-queue pulls it from its begin, 32 messages at a time, as clients do. Each line is a tenth of the backlog: messages per
-second on the clock, the broker's CPU time per message, its resident memory. The exit code is 1 when memory grew by more
-than 32 MiB after the first tenth, or the last tenth cost over 1.25 times the CPU time of the first.
+One broker of one member as a process, asynchronous flush. The benchmark sends the backlog as batches. Then one
+connection per queue pulls it from its beginning, 32 messages at a time, as clients do. Each line is a tenth of the
+backlog: messages per second of wall-clock time, the broker's CPU time per message, its resident memory. The exit code
+is 1 when memory grows by more than 32 MiB after the first tenth, or the last tenth costs over 1.25 times the CPU time
+of the first.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rig.target import Target
 from rig.wire import Wire, connect
 
 TOPIC, QUEUES, BATCH, WINDOW = "Backlog", 8, 250, 4
-MOST_GROWTH, MOST_SLOWER = 32 << 20, 1.25
+MAX_GROWTH_MIB, MAX_SLOWDOWN = 32 << 20, 1.25
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Tenth:
 
 
 def fill(target: Target, messages: int, size: int) -> None:
-    """Sends the backlog in equal parts to all queues: several batches under way on one connection."""
+    """Sends the backlog in equal parts to all queues, with several batches in flight on one connection."""
     per_queue = messages // QUEUES
     items = [BatchItem(b"x" * size, b"TAGS\x01a")] * BATCH
     whole = encode_batch(items)
@@ -77,17 +78,17 @@ def fill(target: Target, messages: int, size: int) -> None:
 
 
 class Reader(threading.Thread):
-    """Pulls one queue from its begin to its end, one request after the other."""
+    """Pulls one queue from its beginning to its end, one request after the other."""
 
-    def __init__(self, target: Target, queue: int, wanted: int) -> None:
+    def __init__(self, target: Target, queue: int, expected: int) -> None:
         super().__init__(daemon=True)
-        self._target, self._queue, self._wanted = target, queue, wanted
+        self._target, self._queue, self._expected = target, queue, expected
         self.offset = 0
         self.problem = ""
 
     def run(self) -> None:
         with Wire(self._target.broker_address, 60) as wire:
-            while self.offset < self._wanted:
+            while self.offset < self._expected:
                 header = PullHeader("readers", TOPIC, self._queue, Long(self.offset), 32, 4, Long(0), subscription="*")
                 answer = wire.ask(RequestCode.PULL_MESSAGE, header.ext())
                 if answer.code != 0:
@@ -97,7 +98,7 @@ class Reader(threading.Thread):
 
 
 def drain(target: Target, messages: int) -> list[Tenth]:
-    """Consumes everything; a row per tenth."""
+    """Consumes the backlog, and returns a row per tenth."""
     readers = [Reader(target, queue, messages // QUEUES) for queue in range(QUEUES)]
     pid = target.broker_pids[0]
     began, used = time.monotonic(), usage(pid).cpu_s
@@ -142,7 +143,7 @@ def main() -> int:
     grew = (max(row.rss_mib for row in rows) - rows[0].rss_mib) * 2**20
     slower = rows[-1].cpu_us / rows[0].cpu_us
     print(json.dumps({"grew_mib": round(grew / 2**20, 1), "cpu_last_to_first": round(slower, 2)}))
-    return 1 if grew > MOST_GROWTH or slower > MOST_SLOWER else 0
+    return 1 if grew > MAX_GROWTH_MIB or slower > MAX_SLOWDOWN else 0
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""How fast a slave of two catches up, and what its master's senders lose by it.
+"""Measures how fast a slave of two catches up, and how much its master's senders lose.
 
     python benchmarks/catch_up.py                            # all three parts, about five minutes
     python benchmarks/catch_up.py --only senders --rounds 12
     python benchmarks/catch_up.py --only alone --mib 1024 -o json
 
-`alone`: a slave stands still until it lacks `--mib`, and catches up while nobody sends.
+`alone`: a slave is frozen until it lacks `--mib`, and catches up without any sender.
 
-`together`: the same with `--senders` sends of 1 KiB that wait at the same time. Slave and senders share the machine, so
-what they lose, against the seconds afterwards, is above all what the slave takes of it. The master's CPU time for a
-message, meanwhile and afterwards, knows little of that.
+`together`: the same with `--senders` concurrent sends of 1 KiB. Slave and senders share the machine, so the loss of the
+senders, compared with the seconds afterwards, is mostly the slave's own use of the cores. The master's CPU time per
+message excludes that.
 
-`senders`: what the master's part of it costs them. It has a core of its own, what is sent was encoded before, and in
-the slave's place is a reader that asks as a slave does and stores nothing (`rig/reader.py`). Three states take turns of
-`--seconds` each, `--rounds` times: it is away, in sync, behind. The first second of each does not count; given is the
-median of the others, so that what else the machine does falls on all three alike. Senders lose what they have less than
-with a slave in sync. (Without any a master may answer each message by itself, which takes more of its time.)
+`senders`: the loss that the master's part of a catch-up causes. The master has a core of its own, the messages are
+encoded in advance, and a reader that fetches and stores nothing replaces the slave (`rig/reader.py`). Three states
+alternate for `--seconds` each, `--rounds` times: away, in sync, behind. The first second of each is ignored; the result
+is the median of the others, so that other load affects all three alike. The loss is relative to a slave in sync.
+(Without any slave a master may answer each message by itself, which costs more CPU time.)
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ from pathlib import Path
 from typing import Any
 
 from rig.gantry import Cluster
-from rig.loaded import WHOLE_S, Kind, Load, group, whole
+from rig.loaded import HEALTHY_S, Kind, Load, group, is_healthy
 from rig.processes import Started, until, usage
 
-AROUND_S = 15
-"""Seconds after a catch-up with which it is compared."""
+AFTERWARDS_S = 15
+"""Seconds after a catch-up that are compared with it."""
 FILL_BYTES = 4_000
-"""Bodies that only make the log long; larger ones would be compressed."""
+"""Size of bodies that only lengthen the log; larger ones would be compressed."""
 SENDERS_MIB = 128
-"""How long the log is at least of which the reader is behind."""
+"""Least length of the log for a reader that is behind."""
 STATES = ("away", "in sync", "behind")
 _GROUP = Kind("Async", 2)
 _OTHERS = set(range(1, os.cpu_count() or 1)) or {0}
 
 
 def catch_up(options: argparse.Namespace, folder: Path, *, senders: int) -> dict[str, Any]:
-    """One slave that stood still goes on. `senders`: 0: nobody sends meanwhile."""
-    with _one_away(folder) as (cluster, slave):
+    """Resumes a frozen slave and measures its catch-up; `senders` 0: without load."""
+    with _frozen_slave(folder) as (cluster, slave):
         _fill(cluster, folder, slave["end"] + (options.mib << 20))
         if senders == 0:
-            return _go_on(cluster, slave, None)
+            return _measure_catch_up(cluster, slave, None)
         with Load(cluster, folder, senders, 1024, 600) as load:
             load.wait_for(4)
-            return _go_on(cluster, slave, load)
+            return _measure_catch_up(cluster, slave, load)
 
 
-def senders_lose(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """SEND_OK a second, and the master's CPU time for each in microseconds, by state."""
+def measure_senders(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Returns SEND_OK a second, and the master's CPU time for each in microseconds, by state."""
     rates: dict[str, list[float]] = {state: [] for state in STATES}
     used: dict[str, list[float]] = {state: [] for state in STATES}
-    with _one_away(folder) as (cluster, slave):
+    with _frozen_slave(folder) as (cluster, slave):
         _fill(cluster, folder, slave["end"] + (SENDERS_MIB << 20))
         master = next(m for m in cluster.answering() if m["role"] == "Master")
-        ask = folder / "ask.json"
-        ask.write_text(json.dumps(_ask(cluster, master, slave)))
+        config = folder / "reader.json"
+        config.write_text(json.dumps(_reader_config(cluster, master, slave)))
         whole_s = 10 + 2 * len(STATES) * options.rounds * (options.seconds + 1)
         reader = Started(
-            [sys.executable, "-m", "rig.reader", str(ask)],
+            [sys.executable, "-m", "rig.reader", str(config)],
             folder / "reader.log", {"PYTHONPATH": _python_path()}, stdin=subprocess.PIPE,
         )  # fmt: skip
         with reader, Load(cluster, folder, options.senders, 1024, whole_s, _own_core(cluster, master)) as load:
@@ -102,8 +102,8 @@ def senders_lose(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
-    """A whole group of two whose slave is frozen, and that slave's status."""
+def _frozen_slave(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
+    """Yields a healthy group of two with a frozen slave, and that slave's status."""
     with group(_GROUP, folder) as cluster:
         slave = next(m for m in cluster.members() or [] if m["role"] == "Slave")
         os.kill(slave["pid"], signal.SIGSTOP)
@@ -115,12 +115,12 @@ def _one_away(folder: Path) -> Iterator[tuple[Cluster, dict[str, Any]]]:
 
 
 def _python_path() -> str:
-    """Where a child process finds the benchmarks' own modules, besides what this process was given."""
+    """Returns the module path of a child process: the benchmarks' own folder, then this process's path."""
     return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 
-def _ask(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
-    """What `rig/reader.py` needs to ask in the place of the slave."""
+def _reader_config(cluster: Cluster, master: dict[str, Any], slave: dict[str, Any]) -> dict[str, Any]:
+    """Returns the configuration with which `rig/reader.py` replaces the slave."""
     epochs = next(cluster.folder.rglob("epochs.json"))
     return {
         "address": _address(cluster, f"{master['name']}/replication"), "epoch": master["epoch"],
@@ -137,7 +137,7 @@ def _address(cluster: Cluster, use: str) -> str:
 
 
 def _own_core(cluster: Cluster, master: dict[str, Any]) -> str:
-    """The master's address, once it has the first core for itself."""
+    """Gives the first core to the master alone, and returns its address."""
     for pid in cluster.processes().values():
         _pin(pid, {0} if pid == master["pid"] else _OTHERS)
     return _address(cluster, master["name"])
@@ -155,25 +155,25 @@ def _fill(cluster: Cluster, folder: Path, end: int) -> None:
 
 
 def _end(cluster: Cluster, role: str) -> int:
-    """Of the log of whoever has that role. A busy broker may need more than one question."""
+    """Returns the log's end of the member with this role. A busy broker may need more than one request."""
     found: list[int] = []
 
-    def told() -> bool:
+    def answered() -> bool:
         found.extend(int(m["end"]) for m in cluster.answering() if m["role"] == role)
         return bool(found)
 
-    until(f"the {role} answers", told, WHOLE_S)
+    until(f"the {role} answers", answered, HEALTHY_S)
     return found[0]
 
 
-def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[str, Any]:
+def _measure_catch_up(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[str, Any]:
     lacked = _end(cluster, "Master") - slave["end"]
     first = 0 if load is None else len(load.lines())
     master = next(m["pid"] for m in cluster.answering() if m["role"] == "Master")
     os.kill(slave["pid"], signal.SIGCONT)
     began, since = time.monotonic(), usage(master).cpu_s
     sent = 0 if load is None else load.sent
-    until("the slave is in sync again", lambda: whole(cluster, 2), 500)
+    until("the slave is in sync again", lambda: is_healthy(cluster, 2), 500)
     took, spent = time.monotonic() - began, usage(master).cpu_s - since
     copied = _end(cluster, "Slave") - slave["end"]
     row = {"lacked_mib": lacked >> 20, "seconds": round(took, 1), "mib_per_second": round((copied >> 20) / took, 1)}
@@ -181,9 +181,9 @@ def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[s
         sent = load.sent - sent
         last = len(load.lines())
         load.wait_for(last + 2)
-        sent_after, spent_after = _spent(load, master, AROUND_S)
+        sent_after, spent_after = _spent(load, master, AFTERWARDS_S)
         during = load.rates(first, last - 1) or load.rates(first - 1, last)
-        calm, busy = statistics.mean(load.rates(last + 1, last + AROUND_S)), statistics.mean(during)
+        calm, busy = statistics.mean(load.rates(last + 1, last + AFTERWARDS_S)), statistics.mean(during)
         row |= {
             "sent_per_second": round(calm),
             "meanwhile": round(busy),
@@ -195,7 +195,7 @@ def _go_on(cluster: Cluster, slave: dict[str, Any], load: Load | None) -> dict[s
 
 
 def _spent(load: Load, pid: int, seconds: int) -> tuple[int, float]:
-    """What was sent in that time, and the CPU time that the process took."""
+    """Returns the sent messages and the process's CPU time of a period."""
     sent, used = load.sent, usage(pid).cpu_s
     load.wait_for(len(load.lines()) + seconds)
     return load.sent - sent, usage(pid).cpu_s - used
@@ -211,13 +211,13 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The clusters go with the run.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The run ends with its clusters.
     answer: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="catch-up-", dir=options.dir) as name:
         for part in (options.only,) if options.only else ("alone", "together", "senders"):
             folder = Path(name) / part
             if part == "senders":
-                answer[part] = senders_lose(options, folder)
+                answer[part] = measure_senders(options, folder)
             else:
                 answer[part] = catch_up(options, folder, senders=options.senders if part == "together" else 0)
     print(json.dumps(answer, indent=2) if options.output == "json" else _text(answer))

@@ -1,23 +1,24 @@
-"""What a producer sees while the leader of its group is killed, frozen, cut off, or hands over; and whether any SEND_OK
-was a lie.
+"""Measures the gap that a producer sees when its group's leader is killed, frozen, isolated or hands over.
+
+It also checks that no acknowledged message is lost.
 
     python benchmarks/failover.py                    # 20 of each kind, with our client and with RocketMQ's
     python benchmarks/failover.py -n 50 --kind kill9 --client java49 -o json
-    python benchmarks/failover.py -n 10 --results figures.json       # again and again: the table is of all runs
+    python benchmarks/failover.py -n 10 --results figures.json       # add to the table of earlier runs
     python benchmarks/failover.py --system raft --system dledger --kind kill9 --kind partition --client java49
 
 One sender sends without pause, in its client's default configuration. The gap is the longest time between two SEND_OK
-around the event: last success before, first success after. Afterwards everything is read back from the master:
-`missing` counts SEND_OK messages that are not there, `twice` those that are there more often than the client sent them.
+around the event: last success before, first success after. Afterwards the benchmark reads everything back from the
+master: `missing` counts SEND_OK messages that are absent, `twice` those that are stored more often than they were sent.
 
     kill9      SIGKILL to the leader's process
-    sigstop    SIGSTOP to it: it is silent, its connections stay open
+    sigstop    SIGSTOP to it: it does not answer, and its connections stay open
     handover   `gantry switchover GROUP`
-    partition  the leader is cut off from everybody: its packets are dropped by iptables in a network namespace (root)
+    partition  iptables drops all packets of the leader in a network namespace (root, iptables)
 
 Systems: `gantry` is the manifest's cluster (default: the quickstart) through `gantry up`, `raft` the same with
 examples/raft.yaml, `dledger` three brokers of Apache RocketMQ 4.9.7 and `controller` three of 5.5.0 with a controller,
-with the same client program (they need Java and root).
+with the same client program (they need Java, root and iptables).
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from rig import groups, java
+from rig import groups, java, partition
 from rig.gantry import QUICKSTART, ROOT
 from rig.groups import Group
-from rig.processes import NoNamespace, until
+from rig.processes import NamespaceUnavailable, exit_on_sigterm, until
 from rig.senders import CLIENTS, start_sender
 from rig.wire import read_topic
 
@@ -47,11 +48,11 @@ KINDS = ("kill9", "sigstop", "handover", "partition")
 APACHE = {"dledger": groups.DLedgerGroup, "controller": groups.ControllerGroup}
 SYSTEMS = ("gantry", "raft", *APACHE)
 GOALS_MS = {"kill9": 500, "sigstop": 3000, "handover": 100, "partition": 3000}
-SETTLE_S = 90.0
+RECOVERY_S = 90.0
 
 
 def percentile(values: list[float], per_cent: float) -> float:
-    """The smallest value that this share of the values is not above."""
+    """Returns the smallest value that is not below this share of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(per_cent / 100 * len(ordered)) - 1)]
 
@@ -75,7 +76,7 @@ class Row:
         return (self.system, self.client, self.kind)
 
     def add(self, other: Row) -> None:
-        """The events of another run of the same."""
+        """Adds the events of another run."""
         self.gaps_ms += other.gaps_ms
         self.acknowledged += other.acknowledged
         self.missing += other.missing
@@ -100,7 +101,7 @@ HEADER = (
 
 
 class Results:
-    """Rows of all runs that were written to one file; without a file those of this run."""
+    """Rows of all runs in one file; without a file those of this run."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -128,7 +129,7 @@ class Results:
 
 
 def gap_ms(ok_ms: list[float], since_ms: float) -> float | None:
-    """The longest time between two successes that ends after since_ms; None: no success came after it."""
+    """Returns the longest time between two successes that ends after since_ms; None: there is no later success."""
     start = next((i for i in range(len(ok_ms) - 1, -1, -1) if ok_ms[i] < since_ms), 0)
     around = ok_ms[start:]
     if len(around) < 2 or around[-1] <= since_ms:
@@ -137,9 +138,9 @@ def gap_ms(ok_ms: list[float], since_ms: float) -> float | None:
 
 
 def measure(group: Group, kind: str, client: str, count: int, folder: Path, run: str, seconds: float) -> Row:
-    """Begins no further event after `seconds`.
+    """Measures up to `count` events of one kind, and starts none after `seconds`.
 
-    Raises TimeoutError when the group does not become whole again or the sender does not recover.
+    Raises TimeoutError when the group or the sender does not recover.
     """
     topic = f"failover-{kind}-{client}"
     row = Row(group.name, client, kind)
@@ -151,8 +152,8 @@ def measure(group: Group, kind: str, client: str, count: int, folder: Path, run:
         return len(ok_ms) > number
 
     def recovered(since: float) -> bool:
-        # Success again, and a second more: a second interruption belongs to the same event. A leader that is cut off
-        # may have acknowledged one more, and its kernel delivers that when the connection ends.
+        # A second of success: a second interruption belongs to the same event. An isolated leader may have acknowledged
+        # one more message, which its kernel delivers when the connection ends.
         first = bisect_right(ok_ms, since)
         return first < len(ok_ms) and ok_ms[-1] > ok_ms[first] + 1000
 
@@ -160,35 +161,35 @@ def measure(group: Group, kind: str, client: str, count: int, folder: Path, run:
         try:
             until("the first sends", lambda: sent_since(200), 60)
         except TimeoutError as late:
-            said = sender.sends
-            raise TimeoutError(f"{late}{len(said.acked)} were sent, other answers: {said.errors}") from None
+            log = sender.sends
+            raise TimeoutError(f"{late}{len(log.acked)} were sent, other answers: {log.errors}") from None
         for number in range(count):
             if time.monotonic() > end and row.gaps_ms:
                 break
-            until("a whole group", group.whole, SETTLE_S)
+            until("a healthy group", group.is_healthy, RECOVERY_S)
             calm = len(ok_ms) + 100
             until("steady sends", lambda calm=calm: sent_since(calm), 30)  # type: ignore[misc]
             since = time.time() * 1000
-            group.strike(kind)
+            group.inject(kind)
             over = time.time() * 1000
             until("a send after the event", lambda over=over: recovered(over), 90)  # type: ignore[misc]
-            group.mend()
+            group.restore()
             gap = gap_ms(list(ok_ms), since)
             assert gap is not None
             row.gaps_ms.append(round(gap, 1))
             print(f"{group.name} {client} {kind} {number + 1}/{count}: {gap:.0f} ms", file=sys.stderr, flush=True)
-        until("a whole group", group.whole, SETTLE_S)
+        until("a healthy group", group.is_healthy, RECOVERY_S)
     finally:
         sender.stop()
-    _account(row, group, topic, run, sender.sends.acked, sender.sends.tries)
+    _account(row, group, topic, run, sender.sends.acked, sender.sends.attempts)
     row.other_answers = dict(sender.sends.other)
     for name, text in sender.sends.errors.items():
         print(f"{client} {kind}: first {name}: {text[:300]}", file=sys.stderr)
     return row
 
 
-def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], tries: dict[int, int]) -> None:
-    """Reads everything back: what of this run is there, and how often."""
+def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], attempts: dict[int, int]) -> None:
+    """Reads everything back, and counts this run's missing and repeated messages."""
     stored: Counter[int] = Counter()
     for record in read_topic(group.namesrv.split(";")[0], topic, group.prefix):
         name, number_text, _ = record.body.split(b"#", 2)
@@ -197,13 +198,13 @@ def _account(row: Row, group: Group, topic: str, run: str, acked: set[int], trie
     repeated = {n: times for n, times in stored.items() if times > 1}
     row.acknowledged = len(acked)
     row.missing = len(acked - stored.keys())
-    row.twice_because_sent_twice = sum(1 for n, times in repeated.items() if times <= tries.get(n, 1))
+    row.twice_because_sent_twice = sum(1 for n, times in repeated.items() if times <= attempts.get(n, 1))
     row.twice = len(repeated) - row.twice_because_sent_twice
 
 
 @contextlib.contextmanager
 def started(system: str, manifest: Path, kinds: list[str], folder: Path) -> Iterator[Group]:
-    """Raises JavaMissing or NoNamespace where that system, or that kind of event, cannot be had."""
+    """Starts a system. Raises JavaMissing or NamespaceUnavailable when this machine cannot run it."""
     if system in APACHE:
         with groups.apache(APACHE[system], folder) as theirs:
             yield theirs
@@ -216,13 +217,13 @@ def started(system: str, manifest: Path, kinds: list[str], folder: Path) -> Iter
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--count", type=int, default=20, help="events of each kind (default 20)")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no event of a kind after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no event of a kind after this time")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; may be repeated")
     parser.add_argument("--client", choices=CLIENTS, action="append", help="only this client; may be repeated")
     parser.add_argument("--system", choices=SYSTEMS, action="append", help="may be repeated (default: gantry)")
     parser.add_argument("--manifest", type=Path, default=QUICKSTART, help="the cluster (default: the quickstart)")
     parser.add_argument("--dir", type=Path, help="where the clusters live (default: the system's temporary folder)")
-    parser.add_argument("--results", type=Path, help="add to this JSON file, and print the table of all that it holds")
+    parser.add_argument("--results", type=Path, help="add to this JSON file, and print its whole table")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
     kinds, clients = options.kind or list(KINDS[:3]), options.client or list(CLIENTS)
@@ -233,6 +234,13 @@ def main() -> int:
         except java.JavaMissing as e:
             notes.append(f"without RocketMQ's client: {e}")
             clients = [name for name in clients if not name.startswith("java")]
+    if "partition" in kinds or APACHE.keys() & set(options.system or ()):
+        try:
+            partition.require_tools()
+        except NamespaceUnavailable as e:
+            print(f"nothing was started: {e}", file=sys.stderr)
+            return 2
+    exit_on_sigterm()
     results = Results(options.results)
     for system in options.system or ["gantry"]:
         with tempfile.TemporaryDirectory(prefix="failover-", dir=options.dir) as folder:
@@ -240,10 +248,10 @@ def main() -> int:
                 with started(system, options.manifest, kinds, Path(folder) / "group") as group:
                     for client in clients:
                         for kind in (k for k in kinds if k in group.kinds):
-                            # Several runs share a file, and each has its own numbers.
+                            # Several runs share a file, and each has its own message numbers.
                             run = f"{kind}-{client}-{time.time_ns() // 1_000_000}"
                             results.add(measure(group, kind, client, options.count, Path(folder), run, options.seconds))
-            except (java.JavaMissing, NoNamespace) as e:
+            except (java.JavaMissing, NamespaceUnavailable) as e:
                 notes.append(f"without {system}: {e}")
     if options.output == "json":
         print(json.dumps({"events": json.loads(results.to_json()), "notes": notes}, indent=1))

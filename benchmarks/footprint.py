@@ -1,8 +1,8 @@
-"""What the quickstart cluster needs while nobody uses it: memory, CPU, and the time until it is ready.
+"""Measures the idle quickstart cluster: memory, CPU, and the time until it is ready.
 
     python benchmarks/footprint.py -o json
 
-RSS counts shared pages once per process (as `ps` does), PSS shares them out; CPU is per cent of one core.
+RSS counts shared pages once per process (as `ps` does), PSS divides them; CPU is per cent of one core.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How the operator fares with many clusters: `python benchmarks/operator_scale.py 10 30 100`.
+"""Measures the operator with many clusters: `python benchmarks/operator_scale.py 10 30 100`.
 
-For each number a Kubernetes API server and an etcd are started, in a network of their own, and the operator beside it
-as a process with just the rights that the chart gives it. Nothing else of Kubernetes runs: pods, brokers and
-NameServers are stand-ins of this program, whose brokers report once a second as real ones do. Each cluster has
-`--members` brokers and one NameServer, and all are applied at once.
+For each number the benchmark starts a Kubernetes API server and an etcd in a network of their own, and the operator as
+a process with exactly the rights of the chart. Nothing else of Kubernetes runs: this program plays pods, brokers and
+NameServers, and its brokers report once a second as real ones do. Each cluster has `--members` brokers and one
+NameServer, and all are applied at once.
 
-One line of JSON for each number: seconds until all are Running; then over `--idle` seconds in which nothing happens
-the operator's requests to the API, its CPU as a share of a core, and its resident memory. Needs root, `ip`, and on PATH
+One line of JSON for each number: seconds until all are Running; then over `--idle` seconds without any change the
+operator's requests to the API, its CPU as a share of a core, and its resident memory. Needs root, `ip`, and on PATH
 `etcd`, `kube-apiserver`, `kubectl` and `helm`.
 """
 
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gantry_operator.kube.client import BROKER_CLUSTER, KubeApi
+from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, KubeApi
 from rig import kubeapi
 from rig.processes import Started, usage
 from rig.standins import StandIns
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 NAMESPACE = "gantry-scale"
 GOALS = {"clusters": 30, "cpuShareOfACore": 0.05, "residentMiB": 150}
 SETTLE_S = 25.0
-"""From Running to the beginning of the idle time: the first statuses after a change are still written then."""
+"""Pause between Running and the idle time: the operator still writes the first statuses after a change."""
 APPLIED_AT_ONCE = 10
 
 
@@ -50,7 +50,7 @@ def cluster(name: str, members: int) -> dict[str, Any]:
 
 
 async def all_running(api: KubeApi, count: int, operator: Started, patience_s: float) -> None:
-    """Raises SystemExit when it takes longer, or the operator ends."""
+    """Waits until all clusters run. Raises SystemExit after a timeout, or when the operator ends."""
     deadline = time.monotonic() + patience_s
     while True:
         found, _ = await api.list(BROKER_CLUSTER, NAMESPACE)

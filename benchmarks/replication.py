@@ -1,13 +1,13 @@
-"""What replication costs the senders.
+"""Measures the cost of replication for senders.
 
     python benchmarks/replication.py                         # about five minutes
     python benchmarks/replication.py --members 2 --members 3 --rounds 3
 
-A group of N members under `gantry up`, one process of our client with `--senders` sends that wait at the same time,
-1 KiB bodies. Kinds of groups take turns; the ratio to Async is that to the group of as many members in the
-same round, so both share the machine with as many processes and with whatever else it does (the median of the rounds).
-CPU time is that of one message, in microseconds: of the master, of the other members together, and of the client;
-"by CPU" is Async's sum over this one's, the ratio on a machine on which nothing but CPU time is short.
+A group of N members under `gantry up`, one process of our client with `--senders` concurrent sends, 1 KiB bodies. Kinds
+of groups alternate. The ratio to Async compares with the group of as many members in the same round, because both share
+the machine with the same number of processes and the same other load (the median of the rounds). CPU time is that of
+one message, in microseconds: of the master, of the other members together, and of the client; "by CPU" is Async's sum
+over this one's: the ratio on a machine that is short of CPU time only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rig.processes import usage
 
 
 @dataclass
-class Turn:
-    """What one group did while it counted. CPU time in microseconds a message."""
+class Measurement:
+    """The measurements of one group. CPU time in microseconds a message."""
 
     per_second: float
     master_us: float
@@ -43,19 +43,21 @@ class Turn:
 
 
 def throughput(kinds: list[Kind], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Each kind of group `--rounds` times, one after the other."""
-    found: dict[Kind, list[Turn]] = {kind: [] for kind in kinds}
+    """Measures each kind of group `--rounds` times, one after the other."""
+    found: dict[Kind, list[Measurement]] = {kind: [] for kind in kinds}
     for number in range(options.rounds):
         for kind in kinds:
             place = folder / f"{kind.name}-{kind.members}-{number}"
             load = f"load {os.getloadavg()[0]:.1f}"
             print(f"round {number + 1}: {kind.name}, {kind.members} members, {load}", file=sys.stderr, flush=True)
-            found[kind].append(_turn(kind, options, place))
+            found[kind].append(_measure(kind, options, place))
             print(f"  {found[kind][-1]}", file=sys.stderr, flush=True)
-    return [_row(kind, turns, found.get(Kind("Async", kind.members), [])) for kind, turns in found.items()]
+    return [
+        _row(kind, measurements, found.get(Kind("Async", kind.members), [])) for kind, measurements in found.items()
+    ]
 
 
-def _turn(kind: Kind, options: argparse.Namespace, place: Path) -> Turn:
+def _measure(kind: Kind, options: argparse.Namespace, place: Path) -> Measurement:
     total = options.warmup + options.seconds
     with group(kind, place) as cluster, Load(cluster, place, options.senders, 1024, total + 1) as load:
         members = cluster.members() or []
@@ -65,26 +67,26 @@ def _turn(kind: Kind, options: argparse.Namespace, place: Path) -> Turn:
         sent, used = load.sent - sent, [b - a for a, b in zip(used, _cpu_s(members, load), strict=True)]
         load.wait_for(total + 1)
         rate = statistics.mean(load.rates(options.warmup, total))
-        return Turn(round(rate), *(round(1e6 * cpu_s / sent, 1) for cpu_s in used), load.failed)
+        return Measurement(round(rate), *(round(1e6 * cpu_s / sent, 1) for cpu_s in used), load.failed)
 
 
 def _cpu_s(members: list[dict[str, Any]], load: Load) -> list[float]:
-    """Of the master, of the others, of the client."""
+    """Returns the CPU time of the master, of the others, of the client."""
     of = [usage(m["pid"]).cpu_s for m in sorted(members, key=lambda m: str(m["role"]) != "Master")]
     return [of[0], sum(of[1:]), usage(load.pid).cpu_s]
 
 
-def _row(kind: Kind, turns: list[Turn], base: list[Turn]) -> dict[str, Any]:
-    costs = [statistics.median(turn.cpu_us for turn in some) for some in (base, turns) if some]
-    ratios = [turn.per_second / other.per_second for turn, other in zip(turns, base, strict=True)] if base else []
+def _row(kind: Kind, measurements: list[Measurement], base: list[Measurement]) -> dict[str, Any]:
+    costs = [statistics.median(one.cpu_us for one in some) for some in (base, measurements) if some]
+    ratios = [one.per_second / other.per_second for one, other in zip(measurements, base, strict=True)] if base else []
     middle = {
-        name: round(statistics.median(getattr(turn, name) for turn in turns), 1)
+        name: round(statistics.median(getattr(one, name) for one in measurements), 1)
         for name in ("master_us", "slaves_us", "client_us")
     }
     return {
         "kind": kind.name, "members": kind.members,
-        "per_second": round(statistics.median(turn.per_second for turn in turns)), **middle,
-        "rounds": [turn.per_second for turn in turns], "failed": sum(turn.failed for turn in turns),
+        "per_second": round(statistics.median(one.per_second for one in measurements)), **middle,
+        "rounds": [one.per_second for one in measurements], "failed": sum(one.failed for one in measurements),
         "of_async": round(statistics.median(ratios), 2) if ratios else None,
         "by_cpu": round(costs[0] / costs[1], 2) if base else None,
     }  # fmt: skip
@@ -100,7 +102,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="where the stores go (default: the system's temporary folder)")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The clusters go with the run.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # The run ends with its clusters.
     with tempfile.TemporaryDirectory(prefix="replication-", dir=options.dir) as name:
         sizes = options.members or [1, 2, 3, 4, 5]
         kinds = [Kind(k, n) for n in sizes for k in ("Async", "Sync", "Raft") if k != "Raft" or n >= 3]

@@ -1,10 +1,10 @@
-"""What a send costs the broker's event loop, by how many arrive in one read: CPU per message, without sockets.
+"""Measures the CPU time of a send on the broker's event loop, by messages per read, without sockets.
 
     python benchmarks/send_path.py [--messages 200000] [--queues 1024] [--body 128] [--profile]
 
-A real broker (group of one member) is given frames as RocketMQ's Java client writes them, over a connection whose other
-end is this program: everything is measured from the read to the written answers, log and queues included, except the
-calls to the kernel for the socket itself. `--profile` prints where the time goes for the last size of read.
+A real broker (group of one member) gets frames as RocketMQ's Java client writes them, from a connection whose other end
+is this program. The measurement covers everything from the read to the written answers, log and queues included, except
+the kernel's calls for the socket itself. `--profile` prints the profile of the last read size.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HEADER = (
 )
 
 
-class Other(asyncio.Transport):
-    """The other end of the connection: counts what is written to it."""
+class CountingTransport(asyncio.Transport):
+    """The peer of the connection: counts the broker's writes to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Other(asyncio.Transport):
 
 
 def reads(messages: int, together: int, queues: int, body: int) -> list[bytes]:
-    """What the socket would give, `together` frames at a time."""
+    """Returns the data of the socket's reads, `together` frames at a time."""
     made = []
     payload = b"x" * body
     for first in range(0, messages, together):
@@ -89,7 +89,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
         replication = process.broker.replication
         cell = Cell(1, 1, replication.me, frozenset({replication.me}))
         await replication.assign(Assignment(cell, config.member_address, False))
-        other = Other()
+        other = CountingTransport()
         conn = Connection(process.parts.dispatcher)
         conn.connection_made(other)
         profiler = cProfile.Profile() if options.profile else None

@@ -1,8 +1,8 @@
-"""What an append costs: batches of small messages with one unique key each, stored, confirmed, queued and indexed.
+"""Measures the cost of an append: batches of small messages, stored, confirmed, queued and indexed.
 
     python benchmarks/store_append.py [--messages 500000] [--batch 64] [--body 128] [--keys 0] [--directory DIR]
 
-Prints CPU and wall time per message for each part. Nothing is compared: read it beside another run on the same machine.
+Prints CPU and wall time per message for each part. Compare it with another run on the same machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOST = bytes((127, 0, 0, 1, 0, 0, 0x30, 0x39))
 
 
 def make_batches(messages: int, batch: int, body: int, keys: int) -> list[list[Put]]:
-    """Messages as a producer of the official client makes them: 32 characters of unique key, rising in the last 12."""
+    """Returns messages as the official client makes them: 32 characters of unique key, rising in the last 12."""
     payload = b"x" * body
     made = []
     for first in range(0, messages, batch):

@@ -1,13 +1,13 @@
-"""How many messages a second one broker stores, ours and Apache RocketMQ 4.9.7 side by side in one run.
+"""Measures the messages a second of one broker, Gantry and Apache RocketMQ 4.9.7 side by side in one run.
 
     python benchmarks/throughput.py                  # 64 senders on one connection, 128 B bodies
     python benchmarks/throughput.py --threads 1 --size 1024 -o json
     python benchmarks/throughput.py --client gantry  # our own client instead of RocketMQ's; needs no Java
 
-The load comes from RocketMQ's own benchmark producer (rocketmq-example 4.7.0 with the 4.9.7 client). Only one system is
-under load at a time; they take turns for `--rounds`, and the ratio is of the medians. Apache RocketMQ needs Java 17,
-Maven, root and the `ip` command (its servers listen on all addresses, so they run in a network namespace); what is
-missing is said, and the rest is measured. CPU is the broker's, in per cent of one core while the window ran.
+RocketMQ's own benchmark producer makes the load (rocketmq-example 4.7.0 with the 4.9.7 client). Only one system is
+under load at a time; they alternate for `--rounds`, and the ratio is of the medians. Apache RocketMQ needs Java 17,
+Maven, root and the `ip` command (its servers listen on all addresses, so they run in a network namespace). Without them
+the benchmark measures Gantry alone and says so. CPU is the broker's, in per cent of one core during the window.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rig import gantry, java, rocketmq
-from rig.processes import NoNamespace, Started, until, usage
+from rig.processes import NamespaceUnavailable, Started, exit_on_sigterm, until, usage
 from rig.target import Target
 
 _WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*(\S+).*?Send Failed: (\d+).*?Response Failed: (\d+)")
@@ -33,7 +33,7 @@ _WINDOW = re.compile(r"Send TPS: (\d+).*?Average RT:\s*(\S+).*?Send Failed: (\d+
 
 @dataclass
 class Windows:
-    """Measured windows of one system."""
+    """The measured windows of one system."""
 
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -119,6 +119,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
     options = parser.parse_args()
 
+    exit_on_sigterm()
     notes: list[str] = []
     client = options.client
     if client == "java":
@@ -138,7 +139,7 @@ def main() -> int:
             settings = {"flushDiskType": f"{options.flush.upper()}_FLUSH"}
             try:
                 targets.append(stack.enter_context(rocketmq.rocketmq(folder / "rocketmq", settings)))
-            except (java.JavaMissing, NoNamespace) as e:
+            except (java.JavaMissing, NamespaceUnavailable) as e:
                 notes.append(f"not compared with Apache RocketMQ: {e}")
         for number in range(options.rounds):
             for target in targets:

@@ -176,9 +176,9 @@ class Cluster:
         self.wait_recovered(epoch)
 
     def switch_over(self, group: str = "a") -> None:
-        """Asks for a hand-over; each wish is another text, so that none is taken for one that was answered."""
-        wish = f"gantry.dev/switchover={group} #{time.time_ns()}"
-        kubectl("-n", self.namespace, "annotate", "bc", self.name, wish, "--overwrite")
+        """Asks for a hand-over; each request is another text, so that none is taken for one that was answered."""
+        request = f"gantry.dev/switchover={group} #{time.time_ns()}"
+        kubectl("-n", self.namespace, "annotate", "bc", self.name, request, "--overwrite")
 
     def patch(self, patch: dict[str, Any]) -> None:
         kubectl("-n", self.namespace, "patch", "bc", self.name, "--type", "merge", "-p", json.dumps(patch))

@@ -6,7 +6,7 @@ import json
 import time
 
 from gantry_broker.client import Producer
-from gantry_operator.kube.target import KubeTarget
+from gantry_operator.platforms.kubernetes.target import KubeTarget
 from kube import SYSTEM, Cluster, Figure, Load, apply, example, kubectl, run, until
 
 
@@ -25,7 +25,12 @@ def test_from_apply_to_available(namespace: str, figure: Figure) -> None:
     line = kubectl("-n", namespace, "get", "bc", "demo", "--no-headers").split()
     assert line[:5] == ["demo", "Running", "3/3", cluster.master_name(), "MasterSlave"]
     described = kubectl("-n", namespace, "describe", "bc", "demo")
-    for words in ("a message was sent to every group and read back", "Bootstrap", "Max Offset", "Last Transition Time"):
+    for words in (
+        "a message was sent to every group and read back",
+        "GroupBootstrapped",
+        "Max Offset",
+        "Last Transition Time",
+    ):
         assert words in described
 
 
@@ -44,7 +49,7 @@ async def test_a_client_outside_goes_through_the_api_server(demo: Cluster) -> No
             results = [await producer.send("Outside", f"message {i}".encode(), timeout=20) for i in range(20)]
         assert {r.status.name for r in results} == {"SEND_OK"}
         assert len(await target.members_http()) == 3
-        assert any(e["reason"] == "Bootstrap" for e in await target.events())
+        assert any(e["reason"] == "GroupBootstrapped" for e in await target.events())
 
 
 def test_pods_keep_the_restricted_standard(demo: Cluster) -> None:

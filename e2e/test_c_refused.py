@@ -97,7 +97,7 @@ def test_what_the_chart_does_not_allow_is_refused_and_changes_nothing(demo: Clus
     wrong = {"image": "evil.example/broker:1", "analytics": {"sparkConf": account}}
     demo.patch({"spec": wrong})
     said = until(
-        "the condition", lambda: (c := demo.condition("Progressing"))["reason"] == "SpecRefused" and c["message"], 30
+        "the condition", lambda: (c := demo.condition("Progressing"))["reason"] == "InvalidSpec" and c["message"], 30
     )
     assert "spec.image" in str(said)
     assert "image.allowed" in str(said)

@@ -75,7 +75,7 @@ def test_a_setting_is_rolled_out_without_an_error(demo: Cluster, figure: Figure)
     figure("load while a setting is rolled out", result)
     # Group b, of one member, is away while that restarts: what is sent then goes to group a.
     assert result["lost"] == result["errors"] == 0
-    said = [e["message"] for e in demo.events() if e["reason"] == "Rolling"]
+    said = [e["message"] for e in demo.events() if e["reason"] == "ReplacingMember"]
     assert any("is a slave, and everyone is in sync" in m for m in said)
 
 

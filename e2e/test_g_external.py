@@ -94,7 +94,7 @@ def check_sent_and_read(sent: dict[str, Any], read: dict[str, Any]) -> None:
 
 
 def in_a_pod(cluster: Cluster, name: str, version: str, words: list[str]) -> dict[str, Any]:
-    command = ["java", "-Xmx256m", *java.OPENED, "-Drocketmq.client.logRoot=/tmp", "-Duser.home=/tmp"]
+    command = ["java", "-Xmx256m", *java.JVM_OPENS, "-Drocketmq.client.logRoot=/tmp", "-Duser.home=/tmp"]
     container = {
         "name": "java",
         "image": JAVA_IMAGE,

@@ -22,7 +22,7 @@ def test_the_leader_is_killed_and_handed_over(elected: Cluster, any_host: Host, 
     old, epoch = elected.master_name(), elected.epoch()
     elected.switch_over()
     elected.wait_recovered_from(old, epoch)
-    assert elected.epoch() == epoch + 1, "one wish, one transfer"
+    assert elected.epoch() == epoch + 1, "one request, one transfer"
     leader = elected.master()
     old, epoch = leader["metadata"]["name"], elected.epoch()
     if any_host.available:

@@ -35,7 +35,7 @@ def test_status(demo: Cluster, where: list[str]) -> None:
         assert words in told
     status = json.loads(gantry("status", *where, "-o", "json"))["status"]
     assert status["readyMembers"] == "3/3"
-    assert any(e["reason"] == "Bootstrap" for e in status["events"])
+    assert any(e["reason"] == "GroupBootstrapped" for e in status["events"])
 
 
 def test_topics_are_made_and_listed(where: list[str]) -> None:

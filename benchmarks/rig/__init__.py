@@ -1,1 +1,1 @@
-"""What the benchmarks and the interoperability tests share: Java, processes, and the two systems under comparison."""
+"""Shared parts of the benchmarks and the interoperability tests: Java, processes, and the compared systems."""

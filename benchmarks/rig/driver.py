@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 
 class Running:
-    """One command of a session. Its lines come as they are printed."""
+    """One command of a session, with its lines as the driver prints them."""
 
     def __init__(self, driver: Driver, number: str, words: list[str]) -> None:
         self.driver, self.number, self.words = driver, number, words
@@ -29,7 +29,7 @@ class Running:
         self.done = False
 
     def next(self, timeout_s: float) -> Line | None:
-        """The next line, or None at the end. Raises TimeoutError."""
+        """Returns the next line, or None at the end. Raises TimeoutError."""
         if self.done:
             return None
         deadline = time.monotonic() + timeout_s
@@ -49,7 +49,7 @@ class Running:
             return line
 
     def wait_for(self, event: str, timeout_s: float = 60) -> Line:
-        """The next line of this kind. Raises AssertionError when the command ends before."""
+        """Returns the next line of this kind. Raises AssertionError when the command ends before."""
         while (line := self.next(timeout_s)) is not None:
             if line["event"] == event:
                 return line
@@ -83,18 +83,18 @@ class Result:
 
 
 class Driver:
-    """One JVM with one version of the client and one header serialization; commands run in it side by side."""
+    """One JVM with one version of the client and one header serialization; it runs commands concurrently."""
 
     def __init__(self, target: Target, version: str, serialize: str, log: Path) -> None:
         self.target, self.version, self.serialize, self.log = target, version, serialize, log
-        # The client keeps offsets of broadcasting groups and its log below the user's home: not the real one.
+        # The client stores offsets of broadcasting groups and its log below this home, not below the user's.
         home = (log.parent / f"home-{log.stem}").absolute()
         (home / "conf").mkdir(parents=True, exist_ok=True)
         (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
         flags = [
             f"-Drocketmq.serialize.type={serialize}", f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}",
             f"-Drocketmq.client.localOffsetStoreDir={home}/offsets", "-XX:TieredStopAtLevel=4",
-            # A new retry topic is noticed by a rebalance, which is every 20 s by default.
+            # The client finds a new retry topic with a rebalance, by default every 20 s.
             "-Drocketmq.client.rebalance.waitInterval=1000",
         ]  # fmt: skip
         words = java.command(f"driver{version}", "dev.gantry.interop.Driver", "session", heap="768m", flags=flags)
@@ -102,7 +102,7 @@ class Driver:
             self.popen = subprocess.Popen(
                 [*target.prefix, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
                 start_new_session=True, env={**os.environ, "ROCKETMQ_HOME": str(home)},
-                cwd=home,  # `mqadmin consumerStatus` writes files where it is
+                cwd=home,  # `mqadmin consumerStatus` writes files to its working directory
             )  # fmt: skip
         self._commands: dict[str, Running] = {}
         self._count = 0
@@ -129,7 +129,7 @@ class Driver:
                 command.queue.put(line)
 
     def start(self, command: str, *words: object, **options: object) -> Running:
-        """Starts a command; options become `--name value` (True: a switch, None: left out), `_` becomes `-`."""
+        """Starts a command; options become `--name value` (True: a switch, None: omitted), `_` becomes `-`."""
         texts = [str(word) for word in words]
         if command not in ("mqadmin", "stop"):
             options = {"namesrv": self.target.namesrv, **options}
@@ -148,11 +148,11 @@ class Driver:
         return running
 
     def run(self, command: str, *words: object, within_s: float = 120, **options: object) -> Result:
-        """A command from start to end. Raises TimeoutError when it is silent for within_s."""
+        """Runs a command to its end. Raises TimeoutError when it is silent for within_s."""
         return self.start(command, *words, **options).finish(within_s)
 
     def mqadmin(self, *words: object, within_s: float = 60) -> str:
-        """The output of one `mqadmin` command; `-n` is added."""
+        """Returns the output of one `mqadmin` command; `-n` is added."""
         return str(self.run("mqadmin", *words, "-n", self.target.namesrv, within_s=within_s).summary["output"])
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Driver:
 
 @contextlib.contextmanager
 def driver(target: Target, version: str, serialize: str, folder: Path) -> Iterator[Driver]:
-    """version: "49" or "55"; serialize: "JSON" or "ROCKETMQ"."""
+    """Starts a session; version: "49" or "55"; serialize: "JSON" or "ROCKETMQ"."""
     session = Driver(target, version, serialize, folder / f"driver-{target.name}-{version}-{serialize}.log")
     try:
         yield session

@@ -1,4 +1,4 @@
-"""Our own NameServer and broker as processes on 127.0.0.1, and the quickstart cluster through `gantry up`."""
+"""Gantry's NameServer and broker as processes on 127.0.0.1, and the quickstart cluster through `gantry up`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 
 
 def _status(http_port: int) -> dict[str, Any] | None:
-    """The broker's own status; None while it does not answer."""
+    """Returns the broker's status; None while it does not answer."""
     try:
         answer = httpx.get(f"http://127.0.0.1:{http_port}/v1/status", timeout=1)
     except httpx.HTTPError:
@@ -39,7 +39,7 @@ def _writable(http_port: int) -> bool:
 
 @contextlib.contextmanager
 def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "Async") -> Iterator[Target]:
-    """One NameServer and a broker group of one member; settings are BrokerSettings."""
+    """Starts one NameServer and a broker group of one member; settings are BrokerSettings."""
     folder.mkdir(parents=True, exist_ok=True)
     ns_port, ns_http, port, http_port, group_port, registration_port, replication_port = (free_port() for _ in range(7))
     registration, replication = f"127.0.0.1:{registration_port}", f"127.0.0.1:{replication_port}"
@@ -75,7 +75,7 @@ def single(folder: Path, settings: dict[str, Any] | None = None, flush: str = "A
 
 
 def _promote(http_port: int) -> None:
-    """Makes the only member of its group the master, as the failover loop would."""
+    """Makes the only member of its group the master, as the failover loop does."""
     base = f"http://127.0.0.1:{http_port}/v1"
     status = httpx.get(f"{base}/status", timeout=5).raise_for_status().json()
     me = status["member"]
@@ -86,7 +86,7 @@ def _promote(http_port: int) -> None:
 
 
 class Cluster:
-    """`gantry up FILE --detach` in a folder of its own; taken down at the end of the `with` block."""
+    """`gantry up FILE --detach` in a folder of its own; the end of the `with` block runs `gantry down`."""
 
     def __init__(
         self,
@@ -95,12 +95,12 @@ class Cluster:
         prefix: list[str] | None = None,
         environ: dict[str, str] | None = None,
     ) -> None:
-        """`prefix` goes before each command, as in Target; `environ` is what its processes have besides ours."""
+        """`prefix` goes before each command, as in Target; `environ` adds to the environment of its processes."""
         self.folder, self.manifest, self.prefix = folder, manifest, prefix or []
         self._environ = {**os.environ, "NO_COLOR": "1", **(environ or {})}
 
     def gantry(self, *words: str, timeout_s: float = 60) -> str:
-        """What `gantry WORDS --dir DIR` prints. Raises RuntimeError with it when the command fails."""
+        """Returns the output of `gantry WORDS --dir DIR`. Raises RuntimeError with it when the command fails."""
         program = str(Path(sys.executable).with_name("gantry"))
         command = [*self.prefix, program, *words, "--dir", str(self.folder)]
         done = subprocess.run(
@@ -111,26 +111,23 @@ class Cluster:
         return done.stdout
 
     def status(self) -> dict[str, Any]:
-        """`status` of the resource."""
+        """Returns `status` of the resource."""
         shown = json.loads(self.gantry("status", "-o", "json"))
         status: dict[str, Any] = shown["status"]
         return status
 
     def own_ports(self, member: str) -> list[int]:
-        """Those that are a member's alone; the group's port goes with the role."""
+        """Returns the ports of one member. The group's port is not among them, because it moves with the role."""
         ports: dict[str, int] = json.loads((self.folder / "ports.json").read_text())
         return [ports[member], ports[f"{member}/replication"], ports[f"{member}/http"]]
 
     def members(self) -> list[dict[str, Any]] | None:
-        """What each broker says of itself, asked by this process alone: a command would cost its start each time.
-
-        None while one of them does not answer.
-        """
+        """Returns the status of every broker, without the start time of a command; None while one does not answer."""
         asked = self._ask_brokers()
         return None if None in asked else [answer for answer in asked if answer]
 
     def answering(self) -> list[dict[str, Any]]:
-        """As `members`, of those brokers that answer."""
+        """Returns the status of those brokers that answer."""
         return [answer for answer in self._ask_brokers() if answer]
 
     def _ask_brokers(self) -> list[dict[str, Any] | None]:
@@ -155,7 +152,7 @@ class Cluster:
             connection.close()
 
     def processes(self) -> dict[str, int]:
-        """Name and process id of everything that runs for this cluster: the supervisor too."""
+        """Returns name and process id of all processes of this cluster, with the supervisor."""
         found: dict[str, int] = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -23,11 +23,13 @@ Line = dict[str, Any]
 
 
 class GoMissing(Exception):
-    """The Go part cannot run here; the text says why and what to install."""
+    """This machine cannot run the Go part; the text has the reason and the package to install."""
 
 
 def build() -> Path:
-    """The program, built when its sources changed. Only a build needs Go and its modules. Raises GoMissing."""
+    """Returns the program, and builds it after a change of its sources. Only a build needs Go and its modules.
+    Raises GoMissing.
+    """
     digest = hashlib.sha256()
     for path in sorted([*SOURCES.glob("*.go"), SOURCES / "go.mod", SOURCES / "go.sum"]):
         digest.update(path.name.encode() + path.read_bytes())
@@ -51,13 +53,13 @@ def build() -> Path:
 
 
 class GoCommand:
-    """One command of the program, running. Options become `-name value` (True: a switch), `_` becomes `-`."""
+    """A running command of the program. Options become `-name value` (True: a switch), `_` becomes `-`."""
 
     def __init__(self, target: Target, home: Path, command: str, **options: object) -> None:
         words = [*target.prefix, str(build()), command, "-namesrv", target.namesrv]
         for name, value in options.items():
             words += [f"-{name.replace('_', '-')}"] if value is True else [f"-{name.replace('_', '-')}", str(value)]
-        # The client keeps the offsets of broadcasting groups and its log below the user's home: not the real one.
+        # The client stores offsets of broadcasting groups and its log below this home, not below the user's.
         home.mkdir(parents=True, exist_ok=True)
         self._popen = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(home)},
@@ -83,7 +85,7 @@ class GoCommand:
         return [line for line in list(self.lines) if line["event"] == event]
 
     def wait_for(self, event: str, timeout_s: float = 60) -> Line:
-        """The first line of this kind. Raises AssertionError when it does not come."""
+        """Returns the first line of this kind. Raises AssertionError after a timeout."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and (not self._threads or self._threads[0].is_alive() or self.of(event)):
             found = self.of(event)
@@ -93,7 +95,7 @@ class GoCommand:
         raise AssertionError(f"no {event!r} from the Go client: {self.lines[-5:]} {self._errors}")
 
     def finish(self, timeout_s: float = 100) -> GoCommand:
-        """Waits for the end. Raises AssertionError when it did not end well or in time."""
+        """Waits for the end. Raises AssertionError after a failure or a timeout."""
         try:
             code = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:

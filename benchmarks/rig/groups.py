@@ -1,5 +1,7 @@
-"""Replicated broker groups that lose their leader on purpose: ours by `gantry up`, and Apache RocketMQ's with DLedger
-and with the controller of 5.x."""
+"""Replicated broker groups with injected faults of their leader.
+
+Ours run under `gantry up`, Apache RocketMQ's with DLedger and with the controller of 5.x.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +23,29 @@ MEMBERS = 3
 
 
 class Group(ABC):
-    """One group, whole when a benchmark begins. `prefix` as in Target."""
+    """One group, healthy when a benchmark begins. `prefix` as in Target."""
 
     name: str
     namesrv: str
     prefix: list[str]
     kinds: tuple[str, ...]
-    """What can be done to its leader."""
+    """Faults that `inject` supports."""
 
     @abstractmethod
-    def whole(self) -> bool:
-        """One leads, everybody else follows and has what was acknowledged."""
+    def is_healthy(self) -> bool:
+        """Whether one member leads and all others follow it with everything acknowledged."""
 
     @abstractmethod
-    def strike(self, kind: str) -> None:
-        """Do that to whoever leads now."""
+    def inject(self, kind: str) -> None:
+        """Injects a fault into the current leader."""
 
     @abstractmethod
-    def mend(self) -> None:
-        """End what `strike` began; the group becomes whole by itself."""
+    def restore(self) -> None:
+        """Ends the fault of `inject`; the group recovers by itself."""
 
 
 class GantryGroup(Group):
-    """Three members of ours under `gantry up`, which starts again what dies and ends what is frozen or cut off."""
+    """Three members under `gantry up`, which restarts dead members and ends frozen or isolated ones."""
 
     kinds = ("kill9", "sigstop", "handover", "partition")
 
@@ -54,42 +56,43 @@ class GantryGroup(Group):
         self._members: list[dict[str, Any]] = []
         self.namesrv = ";".join(cluster.status()["nameServers"])
 
-    def whole(self) -> bool:
+    def is_healthy(self) -> bool:
         self._members = self._cluster.members() or []
         masters = [m for m in self._members if m["role"] == "Master"]
         if len(self._members) < 2 or len(masters) != 1:
             return False
         in_sync = masters[0]["in_sync"]
-        # A member of a Raft group counts though it has only just started again and follows nobody yet.
+        # The in-sync set of a Raft group contains members that have just restarted and follow no leader yet.
         following = all(m["master_link"]["state"] == "connected" for m in self._members if m is not masters[0])
         return bool(masters[0]["writable"]) and following and all(m["member"] in in_sync for m in self._members)
 
-    def strike(self, kind: str) -> None:
+    def inject(self, kind: str) -> None:
         master = next(m for m in self._members if m["role"] == "Master")
         if kind == "kill9":
             os.kill(master["pid"], signal.SIGKILL)
         elif kind == "sigstop":
             os.kill(master["pid"], signal.SIGSTOP)
         elif kind == "partition":
-            partition.cut(self.prefix, master["member"]["member"], self._cluster.own_ports(master["name"]))
+            partition.isolate(self.prefix, master["member"]["member"], self._cluster.own_ports(master["name"]))
         else:
             self._cluster.gantry("switchover", master["group"])
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         if self.prefix:
             partition.heal(self.prefix)
 
 
 @contextlib.contextmanager
 def gantry(folder: Path, manifest: Path, *, isolated: bool) -> Iterator[GantryGroup]:
-    """The cluster of a manifest; `isolated`: in a network namespace, in which its members can be cut off.
+    """Starts the cluster of a manifest; `isolated`: in a network namespace, for partitions.
 
-    Raises NoNamespace.
+    Raises NamespaceUnavailable.
     """
     with contextlib.ExitStack() as stack:
         prefix: list[str] = []
         environ = {}
         if isolated:
+            partition.require_tools()
             prefix = stack.enter_context(namespace("failover"))
             paths = [str(Path(__file__).with_name("owned")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
             environ = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "GANTRY_FIRST_GID": str(partition.FIRST_GID)}
@@ -98,14 +101,14 @@ def gantry(folder: Path, manifest: Path, *, isolated: bool) -> Iterator[GantryGr
 
 
 class ApacheGroup(Group):
-    """Three brokers of Apache RocketMQ with one NameServer. A subclass says which, and how they find their leader."""
+    """Three brokers of Apache RocketMQ with one NameServer. A subclass has their version and configuration."""
 
     namesrv = "127.0.0.1:9876"
     kinds = ("kill9", "sigstop", "partition")
     server: str
-    """The module of tests/interop/java that has them."""
+    """The module of tests/interop/java with their version."""
     own_ports: int = 0
-    """A member's first port among its peers; the others' follow. 0: it has none."""
+    """Port of the first member for its peers; the others' follow. 0: they have none."""
     of_broker: dict[str, str]
     """Lines of each broker.conf; {n} is the member's number."""
     of_namesrv: dict[str, str]
@@ -138,12 +141,12 @@ class ApacheGroup(Group):
         self._members[number] = Started(member, folder / "broker.log", environment(self._folder))
 
     def stop(self) -> None:
-        self.mend()
+        """Ends all members. A partition needs no end: it goes with the namespace."""
         for member in self._members.values():
             member.stop(2.0)
 
     def _addresses(self) -> dict[int, str]:
-        """Of the group, by brokerId; the leader's is 0."""
+        """Returns the group's addresses by brokerId; the leader's is 0."""
         try:
             with Wire(self.namesrv, prefix=self.prefix) as ns:
                 route = ns.route("TBW102")
@@ -151,12 +154,12 @@ class ApacheGroup(Group):
             return {}
         return {int(n): a for row in route["brokerDatas"] for n, a in row["brokerAddrs"].items()}
 
-    def whole(self) -> bool:
+    def is_healthy(self) -> bool:
         found = self._addresses()
         running = all(m.popen.poll() is None for m in self._members.values())
         return running and 0 in found and len(found) == MEMBERS
 
-    def strike(self, kind: str) -> None:
+    def inject(self, kind: str) -> None:
         port = int(self._addresses()[0].rsplit(":", 1)[1])
         leader = next(n for n in self._members if _port(n) == port)
         pid = self._members[leader].pid
@@ -167,9 +170,9 @@ class ApacheGroup(Group):
             os.kill(pid, signal.SIGSTOP)
         else:
             own = [self.own_ports + leader] if self.own_ports else []
-            partition.cut(self.prefix, leader, [port, port - 2, port + 1, *own])
+            partition.isolate(self.prefix, leader, [port, port - 2, port + 1, *own])
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         partition.heal(self.prefix)
         if self._frozen is not None:
             os.kill(self._members[self._frozen].pid, signal.SIGCONT)
@@ -180,7 +183,7 @@ class ApacheGroup(Group):
 
 
 class DLedgerGroup(ApacheGroup):
-    """They elect their leader themselves (`enableDLegerCommitLog`)."""
+    """The members elect their leader themselves (`enableDLegerCommitLog`)."""
 
     name = "DLedger 4.9.7"
     server = "server49"
@@ -196,7 +199,7 @@ class DLedgerGroup(ApacheGroup):
 
 
 class ControllerGroup(ApacheGroup):
-    """A controller, here one within the NameServer, names the master; every SEND_OK waits for all that are in sync."""
+    """A controller in the NameServer chooses the master; every SEND_OK waits for the in-sync set."""
 
     name = "controller 5.5.0"
     server = "server55"
@@ -218,7 +221,7 @@ class ControllerGroup(ApacheGroup):
 
 
 def _properties(path: Path, values: dict[str, str], **names: object) -> Path:
-    """Writes a file of lines; `names` are put into the values."""
+    """Writes a properties file; `names` fill the placeholders of the values."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{key}={value.format(**names)}\n" for key, value in values.items()))
     return path
@@ -230,7 +233,8 @@ def _port(number: int) -> int:
 
 @contextlib.contextmanager
 def apache(kind: type[ApacheGroup], folder: Path) -> Iterator[ApacheGroup]:
-    """Raises JavaMissing or NoNamespace where it cannot run."""
+    """Starts a group of Apache RocketMQ. Raises JavaMissing or NamespaceUnavailable."""
+    partition.require_tools()
     java.build()
     with namespace(kind.server) as prefix, contextlib.ExitStack() as stack:
         group = kind(folder, prefix)
@@ -239,5 +243,5 @@ def apache(kind: type[ApacheGroup], folder: Path) -> Iterator[ApacheGroup]:
         stack.callback(group.stop)
         for number in range(MEMBERS):
             group.start(number)
-        until(f"a leader of {group.name} and its followers", group.whole, 120)
+        until(f"a leader of {group.name} and its followers", group.is_healthy, 120)
         yield group

@@ -1,4 +1,4 @@
-"""The Java side: finds Java and Maven, builds `tests/interop/java` once, and gives class paths out."""
+"""The Java side: finds Java and Maven, builds `tests/interop/java` once, and returns class paths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "interop" / "java"
 OUT = ROOT / "build" / "interop"
 
-# RocketMQ reaches into the JDK for direct buffers; Java 17 forbids that without these.
-OPENED = [
+# RocketMQ uses internals of the JDK for direct buffers; Java 17 forbids that without these flags.
+JVM_OPENS = [
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     *(
         f"--add-opens=java.base/{package}=ALL-UNNAMED"
@@ -25,11 +25,11 @@ OPENED = [
 
 
 class JavaMissing(Exception):
-    """The Java part cannot run here; the text says why and what to install."""
+    """This machine cannot run the Java part; the text has the reason and the package to install."""
 
 
 def java_version() -> int:
-    """The major version of `java` on the path. Raises JavaMissing."""
+    """Returns the major version of `java` on the path. Raises JavaMissing."""
     java = shutil.which("java")
     if java is None:
         raise JavaMissing("there is no Java here: install a JDK of version 17 or later and Maven 3.8 or later")
@@ -49,7 +49,7 @@ def _stamp() -> str:
 
 
 def build() -> Path:
-    """Builds what is not built yet and returns the folder of class paths. Raises JavaMissing.
+    """Builds the Java programs if needed, and returns the folder of class paths. Raises JavaMissing.
 
     Only the first build (or the first after a change of the sources) needs Maven and its repository.
     """
@@ -81,9 +81,9 @@ def build() -> Path:
 
 
 def command(classpath: str, main: str, *words: str, heap: str = "256m", flags: list[str] | None = None) -> list[str]:
-    """The command line of one Java program; classpath is a module of tests/interop/java, e.g. "driver49"."""
+    """Returns the command line of one Java program; classpath is a module of tests/interop/java, e.g. "driver49"."""
     jars = build() / classpath
     return [
-        shutil.which("java") or "java", f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", *OPENED, *(flags or []),
+        shutil.which("java") or "java", f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", *JVM_OPENS, *(flags or []),
         "-cp", f"{jars}{os.sep}*", main, *words,
     ]  # fmt: skip

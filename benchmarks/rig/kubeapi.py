@@ -1,7 +1,7 @@
-"""A Kubernetes API server with its etcd and nothing else, in a network of its own: no controllers, no nodes.
+"""A Kubernetes API server with its etcd in a network of its own, without controllers and nodes.
 
-`etcd`, `kube-apiserver`, `kubectl` and `helm` come from PATH. Every address of the pods' and the Services' ranges is
-this machine's own there, so that stand-ins can be reached by them.
+`etcd`, `kube-apiserver`, `kubectl` and `helm` come from PATH. All addresses of the pods' and the Services' ranges are
+local in that network, so that stand-ins can listen on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from gantry_operator.kube.client import KubeApi
+from gantry_operator.platforms.kubernetes.client import KubeApi
 from kubernetes.aio.client.configuration import Configuration
 
 from .processes import Started, namespace, until
@@ -32,7 +32,7 @@ NEEDED = ("etcd", "kube-apiserver", "kubectl", "helm")
 
 
 class ApiServer:
-    """Runs while the `with` block does. Its files lie in `folder`; `admin` is a kubeconfig that may do everything."""
+    """Runs during the `with` block. Its files lie in `folder`; `admin` is a kubeconfig with all rights."""
 
     def __init__(self, folder: Path) -> None:
         missing = [name for name in NEEDED if shutil.which(name) is None]
@@ -67,18 +67,18 @@ class ApiServer:
         self._stack.close()
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """As the administrator. Raises CalledProcessError."""
+        """Runs kubectl as the administrator. Raises CalledProcessError."""
         return self.run("kubectl", "--kubeconfig", str(self.admin), *words, stdin=stdin)
 
     def client(self) -> KubeApi:
-        """As the administrator."""
+        """Returns an API client of the administrator."""
         configuration = Configuration()
         configuration.host, configuration.verify_ssl = URL, False
         configuration.api_key = {"BearerToken": f"Bearer {self._token}"}
         return KubeApi(configuration)
 
     def requests(self) -> Counter[str]:
-        """The operator's requests that were answered so far, by "verb resource". Watches count when they end."""
+        """Returns the number of the operator's answered requests by "verb resource". Watches count when they end."""
         found: Counter[str] = Counter()
         with self._audit.open() as lines:
             for line in lines:
@@ -101,7 +101,7 @@ class ApiServer:
             f"--token-auth-file={folder / 'tokens.csv'}", "--authorization-mode=RBAC",
             f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc",
-            # Nobody makes accounts here but the operator; it makes those of the brokers.
+            # Only the operator makes accounts here; it makes those of the brokers.
             "--disable-admission-plugins=ServiceAccount",
             f"--audit-policy-file={folder / 'audit.json'}", f"--audit-log-path={self._audit}",
         ]  # fmt: skip
@@ -115,7 +115,7 @@ class ApiServer:
         }
 
     def run(self, *words: str, stdin: str | None = None) -> str:
-        """What a command writes. Raises CalledProcessError after its complaint was shown."""
+        """Returns the output of a command. Shows the errors of a failed one and raises CalledProcessError."""
         done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             print(done.stderr, file=sys.stderr)
@@ -124,7 +124,7 @@ class ApiServer:
 
 
 def kubeconfig(token: str) -> str:
-    """For whoever has the token, as JSON (which is YAML)."""
+    """Returns a kubeconfig for a token, as JSON (which is YAML)."""
     named = "rig"
     config = {
         "apiVersion": "v1",
@@ -139,9 +139,10 @@ def kubeconfig(token: str) -> str:
 
 @contextlib.contextmanager
 def own_network(label: str) -> Iterator[list[str]]:
-    """A network where all pods' and Services' addresses are local; yields the words before a command that runs in it.
+    """Makes a network in which all pods' and Services' addresses are local; yields the prefix of commands that run in
+    it.
 
-    Raises NoNamespace.
+    Raises NamespaceUnavailable.
     """
     with namespace(label) as prefix:
         for addresses in (PODS, SERVICES):
@@ -151,7 +152,7 @@ def own_network(label: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def operator(server: ApiServer, chart: Path, folder: Path) -> Iterator[Started]:
-    """The operator as a process of this machine, with the account and exactly the rights that the chart gives it."""
+    """Starts the operator as a process, with the account and exactly the rights of the chart."""
     version = json.loads(server.kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"]
     rendered = server.run("helm", "template", "gantry", str(chart), "-n", SYSTEM, "--kube-version", version)
     wanted = ("CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")
@@ -168,5 +169,7 @@ def operator(server: ApiServer, chart: Path, folder: Path) -> Iterator[Started]:
         "GANTRY_BROKER_IMAGE": "gantry-broker:stand-in",
         "GANTRY_SPARK_IMAGE": "gantry-spark:stand-in",
     }
-    with Started([sys.executable, "-m", "gantry_operator.kube.operator"], folder / "operator.log", env) as process:
+    with Started(
+        [sys.executable, "-m", "gantry_operator.platforms.kubernetes.operator"], folder / "operator.log", env
+    ) as process:
         yield process

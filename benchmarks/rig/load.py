@@ -1,8 +1,9 @@
-"""A producer of ours as a process, for the benchmarks.
+"""A producer process for the benchmarks.
 
 With `--each`: one JSON line per send, as the Java driver's `failover` prints them, until standard input ends.
-Otherwise: a JSON line every few seconds with what was sent so far, for `--seconds`. With `--bare` those are frames that
-were encoded before, on one connection: as many wait at the same time, and a send costs this process next to nothing.
+Otherwise: a JSON line every few seconds with the number of sends, for `--seconds`. With `--bare` it sends frames that
+are encoded in advance, on one connection: the same number of sends is in flight, and a send costs this process very
+little.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TRIES: ContextVar[list[int]] = ContextVar("tries")
 
 
 def _count_tries(producer: Producer) -> None:
-    """Counts the requests of each send: a message that was sent twice may rightly be stored twice."""
+    """Counts the requests of each send: a message that was sent twice may be stored twice."""
     inner = producer.session.remoting.request
 
     async def request(address: str, frame: Frame, timeout: float, *, silence: float | None = None) -> Frame:

@@ -1,4 +1,4 @@
-"""A group under `gantry up`, and senders that do not pause: for what replication costs."""
+"""A group under `gantry up` with continuous senders, for the cost of replication."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .gantry import Cluster
 from .processes import Started, until
 
 EVERY_S = 1
-WHOLE_S = 60.0
+HEALTHY_S = 60.0
 TOPIC = "Replication"
-"""Of eight queues, as every topic that is made by a first send; RocketMQ's BenchmarkTest has 1,024."""
+"""A topic of eight queues, as an automatically created topic has; RocketMQ's BenchmarkTest has 1,024."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def manifest(kind: Kind, folder: Path) -> Path:
     return file
 
 
-def whole(cluster: Cluster, count: int) -> bool:
-    """Everybody is in sync under one master."""
+def is_healthy(cluster: Cluster, count: int) -> bool:
+    """Returns whether all members are in sync under one master."""
     members = cluster.members() or []
     masters = [m for m in members if m["role"] == "Master"]
     return len(members) == count and len(masters) == 1 and len(masters[0]["in_sync"]) == count
@@ -55,12 +55,12 @@ def whole(cluster: Cluster, count: int) -> bool:
 @contextlib.contextmanager
 def group(kind: Kind, folder: Path) -> Iterator[Cluster]:
     with Cluster(folder / "cluster", manifest(kind, folder)) as cluster:
-        until("a whole group", lambda: whole(cluster, kind.members), WHOLE_S)
+        until("a whole group", lambda: is_healthy(cluster, kind.members), HEALTHY_S)
         yield cluster
 
 
 class Load:
-    """One process of our client that sends without pause; use it as a context manager."""
+    """One process of our client that sends without pause, as a context manager."""
 
     def __init__(
         self, cluster: Cluster, folder: Path, senders: int, size: int, seconds: int, bare: str | None = None
@@ -82,14 +82,14 @@ class Load:
         self._process.__exit__(None, None, None)
 
     def lines(self) -> list[dict[str, Any]]:
-        """What was sent so far, a line each second."""
+        """Returns the cumulative counts, a line each second."""
         return [json.loads(line) for line in self.log.read_text(errors="replace").splitlines() if line.startswith("{")]
 
     def wait_for(self, count: int) -> None:
         until(f"{count} lines of the senders", lambda: len(self.lines()) >= count, count * EVERY_S + 60)
 
     def rates(self, first: int, last: int) -> list[float]:
-        """SEND_OK a second in each second from one line to another."""
+        """Returns SEND_OK a second in each second from one line to another."""
         lines = self.lines()
         pairs = zip(lines[first:last], lines[first + 1 : last + 1], strict=True)
         return [(b["sent"] - a["sent"]) / (b["seconds"] - a["seconds"]) for a, b in pairs]

@@ -1,36 +1,51 @@
-"""A member of a group is cut off from everybody, silently, in a network namespace of which it is a part.
+"""Partitions: isolates one member of a group within a network namespace, without a reset of any connection.
 
-Each process belongs to a Unix group of its own. What processes of that group send is dropped, and so is what comes to
-the ports that are theirs alone: nobody is refused, nothing is reset, and nothing arrives.
+Each member's process has its own Unix group. iptables drops the packets that processes of that group send, and the
+packets to the member's own ports.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Sequence
 
+from .processes import NamespaceUnavailable
+
 FIRST_GID = 23_000
-"""The group of the first member's process; the others follow."""
+"""The Unix group of the first member's process; the others follow."""
+TOOLS = {"iptables": "iptables", "setpriv": "util-linux"}
+"""Commands that a partition needs, and the packages that have them."""
+
+
+def require_tools() -> None:
+    """Raises NamespaceUnavailable when a command of TOOLS is missing."""
+    missing = [command for command in TOOLS if shutil.which(command) is None]
+    if missing:
+        packages = " ".join(sorted({TOOLS[command] for command in missing}))
+        raise NamespaceUnavailable(
+            f"a partition needs {' and '.join(missing)}: install with `apt-get install {packages}`"
+        )
 
 
 def as_member(number: int) -> list[str]:
-    """Words before the command of a process that is to belong to member `number`."""
+    """Returns the prefix of a command whose process shall belong to member `number`."""
     return ["setpriv", "--regid", str(FIRST_GID + number), "--clear-groups"]
 
 
-def cut(prefix: list[str], number: int, ports: Sequence[int]) -> None:
-    """From now on nothing comes from member `number`, nor to these ports of it."""
+def isolate(prefix: list[str], number: int, ports: Sequence[int]) -> None:
+    """Drops all packets from member `number` and to these ports of it."""
     _iptables(prefix, "-A", "OUTPUT", "-m", "owner", "--gid-owner", str(FIRST_GID + number), "-j", "DROP")
     for port in ports:
         _iptables(prefix, "-A", "INPUT", "-p", "tcp", "--dport", str(port), "-j", "DROP")
 
 
 def heal(prefix: list[str]) -> None:
-    """Everybody reaches everybody again."""
+    """Ends all partitions in the namespace."""
     _iptables(prefix, "-F")
 
 
 def _iptables(prefix: list[str], *words: str) -> None:
     if not prefix:
-        raise ValueError("a partition needs a network namespace: the firewall of this machine is left alone")
+        raise ValueError("a partition needs a network namespace, because it must not change this machine's firewall")
     subprocess.run([*prefix, "iptables", "-w", *words], check=True, capture_output=True)

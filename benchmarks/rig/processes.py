@@ -1,5 +1,4 @@
-"""Processes that are started, measured and ended by their own number, and network namespaces for those that listen on
-all addresses."""
+"""Starts, measures and ends processes by their ids, and isolates them in network namespaces."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Usage:
-    """What a process used: CPU seconds since it started, resident bytes now."""
+    """Resources of a process: CPU seconds since its start, resident bytes now."""
 
     cpu_s: float
     rss: int
@@ -33,7 +33,7 @@ def usage(pid: int) -> Usage:
 
 
 class Started:
-    """A process with its output in a file. It is ended at the latest when the `with` block ends."""
+    """A process with its output in a file. The end of the `with` block ends it."""
 
     def __init__(
         self, words: list[str], log: Path, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
@@ -72,39 +72,64 @@ class Started:
         self.stop()
 
 
-class NoNamespace(Exception):
-    """Network namespaces cannot be made here; the text says why."""
+class NamespaceUnavailable(Exception):
+    """This machine cannot isolate processes in a network namespace; the text has the reason."""
 
 
 @contextlib.contextmanager
 def namespace(label: str) -> Iterator[list[str]]:
-    """A network namespace with nothing but a loopback; yields the words to put before a command that runs in it.
+    """Makes a network namespace with a loopback only, and yields the prefix of commands that run in it.
 
-    Apache RocketMQ's servers listen on all addresses and cannot be told otherwise, so they only ever run in here.
+    Apache RocketMQ's servers listen on all addresses, so they run only in namespaces. Processes that are still in the
+    namespace at the end of the `with` block are killed. Raises NamespaceUnavailable.
     """
     if shutil.which("ip") is None or os.geteuid() != 0:
-        raise NoNamespace("a network namespace needs root and the `ip` command (package iproute2)")
+        raise NamespaceUnavailable("a network namespace needs root and the `ip` command (package iproute2)")
     name = f"gantry-{label}-{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        raise NoNamespace(f"`ip netns add` says: {made.stderr.strip()}")
+        raise NamespaceUnavailable(f"`ip netns add` says: {made.stderr.strip()}")
     prefix = ["ip", "netns", "exec", name]
     try:
         subprocess.run([*prefix, "ip", "link", "set", "lo", "up"], check=True)
         yield prefix
     finally:
+        _kill_all(name)
         subprocess.run(["ip", "netns", "del", name], check=False)
 
 
+def _kill_all(name: str) -> None:
+    """Kills the processes of a namespace. One of them may have started another before it ended, hence the rounds."""
+    for _ in range(50):
+        found = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+        ).stdout.split()
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def exit_on_sigterm() -> None:
+    """Turns SIGTERM into SystemExit, so that `with` blocks end the processes that they started."""
+
+    def terminate(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
 def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
+    """Returns a port of 127.0.0.1 that is free now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
 def until(what: str, check: Callable[[], bool], timeout_s: float, alive: list[Started] | None = None) -> None:
-    """Polls until check() holds. Raises TimeoutError, or RuntimeError when one of the processes ended meanwhile."""
+    """Polls until check() is true. Raises TimeoutError, or RuntimeError when one of the processes has ended."""
     deadline = time.monotonic() + timeout_s
     while True:
         if check():

@@ -1,13 +1,12 @@
-"""A follower that asks and stores nothing: what a slave costs its master, without what the slave itself takes.
+"""A follower that fetches and stores nothing: it shows a slave's cost for its master, without the slave's own work.
 
-    python -m rig.reader ASK.json
+    python -m rig.reader CONFIG.json
 
-The file holds {"address", "epoch", "history", "member", "leader", "cluster", "group", "token_file"}.
+The file holds {"address", "epoch", "history", "member", "leader", "cluster", "group", "token_file"}. `address` is the
+master's replication port. `member` and `leader` are pairs of number and incarnation.
 
-`address` is the master's replication port, `member` and `leader` are pairs of number and incarnation.
-
-On its standard input a line is what to be from now on: `away` asks nothing, `in sync` goes on at the end of the log,
-`behind` at its beginning. When the log's end is reached from there, it begins again.
+Each line on standard input sets its state: `away` fetches nothing, `in sync` fetches at the end of the log, `behind`
+fetches from the beginning. At the log's end it starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from gantry_broker.replication.types import EpochStart, History, MemberId
 
 from .wire import Wire
 
-ROOM = 9 << 20
-AT_ONCE = 256 << 10
-NEAR = 8 << 20
-"""Bytes before the end of the log at which one that lacks much begins again."""
+FETCH_BYTES = 9 << 20
+BATCH_BYTES = 256 << 10
+NEAR_END_BYTES = 8 << 20
+"""Distance from the log's end at which a reader that is behind starts again."""
 
 
 class Reader:
@@ -37,21 +36,21 @@ class Reader:
     def __init__(self, connection: Wire, epoch: int, history: History, me: MemberId, leader: MemberId) -> None:
         self._socket = connection.socket
         self._socket.settimeout(None)
-        self._ask = (epoch, me, history, leader)
-        self._room = memoryview(bytearray(ROOM))
+        self._config = (epoch, me, history, leader)
+        self._fetch_bytes = memoryview(bytearray(FETCH_BYTES))
         self.end = 0
         self.leader_end = 0
 
     def fetch(self) -> None:
-        """One question and its answer."""
-        epoch, me, history, leader = self._ask
+        """Sends one fetch and returns its answer."""
+        epoch, me, history, leader = self._config
         fetch = Fetch(epoch, me, self.end, self.end, history, leader=leader)
         self._socket.sendall(encode_frame(wire.fetch_frame(fetch)))
         self._read(4, 4)
-        size = int.from_bytes(self._room[:4], "big")
-        self._read(size, AT_ONCE)
-        head_end = 4 + (int.from_bytes(self._room[:4], "big") & 0xFFFFFF)
-        fields = json.loads(bytes(self._room[4:head_end]))["extFields"]
+        size = int.from_bytes(self._fetch_bytes[:4], "big")
+        self._read(size, BATCH_BYTES)
+        head_end = 4 + (int.from_bytes(self._fetch_bytes[:4], "big") & 0xFFFFFF)
+        fields = json.loads(bytes(self._fetch_bytes[4:head_end]))["extFields"]
         if fields["kind"] != "records":
             raise SystemExit(f"the master answers {fields}")
         self.end += size - head_end
@@ -60,19 +59,19 @@ class Reader:
     def _read(self, size: int, at_once: int) -> None:
         have = 0
         while have < size:
-            got = self._socket.recv_into(self._room[have:size], min(at_once, size - have))
+            got = self._socket.recv_into(self._fetch_bytes[have:size], min(at_once, size - have))
             if not got:
                 raise SystemExit("the master has ended the connection")
             have += got
 
 
 def main() -> None:
-    told = json.loads(Path(sys.argv[1]).read_text())
-    history = tuple(EpochStart(*map(int, start)) for start in told["history"])
-    me = MemberId(*told["member"])
-    who = Identity(told["cluster"], told["group"], me.member)
-    connection = Wire(told["address"], member=who, token=Path(told["token_file"]).read_bytes().strip())
-    reader = Reader(connection, told["epoch"], history, me, MemberId(*told["leader"]))
+    fields = json.loads(Path(sys.argv[1]).read_text())
+    history = tuple(EpochStart(*map(int, start)) for start in fields["history"])
+    me = MemberId(*fields["member"])
+    identity = Identity(fields["cluster"], fields["group"], me.member)
+    connection = Wire(fields["address"], member=identity, token=Path(fields["token_file"]).read_bytes().strip())
+    reader = Reader(connection, fields["epoch"], history, me, MemberId(*fields["leader"]))
     state = "away"
     while True:
         if select.select([sys.stdin], [], [], None if state == "away" else 0.0)[0]:
@@ -85,7 +84,7 @@ def main() -> None:
                 reader.end = reader.leader_end
         elif state != "away":
             reader.fetch()
-            if state == "behind" and reader.leader_end - reader.end < NEAR:
+            if state == "behind" and reader.leader_end - reader.end < NEAR_END_BYTES:
                 reader.end = 0
 
 

@@ -22,7 +22,7 @@ _BROKER_PORT = 10911
 
 
 def listening(prefix: list[str], port: int) -> bool:
-    """Whether somebody listens on a port in the namespace."""
+    """Returns whether a process listens on a port in the namespace."""
     out = subprocess.run([*prefix, "ss", "-ltnH", f"sport = :{port}"], capture_output=True, text=True, check=False)
     if out.returncode == 0:
         return bool(out.stdout.strip())
@@ -31,7 +31,7 @@ def listening(prefix: list[str], port: int) -> bool:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What RocketMQ's servers need, with its logging set up below `folder`."""
+    """Returns the environment of RocketMQ's servers, and writes their logging configuration below `folder`."""
     conf = folder / "home" / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     for name in ("logback_namesrv.xml", "logback_broker.xml"):
@@ -43,9 +43,9 @@ def environment(folder: Path) -> dict[str, str]:
 def rocketmq(
     folder: Path, settings: dict[str, str] | None = None, *, heap: str = "1g", direct: str = "2g"
 ) -> Iterator[Target]:
-    """Apache RocketMQ 4.9.7; settings are lines of its broker.conf.
+    """Starts Apache RocketMQ 4.9.7; settings are lines of its broker.conf.
 
-    Raises JavaMissing or NoNamespace where it cannot run.
+    Raises JavaMissing or NamespaceUnavailable.
     """
     java.build()
     env = environment(folder)

@@ -1,4 +1,4 @@
-"""Producers that send without pause and report each answer: RocketMQ's own client, and ours."""
+"""Producers that send without pause and report each answer, with RocketMQ's own client or ours."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CLIENTS = ("gantry", "java49", "java55")
 
 
 @dataclass
-class Sends:
-    """What a sender reports, as it comes."""
+class SendLog:
+    """The reports of a sender."""
 
     ok_ms: list[float] = field(default_factory=list)
-    tries: dict[int, int] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
     acked: set[int] = field(default_factory=set)
     other: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)
@@ -41,23 +41,23 @@ class Sends:
             self.other[kind] += 1
             self.errors.setdefault(kind, line.get("message", ""))
         if "tries" in line:
-            self.tries[line["n"]] = line["tries"]
+            self.attempts[line["n"]] = line["tries"]
 
 
 class Sender(ABC):
     """Follows the JSON lines of a producer in a thread."""
 
     def __init__(self) -> None:
-        self.sends = Sends()
+        self.sends = SendLog()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @abstractmethod
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """What the producer says, until it ends."""
+        """Yields the producer's reports until it ends."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, after its last answer."""
+        """Ends the producer after its last answer."""
 
     def _run(self) -> None:
         try:
@@ -82,9 +82,11 @@ class JavaSender(Sender):
             yield line
 
     def stop(self) -> None:
-        self._driver.start("stop")
-        self._thread.join(60)
-        self._driver.close()
+        try:
+            self._driver.start("stop")
+            self._thread.join(60)
+        finally:
+            self._driver.close()
 
 
 class OwnSender(Sender):
@@ -119,7 +121,7 @@ class OwnSender(Sender):
 
 
 def start_sender(client: str, namesrv: str, prefix: list[str], topic: str, run: str, folder: Path) -> Sender:
-    """`client` is one of CLIENTS; `prefix` as in Target. Raises JavaMissing."""
+    """Starts a sender; `client` is one of CLIENTS, `prefix` as in Target. Raises JavaMissing."""
     if client == "gantry":
         return OwnSender(namesrv, prefix, topic, run, folder)
     return JavaSender(namesrv, prefix, client.removeprefix("java"), topic, run, folder)

@@ -1,7 +1,6 @@
-"""What stands in for pods where there are no nodes: StatefulSets get pods that are ready at once, with brokers and
-NameServers that do nothing but say what the operator wants to hear, each at its pod's own address.
+"""Stand-ins for pods without nodes: pods of StatefulSets that are ready at once, with minimal brokers and NameServers.
 
-The status lines have what a real broker's have, and come as often.
+Each listens on its pod's own address. The status lines have a real broker's fields, and its interval.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from gantry_broker.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.server import RemotingServer
-from gantry_operator.kube import names
-from gantry_operator.kube.client import POD, STATEFUL_SET, ApiError, KubeApi
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, ApiError, KubeApi
 
 LINE_S = 1.0
-"""As `gantry_broker.http.app` does."""
+"""The interval of `gantry_broker.http.app`."""
 LOG_BYTES = 10_000
 REVISION = "stand-in-1"
 
 
 class Member:
-    """A broker's stand-in: it takes every assignment and is in sync at once."""
+    """A broker's stand-in: it accepts every assignment and is in sync at once."""
 
     def __init__(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
@@ -87,17 +86,17 @@ class Member:
 
 
 class Deaf:
-    """A handler of connections that come and go."""
+    """A connection handler without state."""
 
     def on_open(self, conn: Connection) -> None:
-        """Nothing is kept."""
+        """Ignores the connection."""
 
     def on_close(self, conn: Connection) -> None:
-        """Nothing is kept."""
+        """Ignores the connection."""
 
 
 class Masters(Deaf):
-    """All brokers' client port: gives each connection its own last message back."""
+    """The client port of all brokers: returns each connection's last message."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:
@@ -112,7 +111,7 @@ class Masters(Deaf):
 
 
 class NameServer(Deaf):
-    """Knows the masters of its cluster by their Services."""
+    """A NameServer that knows its cluster's masters by their Services."""
 
     def __init__(self, namespace: str, cluster: str, groups: list[str]) -> None:
         brokers = {}
@@ -127,7 +126,7 @@ class NameServer(Deaf):
 
 
 class StandIns:
-    """Everything that runs in pods. `run` never returns; cancel it."""
+    """All stand-ins. `run` never returns; cancel it."""
 
     def __init__(self, api: KubeApi, groups: list[str]) -> None:
         """`groups`: names of the broker groups, the same in every cluster."""
@@ -222,7 +221,7 @@ class StandIns:
 
 
 def pod_of(stateful_set: dict[str, Any], number: int) -> dict[str, Any]:
-    """The pod that the StatefulSet controller would make, on a node that does not exist."""
+    """Returns the pod of a StatefulSet, on a node that does not exist."""
     meta, spec = stateful_set["metadata"], stateful_set["spec"]
     name = f"{meta['name']}-{number}"
     template = copy.deepcopy(spec["template"])

@@ -1,4 +1,4 @@
-"""What a test or a benchmark needs to know of a running system, ours or Apache RocketMQ."""
+"""Addresses and processes of a running system, Gantry or Apache RocketMQ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Target:
-    """A running NameServer and broker. `prefix` goes before the command line of whatever talks to them."""
+    """A running NameServer and broker. `prefix` goes before the command line of every client."""
 
     name: str
     namesrv: str

@@ -1,4 +1,4 @@
-"""A plain blocking connection that speaks frames: for reading back what is stored, without any client in between."""
+"""A blocking connection that speaks frames: it reads stored messages back without a client library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUCCESS, _PULL_NOT_FOUND = 0, 19
 
 
 class Refused(Exception):
-    """The other side answered with an error code."""
+    """The server answered with an error code."""
 
     def __init__(self, code: int, remark: str | None) -> None:
         super().__init__(f"code {code}: {remark}")
@@ -31,9 +31,9 @@ _CLONE_NEWNET = 0x40000000
 
 
 def connect(address: str, timeout_s: float = 10.0, prefix: list[str] | None = None) -> socket.socket:
-    """A connection to "host:port"; prefix is that of a Target: the network namespace in which the port is.
+    """Connects to "host:port"; prefix is that of a Target: the network namespace with the port.
 
-    A thread that enters the namespace makes the socket, which stays there; everybody else stays where they are.
+    A thread enters the namespace and makes the socket, which stays there; all other threads stay outside.
     """
     host, port = address.rsplit(":", 1)
     if not prefix:
@@ -97,7 +97,7 @@ class Wire:
         self.socket.close()
 
     def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> Frame:
-        """The answer, whatever its code. Raises OSError (also when the connection is closed)."""
+        """Returns the answer, with any code. Raises OSError (also when the connection is closed)."""
         opaque = next(self._opaque)
         self.socket.sendall(encode_frame(Frame(code, opaque, ext=ext, body=body)))
         while True:
@@ -111,7 +111,7 @@ class Wire:
             self._ready += self._decoder.feed(data)
 
     def call(self, code: int, ext: dict[str, str], body: bytes = b"") -> Frame:
-        """The answer. Raises Refused unless its code is SUCCESS."""
+        """Returns the answer. Raises Refused unless its code is SUCCESS."""
         answer = self.ask(code, ext, body)
         if answer.code != _SUCCESS:
             raise Refused(answer.code, answer.remark)
@@ -122,7 +122,7 @@ class Wire:
         return found
 
     def offsets(self, topic: str, queue: int) -> tuple[int, int]:
-        """(first, one after the last) offset of a queue."""
+        """Returns (first, one after the last) offset of a queue."""
         ext = {"topic": topic, "queueId": str(queue)}
         return (
             int(self.call(_MIN_OFFSET, ext).ext["offset"]),
@@ -130,7 +130,7 @@ class Wire:
         )
 
     def pull(self, topic: str, queue: int, offset: int, group: str = "readback") -> tuple[list[Record], int]:
-        """Records from an offset on, and where to go on."""
+        """Returns records from an offset on, and the next offset."""
         answer = self.ask(
             _PULL,
             {
@@ -146,7 +146,7 @@ class Wire:
         raise Refused(answer.code, answer.remark)
 
     def read(self, topic: str, queue: int) -> Iterator[Record]:
-        """Every record of a queue."""
+        """Returns every record of a queue."""
         offset, end = self.offsets(topic, queue)
         while offset < end:
             records, offset = self.pull(topic, queue, offset)
@@ -156,10 +156,10 @@ class Wire:
 
 
 def read_topic(namesrv: str, topic: str, prefix: list[str] | None = None) -> Iterator[Record]:
-    """Every record of a topic, from the masters that the route names; prefix as in `connect`."""
+    """Returns every record of a topic, from the masters in the route; prefix as in `connect`."""
     with Wire(namesrv, prefix=prefix) as ns:
         route = ns.route(topic)
-    # RocketMQ's NameServer writes these numbers without quotes, ours with.
+    # RocketMQ's NameServer writes these numbers without quotes, Gantry's with quotes.
     masters = {
         row["brokerName"]: address
         for row in route["brokerDatas"]

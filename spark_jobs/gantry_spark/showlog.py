@@ -25,7 +25,7 @@ _LINE: Final = 12_288
 
 
 def to_lines(data: bytes) -> list[str]:
-    """Encode a file as lines. `gantry_operator.analytics.ondemand` decodes them."""
+    """Encode a file as lines. `gantry_operator.cli.analytics_on_demand` decodes them."""
     packed = gzip.compress(data, mtime=0)
     body = (base64.b64encode(packed[i : i + _LINE]).decode() for i in range(0, len(packed), _LINE))
     return [BEGIN, *body, END]

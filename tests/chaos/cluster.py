@@ -16,14 +16,14 @@ from typing import Any
 
 from gantry_broker.http.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
-from gantry_operator.failover.http import httpx, make_client
-from gantry_operator.local import control
-from gantry_operator.local.events import last_events
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import HOST, registration
-from gantry_operator.local.process import ProcessRecord, end, load_record
-from gantry_operator.local.supervisor import save_manifest
+from gantry_operator.cluster.member_http import httpx, make_client
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local.events import last_events
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import HOST, registration
+from gantry_operator.platforms.local.process import ProcessRecord, end, load_record
+from gantry_operator.platforms.local.supervisor import save_manifest
 
 from tests.chaos.lineage import Lineage, changes_in, epochs_in
 from tests.chaos.links import Links

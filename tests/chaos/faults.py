@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gantry_operator.local import control
+from gantry_operator.platforms.local import control
 
 from tests.chaos.cluster import CLIENTS, GROUP, SUPERVISOR, Cluster
 from tests.chaos.links import ANYBODY, Weather

@@ -59,6 +59,6 @@ def changes_in(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
     for event in events:
         told = _EPOCH.search(str(event["message"]))
         if told is not None:
-            planned = event["reason"] == "HandOver"
+            planned = event["reason"] == "SwitchoverStarted"
             found[int(told[1])] = HAND_OVER if planned else RESTART if event["type"] == "Normal" else FAILOVER
     return found

@@ -1,6 +1,6 @@
 """The supervisor of `gantry up`, whose processes know each other by the ports of `links` and can be made to fail.
 
-`python -m tests.chaos.supervisor DIR`: as gantry_operator.local.supervisor, of which everything is used as it is.
+`python -m tests.chaos.supervisor DIR` runs gantry_operator.platforms.local.supervisor with these two changes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from gantry_operator.api import BrokerCluster
-from gantry_operator.local.children import Children
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.lock import take_lock
-from gantry_operator.local.ports import HOST, Ports
-from gantry_operator.local.render import ProcessPlan
-from gantry_operator.local.supervisor import Supervisor, load_saved
+from gantry_operator.platforms.local.children import Children
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import HOST, Ports
+from gantry_operator.platforms.local.process_plan import ProcessPlan
+from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
+from gantry_operator.platforms.local.supervisor_lock import take_lock
 
 
 def links_file(folder: ClusterFolder) -> Path:

@@ -290,9 +290,9 @@ def test_how_an_epoch_came_about_is_told_by_the_events() -> None:
     assert changes_in(
         [
             event("Bootstrap", "Normal", "c-a-0 begins"),
-            event("Failover", "Warning", "c-a-1 becomes master in epoch 2: the process of c-a-0 is gone"),
-            event("Failover", "Normal", "c-a-1 becomes master in epoch 3: c-a-1 restarted in epoch 2"),
-            event("HandOver", "Normal", "c-a-0 becomes master in epoch 4: asked for"),
+            event("FailoverStarted", "Warning", "c-a-1 becomes master in epoch 2: the process of c-a-0 is gone"),
+            event("FailoverStarted", "Normal", "c-a-1 becomes master in epoch 3: c-a-1 restarted in epoch 2"),
+            event("SwitchoverStarted", "Normal", "c-a-0 becomes master in epoch 4: asked for"),
         ]
     ) == {2: FAILOVER, 3: RESTART, 4: HAND_OVER}
 

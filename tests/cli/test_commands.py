@@ -12,8 +12,8 @@ import pytest
 from gantry_operator.api import API_VERSION, KIND, BrokerCluster
 from gantry_operator.cli.output import size
 from gantry_operator.cli.show import show_resource
-from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, find_folder, known_clusters
-from gantry_operator.local.supervisor import save_manifest
+from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder, known_clusters
+from gantry_operator.platforms.local.supervisor import save_manifest
 
 
 def gantry(state: Path, *args: str, name: str = "gantry") -> subprocess.CompletedProcess[str]:
@@ -143,7 +143,7 @@ def test_the_table_reads_the_resource_of_either_kind(capsys: pytest.CaptureFixtu
                     }
                 ],
                 "members": [row],
-                "events": [{"type": "Warning", "reason": "Failover", "time": None, "message": "m", "object": "a"}],
+                "events": [{"type": "Warning", "reason": "Degraded", "time": None, "message": "m", "object": "a"}],
             },
         }
     )

@@ -19,7 +19,7 @@ from tests.support.free_ports import free_port
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
-    """Waits until a condition holds; fails with `what` when it does not in time."""
+    """Waits until a condition is true; fails with `what` after a timeout."""
     deadline = time.monotonic() + seconds
     while True:
         held = condition()
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seco
 
 
 class Inbox:
-    """A handler that collects what a consumer gets."""
+    """A handler that collects a consumer's messages."""
 
     def __init__(self) -> None:
         self.messages: list[ReceivedMessage] = []
@@ -49,7 +49,7 @@ class Inbox:
 
 
 class OneBroker:
-    """A group of one member, which can be stopped and started again at the same addresses."""
+    """A group of one member that can stop and start again at the same addresses."""
 
     def __init__(self, directory: Path, name_server: NameServer, group: str, **settings: object) -> None:
         self._directory = directory
@@ -102,8 +102,8 @@ class Cluster:
         self.brokers: dict[str, OneBroker] = {}
 
     async def add(self, group: str, **settings: object) -> OneBroker:
-        """Starts a broker group and waits until it has a route."""
-        broker = self.brokers[group] = OneBroker(self._directory, self._name_server, group, **settings)
+        """Starts a broker group and waits for its registration."""
+        broker = self.brokers[group] = OneBroker(self._directory, self.name_server, group, **settings)
         await broker.start()
         await until(lambda: self.registered(group), f"group {group} registers")
         return broker
@@ -116,7 +116,7 @@ class Cluster:
         return self._name_server.service.routes
 
     async def has_topic(self, topic: str) -> None:
-        """Waits until a topic has a route."""
+        """Waits for the route of a topic."""
         await until(lambda: topic in self._name_server.service.routes.topics(), f"topic {topic} has a route")
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ async def test_topics(cluster: Cluster) -> None:
             0: (0, 2), 1: (0, 2), 2: (0, 0),
         }  # fmt: skip
         await admin.create_topic("Mine", queues=3, perm=Perm.READ)
-        assert _perm(cluster, "Mine") == Perm.READ  # Routes are right as soon as a change is answered.
+        assert _perm(cluster, "Mine") == Perm.READ  # Routes are up to date when the answer to a change arrives.
         with pytest.raises(NoRoute):
             async with Producer(cluster.name_server) as other:
                 await other.send("Mine", b"x")
@@ -106,7 +106,7 @@ async def test_a_group_may_be_forbidden_to_consume(cluster: Cluster, inbox: Inbo
         await admin.delete_group("g", offsets=True)
 
 
-async def test_messages_are_found_by_key_id_and_place(cluster: Cluster) -> None:
+async def test_messages_are_found_by_key_id_and_offset(cluster: Cluster) -> None:
     async with Admin(cluster.name_server) as admin, Producer(cluster.name_server) as producer:
         results = [await producer.send(Message("T", b"%d" % n, keys=f"k{n % 3} all")) for n in range(9)]
         assert sorted(message.body for message in await admin.query("T", "k1")) == [b"1", b"4", b"7"]

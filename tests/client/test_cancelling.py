@@ -1,4 +1,4 @@
-"""Who is told to end ends: a cancellation must not be lost on its way, or `close` waits for ever."""
+"""Cancellation: a task must not lose it, or `close` waits forever."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 
 import pytest
-from gantry_broker.client.consumer import Running
-from gantry_broker.client.flow import ProcessQueue
+from gantry_broker.client.consumer import AssignedQueue
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.errors import ConnectError
 
 
-async def test_a_consumer_that_closes_while_it_gives_up_a_queue_ends() -> None:
+async def test_close_ends_while_a_queue_stops() -> None:
     async def pulls() -> None:
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
 
-    item = Running(ProcessQueue(0), asyncio.create_task(pulls()))
+    item = AssignedQueue(ProcessQueue(0), asyncio.create_task(pulls()))
     rebalance = asyncio.create_task(item.end())
     await asyncio.sleep(0.01)
     rebalance.cancel()
@@ -30,9 +30,7 @@ async def test_a_consumer_that_closes_while_it_gives_up_a_queue_ends() -> None:
 
 
 @pytest.mark.parametrize("steps", range(5))
-async def test_a_cancellation_that_comes_together_with_the_connection_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+async def test_a_cancellation_during_a_connect_is_not_lost(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     there = asyncio.Event()
 
     async def opened(address: str) -> object:
@@ -53,7 +51,7 @@ async def test_a_cancellation_that_comes_together_with_the_connection_is_not_los
         await waits
 
 
-async def test_a_closed_client_says_so_to_who_waits_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_fails_requests_that_wait_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(address: str) -> object:
         await asyncio.Event().wait()
         return None

@@ -1,4 +1,4 @@
-"""Dead letters: listed, read and sent again, to their group alone."""
+"""Dead letters: list, read and resend them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIG = b"large " * 2_000
 
 
 async def kill(cluster: Cluster, bodies: list[bytes], group: str = "g", topic: str = "T") -> None:
-    """Makes messages dead letters of a group: it refuses them for good."""
+    """Makes messages dead letters of a group, with a handler that always fails."""
 
     async def refuse(message: ReceivedMessage) -> bool:
         return False
@@ -71,7 +71,7 @@ async def test_letters_are_listed_and_read(cluster: Cluster) -> None:
             await dead.group("no such name")
 
 
-async def test_a_letter_comes_to_its_group_alone_with_all_its_tries(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_resent_letter_goes_to_its_group_with_all_retries(cluster: Cluster, inbox: Inbox) -> None:
     other = Inbox()
     await kill(cluster, [b"one", BIG])
     async with (
@@ -94,24 +94,24 @@ async def test_a_letter_comes_to_its_group_alone_with_all_its_tries(cluster: Clu
         assert other.messages == []
 
 
-async def test_a_letter_can_go_to_a_topic_instead(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_letter_can_be_resent_to_a_topic(cluster: Cluster, inbox: Inbox) -> None:
     await kill(cluster, [b"one"])
     async with (
         DeadLetters(cluster.name_server) as dead,
-        Consumer(cluster.name_server, "mending", from_where=FromWhere.FIRST, rebalance_s=0.2) as consumer,
+        Consumer(cluster.name_server, "resent", from_where=FromWhere.FIRST, rebalance_s=0.2) as consumer,
         Admin(cluster.name_server) as admin,
     ):
-        await admin.create_topic("Mending", queues=1)
-        await consumer.subscribe("Mending", inbox)
+        await admin.create_topic("Resent", queues=1)
+        await consumer.subscribe("Resent", inbox)
         (letter,) = await letters(dead)
-        await dead.send_again("g", letter, to="Mending")
+        await dead.send_again("g", letter, to="Resent")
         await inbox.wait(1)
         (message,) = inbox.messages
-        assert (message.topic, message.body, message.keys) == ("Mending", b"one", ("k0",))
+        assert (message.topic, message.body, message.keys) == ("Resent", b"one", ("k0",))
         assert Prop.RETRY_TOPIC not in message.properties
 
 
-async def test_a_mark_tells_what_waits_and_never_goes_back(cluster: Cluster) -> None:
+async def test_a_mark_counts_waiting_letters_and_only_grows(cluster: Cluster) -> None:
     await kill(cluster, [b"%d" % n for n in range(40)])
     async with DeadLetters(cluster.name_server) as dead:
         pages = [page async for page in dead.pages("g")]

@@ -1,4 +1,4 @@
-"""Brokers that go and come back, refuse, or fall silent, while clients work."""
+"""Clients during failovers, refusals and silences of brokers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.free_ports import free_port
 
 
 async def restart(cluster: Cluster, group: str, away_s: float) -> None:
-    """What a failover looks like from outside: the address refuses for a while, then somebody else serves it."""
+    """Imitates a failover: the address refuses connections for a while, then another process serves it."""
     await cluster.brokers[group].stop()
     await asyncio.sleep(away_s)
     await cluster.brokers[group].start()
@@ -72,7 +72,7 @@ async def test_sends_wait_for_the_next_master(cluster: Cluster, inbox: Inbox) ->
 
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
-async def test_consumers_go_on_with_the_next_master(cluster: Cluster, inbox: Inbox, kind: type[Consumer]) -> None:
+async def test_consumers_continue_with_the_next_master(cluster: Cluster, inbox: Inbox, kind: type[Consumer]) -> None:
     async with (
         Producer(cluster.name_server) as producer,
         kind(cluster.name_server, "g", from_where=FromWhere.FIRST) as consumer,
@@ -107,7 +107,7 @@ async def test_another_group_is_tried_at_once(empty_cluster: Cluster) -> None:
         assert time.monotonic() - started < 3
 
 
-async def test_nobody_comes_back(cluster: Cluster) -> None:
+async def test_a_send_fails_without_a_new_master(cluster: Cluster) -> None:
     async with Producer(cluster.name_server, timeout=0.6) as producer:
         await producer.send("T", b"x")
         await cluster.brokers["a"].stop()
@@ -122,7 +122,7 @@ Answer = Callable[[Frame], Frame | None]
 
 
 class Scripted(RequestOnly):
-    """A NameServer and a broker of one topic in one, whose answers to sends are written down beforehand."""
+    """A NameServer and a broker of one topic in one server, with prepared answers to sends."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -131,7 +131,7 @@ class Scripted(RequestOnly):
         self.second = ""
         """The address of another group, b, of the same topic; empty: there is none."""
         self.routes_asked: asyncio.Event | None = None
-        """Given: it says nothing about routes any more, and that it was asked."""
+        """When set: it no longer answers route requests, and sets the event for each."""
 
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         for frame in frames:
@@ -187,7 +187,7 @@ async def test_a_retried_send_keeps_its_unique_key() -> None:
     await with_script(script, work)
 
 
-async def test_what_is_not_now_is_tried_until_the_time_is_over() -> None:
+async def test_a_busy_broker_is_retried_until_the_timeout() -> None:
     script = Scripted()
     script.answers = [refuse(ResponseCode.SYSTEM_BUSY)] * 1000
 
@@ -199,7 +199,7 @@ async def test_what_is_not_now_is_tried_until_the_time_is_over() -> None:
     await with_script(script, work, timeout=0.5)
 
 
-async def test_what_is_refused_is_tried_twice_more() -> None:
+async def test_a_refused_send_is_retried_twice() -> None:
     script = Scripted()
     script.answers = [refuse(ResponseCode.SYSTEM_ERROR)] * 10
 
@@ -241,11 +241,11 @@ async def test_the_four_statuses() -> None:
     await with_script(script, work)
 
 
-async def test_a_name_server_that_is_gone_with_the_broker_does_not_hold_the_next_attempt_up(
+async def test_a_silent_name_server_does_not_delay_the_next_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both were on one machine. The address stays, so what is known of the route is enough."""
-    monkeypatch.setattr(session, "FORCED_POLL_SECONDS", 0.0)
+    """Both ran on one machine. The address stays, so the cached route suffices."""
+    monkeypatch.setattr(session, "MIN_ROUTE_AGE_SECONDS", 0.0)
     script = Scripted()
     script.answers = [refuse(ResponseCode.SYSTEM_BUSY)] * 2
 
@@ -260,7 +260,7 @@ async def test_a_name_server_that_is_gone_with_the_broker_does_not_hold_the_next
     await with_script(script, work, timeout=10)
 
 
-async def test_a_silent_broker_is_given_up_in_time() -> None:
+async def test_an_attempt_at_a_silent_broker_times_out() -> None:
     script = Scripted()
     script.answers = [silence]
 
@@ -274,9 +274,9 @@ async def test_a_silent_broker_is_given_up_in_time() -> None:
     await with_script(script, work, timeout=0.3)
 
 
-async def test_a_silent_group_is_left_alone_where_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "SILENCE_ELSEWHERE_SECONDS", 0.2)
-    monkeypatch.setattr(producer_module, "AVOID_SECONDS", 1.0)
+async def test_sends_avoid_a_silent_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_module, "FIRST_SILENCE_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(producer_module, "AVOID_SILENT_SECONDS", 1.0)
     frozen, script = Scripted(), Scripted()
     frozen.answers = [silence]
     second = RemotingServer(frozen, "127.0.0.1", free_port())

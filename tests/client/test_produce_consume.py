@@ -32,7 +32,7 @@ from gantry_broker.client import (
     averagely_by_circle,
     reply,
 )
-from gantry_broker.client.flow import FlowLimits
+from gantry_broker.client.process_queue import FlowLimits
 from gantry_broker.namesrv.server import NameServer
 from gantry_broker.namesrv.settings import NameServerSettings
 from gantry_broker.remoting.errors import RemotingError
@@ -52,7 +52,7 @@ async def fill(cluster: Cluster, count: int, topic: str = "T", tags: Sequence[st
     return sorted(b"%d" % n for n in range(count))
 
 
-async def test_what_is_sent_is_received_once(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_sent_message_is_received_once(cluster: Cluster, inbox: Inbox) -> None:
     async with Producer(cluster.name_server) as producer, first(cluster) as consumer:
         await consumer.subscribe("T", inbox)
         results = await asyncio.gather(
@@ -68,7 +68,7 @@ async def test_what_is_sent_is_received_once(cluster: Cluster, inbox: Inbox) -> 
         assert received.offset_id == results[7].offset_id
 
 
-async def test_a_large_body_is_compressed_on_its_way(cluster: Cluster, inbox: Inbox) -> None:
+async def test_a_large_body_is_compressed(cluster: Cluster, inbox: Inbox) -> None:
     body = b"the same again, " * 10_000
     async with Producer(cluster.name_server) as producer, first(cluster) as consumer:
         await producer.send("T", body)
@@ -107,7 +107,7 @@ async def test_messages_of_one_key_go_to_one_queue(cluster: Cluster) -> None:
         assert (await producer.send("T", b"x", queue=queue)).queue == queue
 
 
-async def test_messages_that_no_broker_takes_are_not_sent(cluster: Cluster) -> None:
+async def test_invalid_messages_are_not_sent(cluster: Cluster) -> None:
     async with Producer(cluster.name_server) as producer:
         for bad in (
             Message("T", b""),
@@ -129,7 +129,7 @@ async def test_messages_that_no_broker_takes_are_not_sent(cluster: Cluster) -> N
             await producer.send_batch([Message("T", b"x", delay_level=1)])
 
 
-async def test_a_topic_is_made_by_its_first_message(cluster: Cluster, inbox: Inbox) -> None:
+async def test_the_first_message_creates_a_topic(cluster: Cluster, inbox: Inbox) -> None:
     async with Producer(cluster.name_server) as producer, first(cluster) as consumer:
         result = await producer.send("Fresh", b"x")
         assert result.queue.topic == "Fresh"
@@ -138,8 +138,8 @@ async def test_a_topic_is_made_by_its_first_message(cluster: Cluster, inbox: Inb
         await inbox.wait(1)
 
 
-async def test_each_group_makes_a_topic_that_is_made_on_demand(cluster: Cluster) -> None:
-    """Else all of its messages would wait for the one group when that is away."""
+async def test_every_group_creates_a_topic_on_demand(cluster: Cluster) -> None:
+    """Otherwise all messages would go to one group, and wait when it is down."""
     await cluster.add("b")
     async with Producer(cluster.name_server) as producer:
         results = [await producer.send("Fresh", b"x") for _ in range(8)]
@@ -149,8 +149,8 @@ async def test_each_group_makes_a_topic_that_is_made_on_demand(cluster: Cluster)
         assert {(await producer.send("Fresh", b"x")).queue.broker for _ in range(8)} == {"a"}
 
 
-async def test_a_name_server_that_has_just_started_is_not_believed_alone(cluster: Cluster) -> None:
-    """It knows nobody yet, and "no such topic" would end a send that the other one has a route for."""
+async def test_an_empty_name_server_is_not_trusted_alone(cluster: Cluster) -> None:
+    """It has no routes yet, and its "no such topic" must not end a send while another NameServer has the route."""
     async with NameServer(NameServerSettings("new", "127.0.0.1", 0)) as empty:
         both = f"127.0.0.1:{empty.port};{cluster.name_server}"
         async with Producer(both) as producer:
@@ -158,7 +158,7 @@ async def test_a_name_server_that_has_just_started_is_not_believed_alone(cluster
             assert (await producer.send("Fresh", b"x")).status is SendStatus.SEND_OK
 
 
-async def test_a_topic_that_nobody_makes_has_no_route(empty_cluster: Cluster) -> None:
+async def test_an_unknown_topic_has_no_route(empty_cluster: Cluster) -> None:
     await empty_cluster.add("a", autoCreateTopicEnable=False)
     async with Producer(empty_cluster.name_server) as producer:
         started = time.monotonic()
@@ -167,7 +167,7 @@ async def test_a_topic_that_nobody_makes_has_no_route(empty_cluster: Cluster) ->
         assert time.monotonic() - started < 2
 
 
-async def test_no_name_server_is_an_error_that_says_so() -> None:
+async def test_an_unreachable_name_server_is_an_error() -> None:
     async with Producer("127.0.0.1:1", timeout=0.5) as producer:
         with pytest.raises((RemotingError, Exception), match=r"127\.0\.0\.1:1"):
             await producer.send("T", b"x")
@@ -183,14 +183,14 @@ async def test_tags_are_filtered(cluster: Cluster, inbox: Inbox) -> None:
         await until(lambda: consumer.in_flight == 0, "all is consumed")
         await until(lambda: sum(consumer.progress()[q].next_offset for q in queues(consumer)) == 40, "all is read")
         assert Counter(message.tags for message in inbox.messages) == {"A": 10, "C": 10}
-        # What was not wanted counts as consumed all the same.
+        # Filtered messages count as consumed.
         await consumer.commit()
         async with Admin(cluster.name_server) as admin:
             stats = await admin.consume_stats("g", "T")
             assert sum(item.broker_offset - item.consumer_offset for item in stats.values()) == 0
 
 
-async def test_tags_whose_hashes_agree_are_told_apart(cluster: Cluster, inbox: Inbox) -> None:
+async def test_tags_of_equal_hash_are_distinguished(cluster: Cluster, inbox: Inbox) -> None:
     await fill(cluster, 4, tags=("Aa", "BB"))
     async with first(cluster) as consumer:
         await consumer.subscribe("T", inbox, "Aa")
@@ -201,7 +201,7 @@ async def test_tags_whose_hashes_agree_are_told_apart(cluster: Cluster, inbox: I
     assert {message.tags for message in inbox.messages} == {"Aa"}
 
 
-async def test_sql_conditions_are_filtered_and_bad_ones_refused(cluster: Cluster, inbox: Inbox) -> None:
+async def test_sql_conditions_filter_and_bad_ones_are_refused(cluster: Cluster, inbox: Inbox) -> None:
     async with Producer(cluster.name_server) as producer, first(cluster) as consumer:
         for n in range(20):
             await producer.send(Message("T", b"%d" % n, properties={"n": str(n), "color": "red" if n % 2 else "blue"}))
@@ -233,7 +233,7 @@ async def test_where_a_new_group_begins(cluster: Cluster, inbox: Inbox, where: F
     assert next(iter(sorted(inbox.messages, key=lambda m: m.queue_offset))).body == expected
 
 
-async def test_a_group_goes_on_where_it_was(cluster: Cluster) -> None:
+async def test_a_group_continues_at_its_offset(cluster: Cluster) -> None:
     sent = await fill(cluster, 50)
     one, two = Inbox(), Inbox()
     async with first(cluster) as consumer:
@@ -269,7 +269,7 @@ def queues(consumer: Consumer) -> list[MessageQueue]:
     return [queue for queue in consumer.assigned if queue.topic == "T"]
 
 
-async def test_a_failed_message_comes_again(cluster: Cluster) -> None:
+async def test_a_failed_message_is_redelivered(cluster: Cluster) -> None:
     seen: list[tuple[bytes, int]] = []
 
     async def handle(message: ReceivedMessage) -> None:
@@ -285,7 +285,7 @@ async def test_a_failed_message_comes_again(cluster: Cluster) -> None:
     assert seen == [(b"x", 0), (b"x", 1), (b"x", 2)]
 
 
-async def test_what_always_fails_becomes_a_dead_letter(cluster: Cluster) -> None:
+async def test_a_message_that_always_fails_becomes_a_dead_letter(cluster: Cluster) -> None:
     count = 0
 
     async def handle(message: ReceivedMessage) -> bool:
@@ -328,7 +328,7 @@ async def test_broadcasting_gives_every_member_everything(cluster: Cluster, tmp_
     assert again.bodies == [b"later"], "the file says what was consumed"
 
 
-async def test_pulling_stops_while_too_much_is_under_way(cluster: Cluster) -> None:
+async def test_pulling_stops_at_the_flow_limit(cluster: Cluster) -> None:
     sent = await fill(cluster, 100)
     gate = asyncio.Event()
     inbox = Inbox()
@@ -407,7 +407,7 @@ async def test_a_queue_is_locked_by_one_member_at_a_time(cluster: Cluster) -> No
         await until(lambda: len(queues(one)) == 4, "locks are given back")
 
 
-async def test_an_ordered_message_that_always_fails_makes_room(cluster: Cluster) -> None:
+async def test_an_ordered_message_that_always_fails_goes_to_the_retry_topic(cluster: Cluster) -> None:
     seen: list[bytes] = []
 
     async def handle(message: ReceivedMessage) -> None:
@@ -444,7 +444,7 @@ async def test_polling(cluster: Cluster) -> None:
         assert [await consumer.committed(queue) for queue in await consumer.queues("T")] == [10] * 4
 
 
-async def test_polling_from_queues_of_ones_choice(cluster: Cluster) -> None:
+async def test_polling_assigned_queues(cluster: Cluster) -> None:
     await fill(cluster, 40)
     queue = MessageQueue("T", "a", 3)
     async with PullConsumer(cluster.name_server, "p", from_where=FromWhere.FIRST, auto_commit=False) as consumer:

@@ -1,4 +1,4 @@
-"""The client's decisions: shares, flow, selection, subscriptions, keys."""
+"""The client's decisions: allocation, flow limits, selection, subscriptions, keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gantry_broker.client.allocation import (
     consistent_hash,
 )
 from gantry_broker.client.errors import InvalidMessage
-from gantry_broker.client.flow import FlowLimits, ProcessQueue
 from gantry_broker.client.message import Message, ReceivedMessage
+from gantry_broker.client.process_queue import FlowLimits, ProcessQueue
 from gantry_broker.client.selection import RoundRobin, readable_queues, select_by_hash, writable_queues
 from gantry_broker.client.session import parse_name_servers
 from gantry_broker.client.subscription import subscription
@@ -45,14 +45,14 @@ def received(offset: int, body: bytes = b"x") -> ReceivedMessage:
 
 @given(st.integers(0, 40), st.integers(1, 12), st.sampled_from(sorted(STRATEGIES)))
 def test_every_queue_has_exactly_one_reader(count: int, members: int, name: str) -> None:
-    everybody = [f"10.0.0.{number}@1" for number in range(members)]
-    shares = [STRATEGIES[name](me, queues(count), everybody) for me in everybody]
-    assert sorted(queue for share in shares for queue in share) == queues(count)
+    all_members = [f"10.0.0.{number}@1" for number in range(members)]
+    allocations = [STRATEGIES[name](me, queues(count), all_members) for me in all_members]
+    assert sorted(queue for share in allocations for queue in share) == queues(count)
     if name != "CONSISTENT_HASH":
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        assert max(map(len, allocations)) - min(map(len, allocations)) <= 1
 
 
-def test_shares_are_rocketmqs() -> None:
+def test_allocations_match_rocketmq() -> None:
     numbers = [[queue.queue_id for queue in averagely(me, queues(8), ["a", "b", "c"])] for me in "abc"]
     assert numbers == [[0, 1, 2], [3, 4, 5], [6, 7]]
     numbers = [[queue.queue_id for queue in averagely_by_circle(me, queues(8), ["a", "b", "c"])] for me in "abc"]
@@ -108,7 +108,7 @@ def route(order_conf: str | None = None) -> TopicRoute:
     )
 
 
-def test_queues_that_can_be_written_and_read() -> None:
+def test_writable_and_readable_queues() -> None:
     assert writable_queues("T", route()) == [*queues(2, "b"), *queues(1, "c")], "no master, no permission: no queue"
     assert writable_queues("T", route(), as_default=3) == [*queues(3, "b"), *queues(1, "c")]
     assert writable_queues("T", route("b:1;c:2;bad")) == [*queues(1, "b"), *queues(2, "c")]
@@ -116,13 +116,13 @@ def test_queues_that_can_be_written_and_read() -> None:
 
 
 def test_round_robin() -> None:
-    turn = RoundRobin(0)
+    round_robin = RoundRobin(0)
     both = [*queues(2, "a"), *queues(2, "b")]
-    assert [turn.choose(both) for _ in range(5)] == [*both, both[0]]
-    assert {turn.choose(both, {"a"}).broker for _ in range(4)} == {"b"}
-    assert turn.choose(both, {"a", "b"}) in both
+    assert [round_robin.choose(both) for _ in range(5)] == [*both, both[0]]
+    assert {round_robin.choose(both, {"a"}).broker for _ in range(4)} == {"b"}
+    assert round_robin.choose(both, {"a", "b"}) in both
     with pytest.raises(IndexError):
-        turn.choose([])
+        round_robin.choose([])
 
 
 @given(st.text(max_size=20) | st.integers(-(2**63), 2**63 - 1))
@@ -146,7 +146,7 @@ def test_name_servers() -> None:
         parse_name_servers([])
 
 
-def test_unique_keys_tell_where_and_when() -> None:
+def test_unique_keys_contain_address_and_time() -> None:
     now_ms = int(time.time() * 1000)
     keys = {create_unique_key(now_ms) for _ in range(1000)}
     assert len(keys) == 1000

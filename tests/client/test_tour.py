@@ -1,4 +1,4 @@
-"""The tour that also goes through Apache RocketMQ (tests/interop), through a broker of ours."""
+"""The tour of tests/interop (against Apache RocketMQ), here against Gantry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers in trouble: brokers that are gone, handlers that misbehave."""
+"""Consumers with unreachable brokers and faulty handlers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gantry_broker.client import (
     reply,
 )
 from gantry_broker.client import consumer as consumer_module
-from gantry_broker.client.consumer import Running
+from gantry_broker.client.consumer import AssignedQueue
 from gantry_broker.client.errors import SendFailed
-from gantry_broker.client.flow import FlowLimits
 from gantry_broker.client.message import ReceivedMessage
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets
+from gantry_broker.client.process_queue import FlowLimits
 from gantry_broker.client.transactions import Check
 from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
-async def test_a_group_that_is_away_keeps_nobody_from_the_queues_of_others(
+async def test_an_unreachable_group_does_not_block_other_queues(
     empty_cluster: Cluster, inbox: Inbox, kind: type[Consumer]
 ) -> None:
     for group in ("a", "b", "c"):
@@ -58,7 +58,7 @@ async def test_a_group_that_is_away_keeps_nobody_from_the_queues_of_others(
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
 async def test_a_handler_whose_inner_task_was_cancelled_has_failed(cluster: Cluster, kind: type[Consumer]) -> None:
-    """The cancellation is not meant for the consumer, which goes on."""
+    """The cancellation does not reach the consumer, which continues."""
     seen: list[bytes] = []
 
     async def handle(message: ReceivedMessage) -> None:
@@ -80,7 +80,7 @@ async def test_a_handler_whose_inner_task_was_cancelled_has_failed(cluster: Clus
 
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
-async def test_closing_does_not_wait_for_ever_for_a_handler(cluster: Cluster, kind: type[Consumer]) -> None:
+async def test_close_gives_up_on_a_stuck_handler(cluster: Cluster, kind: type[Consumer]) -> None:
     begun = asyncio.Event()
 
     async def handle(message: ReceivedMessage) -> None:
@@ -108,9 +108,9 @@ async def test_a_queue_whose_offset_is_reset_has_one_reader(
     cluster: Cluster, inbox: Inbox, monkeypatch: pytest.MonkeyPatch, kind: type[Consumer], meanwhile: str
 ) -> None:
     ended, goes_on = asyncio.Event(), asyncio.Event()
-    end = Running.end
+    end = AssignedQueue.end
 
-    async def ends_slowly(item: Running) -> None:
+    async def ends_slowly(item: AssignedQueue) -> None:
         await end(item)
         if not ended.is_set():
             ended.set()
@@ -121,11 +121,11 @@ async def test_a_queue_whose_offset_is_reset_has_one_reader(
     await consumer.subscribe("T", inbox)
     await until(lambda: len([queue for queue in consumer.assigned if queue.topic == "T"]) == 4, "queues")
     queues = [queue for queue in consumer.assigned if queue.topic == "T"]
-    monkeypatch.setattr(Running, "end", ends_slowly)
+    monkeypatch.setattr(AssignedQueue, "end", ends_slowly)
     reset = asyncio.create_task(consumer.reset_offsets({queues[0]: 0}))
     await ended.wait()
     if meanwhile == "rebalance":
-        await consumer._take_share("T", queues)
+        await consumer._apply_allocation("T", queues)
     else:
         await consumer.close()
     goes_on.set()
@@ -136,7 +136,7 @@ async def test_a_queue_whose_offset_is_reset_has_one_reader(
 
 
 class Silent(RequestOnly):
-    """Takes requests, and answers none."""
+    """Accepts requests, and answers none."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -146,10 +146,10 @@ class Silent(RequestOnly):
 
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
-async def test_a_broker_that_says_nothing_is_waited_for_once(
+async def test_a_commit_waits_for_a_silent_broker_once(
     empty_cluster: Cluster, inbox: Inbox, kind: type[Consumer]
 ) -> None:
-    """Not once for each of its queues, and the offsets in others do not wait for it."""
+    """Not once for each of its queues, and offsets of other brokers do not wait for it."""
     for group in ("a", "b"):
         await empty_cluster.add(group)
     async with Admin(empty_cluster.name_server) as admin:
@@ -176,9 +176,7 @@ async def test_a_broker_that_says_nothing_is_waited_for_once(
         assert [await offsets.read(queue) for queue in queues if queue.broker == "b"] == [1] * 8
 
 
-async def test_offsets_that_find_no_room_are_written_once_there_is(
-    cluster: Cluster, inbox: Inbox, tmp_path: Path
-) -> None:
+async def test_offsets_are_written_after_a_full_disk(cluster: Cluster, inbox: Inbox, tmp_path: Path) -> None:
     path = tmp_path / "G.json"
     path.with_suffix(".tmp").mkdir(parents=True)
     async with Consumer(
@@ -195,10 +193,10 @@ async def test_offsets_that_find_no_room_are_written_once_there_is(
         await until(lambda: len(consumer.assigned) == 4, "the queues are read again")
         path.with_suffix(".tmp").rmdir()
         await until(path.exists, "the offsets are written")
-    assert sorted(FileOffsets(path)._noted.values()) == [0, 0, 0, 1]
+    assert sorted(FileOffsets(path)._pending.values()) == [0, 0, 0, 1]
 
 
-async def test_what_is_not_committed_is_not_consumed(cluster: Cluster) -> None:
+async def test_an_uncommitted_message_is_delivered_again(cluster: Cluster) -> None:
     async with Producer(cluster.name_server) as producer:
         queue = (await producer.queues("T"))[0]
         for number in range(3):
@@ -222,8 +220,8 @@ async def test_what_is_not_committed_is_not_consumed(cluster: Cluster) -> None:
             assert [message.body for message in await successor.poll()] == [b"2"]
 
 
-async def test_a_broker_that_reads_no_more_holds_nobody_up(empty_cluster: Cluster) -> None:
-    """One-way messages, which nobody answers, fill the connection; its master was frozen, say, and has a successor."""
+async def test_a_broker_that_stops_reading_blocks_no_other(empty_cluster: Cluster) -> None:
+    """One-way messages fill the connection, which has no reader; its master is frozen and has a successor."""
     broker = await empty_cluster.add("a")
     async with Admin(empty_cluster.name_server) as admin:
         await admin.create_topic("T", queues=1)
@@ -252,8 +250,8 @@ async def test_a_broker_that_reads_no_more_holds_nobody_up(empty_cluster: Cluste
         await server.close()
 
 
-async def test_a_topic_that_is_subscribed_to_again_at_once_is_read_on(cluster: Cluster, inbox: Inbox) -> None:
-    """Also if its messages came between: the usual way to change what is wanted of a busy topic."""
+async def test_a_topic_is_read_after_an_immediate_resubscription(cluster: Cluster, inbox: Inbox) -> None:
+    """Messages may arrive in between: this is the usual way to change the subscription of a busy topic."""
     async with (
         Producer(cluster.name_server) as producer,
         Consumer(cluster.name_server, "G", from_where=FromWhere.FIRST) as consumer,
@@ -267,13 +265,13 @@ async def test_a_topic_that_is_subscribed_to_again_at_once_is_read_on(cluster: C
             await producer.send("T", b"between", queue=queue)
         await until(lambda: all(consumer.progress()[queue].next_offset == 1 for queue in queues), "pulled")
         await consumer.subscribe("T", inbox)
-        assert await consumer._take_share("T", queues)
+        assert await consumer._apply_allocation("T", queues)
         for queue in queues:
             await producer.send("T", b"after", queue=queue)
         await until(lambda: sum(m.body == b"after" for m in inbox.messages) == 4, "messages")
 
 
-async def test_clients_that_share_a_session_are_asked_for_themselves(empty_cluster: Cluster, inbox: Inbox) -> None:
+async def test_requests_reach_the_right_client_of_a_shared_session(empty_cluster: Cluster, inbox: Inbox) -> None:
     await empty_cluster.add("a", transactionCheckInterval=100, transactionTimeOut=100)
     async with Admin(empty_cluster.name_server) as admin:
         await admin.create_topic("T", queues=1)
@@ -314,10 +312,10 @@ async def test_clients_that_share_a_session_are_asked_for_themselves(empty_clust
 
 
 @pytest.mark.parametrize("kind", [Consumer, OrderedConsumer])
-async def test_a_failed_message_that_cannot_be_sent_back_is_handled_again_here(
+async def test_a_failed_message_is_handled_again_if_send_back_fails(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: type[Consumer]
 ) -> None:
-    """A separator within a property's value, which other producers do not look for, cannot be written once more."""
+    """A property value of another producer contains a separator, which the client cannot encode again."""
     monkeypatch.setattr(consumer_module, "LOCAL_RETRY_SECONDS", 0.05)
     seen: list[bytes] = []
 
@@ -333,8 +331,8 @@ async def test_a_failed_message_that_cannot_be_sent_back_is_handled_again_here(
         queue = (await producer.queues("T"))[0]
         frame, _ = producer._frame(Message("T", b"odd"))
         frame.ext["i"] += "\x02odd\x01a\x01b"
-        producer._aim(frame, queue)
-        await producer.session.demand(cluster.brokers["a"].address, frame, "send")
+        producer._set_queue(frame, queue)
+        await producer.session.call_checked(cluster.brokers["a"].address, frame, "send")
         await consumer.subscribe("T", handle)
         await until(lambda: seen == [b"odd"] * 3, "it is handled again")
         await until(lambda: consumer.in_flight == 0, "it counts as consumed")

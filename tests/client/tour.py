@@ -1,7 +1,7 @@
-"""A tour through everything that our client does, against any RocketMQ 4.9 cluster: `python tour.py HOST:PORT`.
+"""A tour through all features of the client, against any RocketMQ 4.9 cluster: `python tour.py HOST:PORT`.
 
-Each stop checks what the broker must do; the first that fails ends the tour with its traceback. Delays are those of
-RocketMQ's defaults (the first retry comes after 10 s, a transaction is checked after 6 s) unless configured otherwise.
+Each stop checks the broker's part; the first failure ends the tour with its traceback. Delays are RocketMQ's defaults
+(the first retry comes after 10 s, a transaction is checked after 6 s) unless configured otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gantry_broker.client import (
 )
 
 STAMP = f"{time.time_ns() // 1_000_000 % 10**9}"
-"""Makes topics and groups of this tour its own."""
+"""Makes the topics and groups of this tour unique."""
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 20.0) -> None:
@@ -63,7 +63,7 @@ class Tour:
         self.broker = ""
 
     async def topic(self, name: str, queues: int = 4, **options: bool) -> str:
-        """A topic of our own that has a route."""
+        """Creates a topic of this tour and waits for its route."""
         topic = f"Tour{name}{STAMP}"
         async with Admin(self.name_server) as admin:
             [self.broker, *_] = await admin.create_topic(topic, queues=queues, **options)
@@ -183,7 +183,7 @@ class Tour:
             assert await admin.puller().max_offset(MessageQueue(f"%DLQ%{group}", self.broker, 0)) == 1
 
     async def dead_letters(self) -> None:
-        topic, other = await self.topic("Dead"), await self.topic("Mended")
+        topic, other = await self.topic("Dead"), await self.topic("Resent")
         group = f"tourDead{STAMP}"
         letters: list[ReceivedMessage] = []
 
@@ -201,7 +201,7 @@ class Tour:
                     return found is not None and found.letters == 3
 
                 await until(buried, "three dead letters", 60)
-                # RocketMQ makes the topic write-only; an administrator opens it to read it.
+                # RocketMQ makes the topic write-only; an administrator makes it readable.
                 await admin.create_topic(f"%DLQ%{group}", queues=1)
 
                 async def readable() -> bool:
@@ -212,7 +212,7 @@ class Tour:
                 letters += [letter async for page in dead.pages(group) for letter in page.letters]
                 assert sorted(letter.body for letter in letters) == [b"0", b"1", b"2"]
                 await dead.send_again(group, letters[0], to=other)
-            async with self.consumer("Mended") as consumer:
+            async with self.consumer("Resent") as consumer:
                 got: list[ReceivedMessage] = []
 
                 async def keep(message: ReceivedMessage) -> None:
@@ -273,7 +273,7 @@ class Tour:
             await two.subscribe(topic, handler("two"))
             for _ in range(20):
                 await producer.send(topic, b"x")
-            await until(lambda: got == {"one": 20, "two": 20}, "everything for everybody")
+            await until(lambda: got == {"one": 20, "two": 20}, "all messages in both members")
 
     async def sharing(self) -> None:
         topic = await self.topic("Share")
@@ -389,14 +389,14 @@ class Tour:
             for n in range(9):
                 await producer.send(topic, b"%d" % n)
 
-            async def counted() -> bool:  # RocketMQ's broker fills its queues after it has answered
+            async def counted() -> bool:  # RocketMQ's broker fills its queues after its answer
                 return [item.max_offset for item in (await admin.topic_stats(topic)).values()] == [3, 3, 3]
 
             await until(counted, "three in each queue")
             info = await admin.cluster_info()
             address = info.brokers[self.broker].addresses[0]
 
-            async def sampled() -> bool:  # RocketMQ's broker fails in this until it has its first samples
+            async def sampled() -> bool:  # RocketMQ's broker fails here until it has its first samples
                 try:
                     return "bootTimestamp" in await admin.runtime_info(address)
                 except BrokerError:

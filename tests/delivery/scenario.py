@@ -1,10 +1,10 @@
-"""Four producers, three groups of different kinds that come and go every few seconds, a failover in the middle.
+"""Four producers, three groups of different kinds with changing members, and a failover in the middle.
 
     python -m tests.delivery.scenario                          # 1,000,000 messages
     python -m tests.delivery.scenario --messages 100000
 
-A cluster of real processes under `gantry up` loses its master by `kill -9` when half is sent; members leave every 3 to
-6 s, and every 7 s one of them is killed. Afterwards all that the members wrote down is judged (`judge`).
+A cluster of real processes under `gantry up` loses its master by `kill -9` after half of the messages. Members leave
+every 3 to 6 s, and the scenario kills one of them every 7 s. At the end it checks the members' logs (`judge`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,23 @@ from pathlib import Path
 from gantry_broker.client import Admin, ClientError, DeadLetters
 from gantry_broker.remoting.errors import RemotingError
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # Run as a script: start it again as a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.delivery.scenario", *sys.argv[1:])
 
 from benchmarks.rig.gantry import Cluster
-from tests.delivery.fates import ALL, FILTERED, GROUPS, ORDERED, PRODUCERS, QUEUES, RETRIES, SEEN, TOPIC, Plan, parse
+from tests.delivery.plan import (
+    ALL,
+    FILTERED,
+    GROUPS,
+    LOG_ENTRY,
+    ORDERED,
+    PRODUCERS,
+    QUEUES,
+    RETRIES,
+    TOPIC,
+    Plan,
+    parse,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = 2
@@ -37,74 +49,74 @@ KILL_EVERY_S = 7.0
 
 
 @dataclass
-class Seen:
-    """What the members of a group wrote down, in the order of time: (ns, key, number, tried before)."""
+class DeliveryLog:
+    """The log of a group's members in the order of time: (ns, key, number, retries)."""
 
     lines: list[tuple[int, int, int, int]]
 
     @classmethod
-    def read(cls, logs: list[Path]) -> Seen:
+    def read(cls, logs: list[Path]) -> DeliveryLog:
         lines = []
         for log in logs:
             data = log.read_bytes()
-            data = data[: len(data) - len(data) % SEEN.size]
-            lines += [(ns, key, number, tried) for key, number, ns, tried in SEEN.iter_unpack(data)]
+            data = data[: len(data) - len(data) % LOG_ENTRY.size]
+            lines += [(ns, key, number, tried) for key, number, ns, tried in LOG_ENTRY.iter_unpack(data)]
         lines.sort()
         return cls(lines)
 
 
 @dataclass
 class Outcome:
-    """problems: empty when everything that was promised held. Times are seconds."""
+    """The result of a run; `problems` is empty when all guarantees held. Times are seconds."""
 
     messages: int
     seconds: float
     deliveries: dict[str, int]
     repeated: dict[str, int]
-    lives_killed: int
+    members_killed: int
     failover_at: int
     dead: int
     problems: list[str] = field(default_factory=list)
 
 
-def judge(plan: Plan, group: str, seen: Seen) -> tuple[list[str], int]:
-    """What is wrong with the deliveries of one group, and how many came more than once."""
+def judge(plan: Plan, group: str, delivered: DeliveryLog) -> tuple[list[str], int]:
+    """Returns the faults in the deliveries of one group, and the number of repeated ones."""
     problems = []
-    met = [bytearray(plan.per_key) for _ in range(QUEUES)]
+    got = [bytearray(plan.per_key) for _ in range(QUEUES)]
     newest = [-1] * QUEUES
-    deepest: dict[tuple[int, int], int] = {}
+    most_retries: dict[tuple[int, int], int] = {}
     again = 0
-    for _, key, number, tried in seen.lines:
+    for _, key, number, tried in delivered.lines:
         if not 0 <= key < QUEUES or not 0 <= number < plan.per_key or not plan.wanted(group, number):
             problems.append(f"{group} got {key}:{number}, which is none of its own")
             continue
-        fails = group == ALL and (plan.poisoned(number) or plan.stumbles(number))
+        fails = group == ALL and (plan.poisoned(number) or plan.transient_failures(number))
         if tried and not fails:
             problems.append(f"{group} got {key}:{number} as retry {tried}, but it never failed there")
         if fails:
-            deepest[key, number] = max(tried, deepest.get((key, number), 0))
-        if met[key][number]:
+            most_retries[key, number] = max(tried, most_retries.get((key, number), 0))
+        if got[key][number]:
             again += not tried
             continue
-        met[key][number] = 1
+        got[key][number] = 1
         if group == ORDERED:
             if number < newest[key]:
                 problems.append(f"{group} got {key}:{number} for the first time after {newest[key]}")
             newest[key] = max(newest[key], number)
     missing = [
-        f"{key}:{n}" for key in range(QUEUES) for n in range(plan.per_key) if plan.wanted(group, n) and not met[key][n]
+        f"{key}:{n}" for key in range(QUEUES) for n in range(plan.per_key) if plan.wanted(group, n) and not got[key][n]
     ]
     if missing:
         problems.append(f"{group} never got {len(missing)} messages: {missing[:10]}")
-    for (key, number), tried in deepest.items():
-        wanted = RETRIES if plan.poisoned(number) else plan.stumbles(number)
+    for (key, number), tried in most_retries.items():
+        wanted = RETRIES if plan.poisoned(number) else plan.transient_failures(number)
         if tried != wanted:
             problems.append(f"{group}: {key}:{number} was tried again {tried} times, not {wanted}")
     return problems[:20], again
 
 
 def judge_dead(plan: Plan, letters: list[tuple[int, int]]) -> list[str]:
-    """The dead letters are those that failed every time, and no others."""
+    """Returns the differences between the dead letters and the messages that always fail."""
     wanted = {(key, n) for key in range(QUEUES) for n in range(plan.per_key) if plan.poisoned(n)}
     problems = []
     if wanted - set(letters):
@@ -115,7 +127,7 @@ def judge_dead(plan: Plan, letters: list[tuple[int, int]]) -> list[str]:
 
 
 class Scenario:
-    """One run; `play` gives the outcome."""
+    """One run; `play` returns its outcome."""
 
     def __init__(self, folder: Path, plan: Plan, patience_s: float, seed: int = 1) -> None:
         self._folder, self._plan, self._patience_s = folder, plan, patience_s
@@ -139,7 +151,7 @@ class Scenario:
         return file
 
     def _start(self, servers: str, work: str, *words: object) -> subprocess.Popen[str]:
-        plan = (self._plan.messages, self._plan.poison_every, self._plan.stumble_every)
+        plan = (self._plan.messages, self._plan.poison_every, self._plan.transient_every)
         command = [sys.executable, "-m", "tests.delivery.worker", work, "--namesrv", servers, "--plan", *map(str, plan)]
         errors = (self._folder / "workers.log").open("ab")
         with errors:
@@ -148,7 +160,7 @@ class Scenario:
                 text=True, start_new_session=True, cwd=ROOT,
             )  # fmt: skip
 
-    def _join(self, servers: str, group: str, number: int) -> None:
+    def _start_member(self, servers: str, group: str, number: int) -> None:
         log = self._folder / f"{group}-{len(self._logs[group])}.log"
         log.touch()
         self._logs[group].append(log)
@@ -165,7 +177,7 @@ class Scenario:
             try:
                 for group in GROUPS:
                     for number in range(MEMBERS):
-                        self._join(servers, group, number)
+                        self._start_member(servers, group, number)
                 each = QUEUES // PRODUCERS
                 for number in range(PRODUCERS):
                     keys = range(number * each, (number + 1) * each)
@@ -198,7 +210,7 @@ class Scenario:
         next_kill = time.monotonic() + KILL_EVERY_S
         while not await self._finished(servers, all(f.done() for f in followers)):
             if time.monotonic() > deadline:
-                return  # judged as it is: what is missing is named
+                return  # the judge names the missing messages
             if not self._failover_at and sum(sent) >= self._plan.messages // 2:
                 self._failover_at = sum(sent)
                 self._kill_the_master()
@@ -208,7 +220,7 @@ class Scenario:
                 self._members[place].kill()
                 self._members[place].wait()
                 self._killed += 1
-                self._join(servers, *place)
+                self._start_member(servers, *place)
             await asyncio.sleep(0.2)
 
     def _kill_the_master(self) -> None:
@@ -216,7 +228,7 @@ class Scenario:
         os.kill(master["pid"], signal.SIGKILL)
 
     async def _finished(self, servers: str, all_sent: bool) -> bool:
-        """Whether nobody has anything left to consume; asked once all is sent."""
+        """Whether all groups have consumed everything, after all is sent."""
         if not all_sent or not self._failover_at:
             return False
         await asyncio.sleep(2)
@@ -243,10 +255,10 @@ class Scenario:
             judge_dead(self._plan, letters),
         )  # fmt: skip
         for group in GROUPS:
-            seen = Seen.read(self._logs[group])
-            problems, again = judge(self._plan, group, seen)
+            delivered = DeliveryLog.read(self._logs[group])
+            problems, again = judge(self._plan, group, delivered)
             outcome.problems += problems
-            outcome.deliveries[group] = len(seen.lines)
+            outcome.deliveries[group] = len(delivered.lines)
             outcome.repeated[group] = again
         if not self._failover_at:
             outcome.problems.append("the failover did not happen")
@@ -269,4 +281,4 @@ def main() -> int:
 if __name__ == "__main__":
     sys.exit(main())
 
-__all__ = ["FILTERED", "Outcome", "Plan", "Scenario", "Seen", "judge", "judge_dead"]
+__all__ = ["FILTERED", "DeliveryLog", "Outcome", "Plan", "Scenario", "judge", "judge_dead"]

@@ -1,4 +1,4 @@
-"""The delivery scenario, small: `python -m tests.delivery.scenario` is the same with a million messages."""
+"""A small delivery scenario: `python -m tests.delivery.scenario` runs it with a million messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.delivery.fates import ALL, ORDERED, RETRIES, Plan
-from tests.delivery.scenario import Scenario, Seen, judge, judge_dead
+from tests.delivery.plan import ALL, ORDERED, RETRIES, Plan
+from tests.delivery.scenario import DeliveryLog, Scenario, judge, judge_dead
 
 SMALL = Plan(8_000, 400, 50)
 
@@ -19,19 +19,19 @@ async def test_everything_is_delivered_across_a_failover(tmp_path: Path) -> None
     assert outcome.dead >= sum(SMALL.poisoned(n) for n in range(SMALL.per_key)) * 8
 
 
-def told(group: str) -> list[tuple[int, int, int, int]]:
-    """What a group writes down when all is well: one key after the other."""
+def correct_log(group: str) -> list[tuple[int, int, int, int]]:
+    """Returns the log of a group without faults: one key after the other."""
     lines = []
     for key in range(8):
         for number in range(SMALL.per_key):
-            tries = 0 if group != ALL else RETRIES if SMALL.poisoned(number) else SMALL.stumbles(number)
+            tries = 0 if group != ALL else RETRIES if SMALL.poisoned(number) else SMALL.transient_failures(number)
             lines += [(len(lines) + tried, key, number, tried) for tried in range(tries + 1)]
     return lines
 
 
-def test_the_judge_finds_nothing_wrong_where_nothing_is() -> None:
+def test_judge_accepts_a_correct_run() -> None:
     for group in (ALL, ORDERED):
-        assert judge(SMALL, group, Seen(told(group))) == ([], 0)
+        assert judge(SMALL, group, DeliveryLog(correct_log(group))) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_the_judge_finds_nothing_wrong_where_nothing_is() -> None:
         (ORDERED, lambda lines: [*lines, (0, 0, 3, 1)], "it never failed there"),
     ],
 )
-def test_the_judge_finds_what_is_wrong(group: str, spoil: object, says: str) -> None:
+def test_judge_reports_each_fault(group: str, spoil: object, says: str) -> None:
     assert callable(spoil)
-    problems, _ = judge(SMALL, group, Seen(spoil(told(group))))
+    problems, _ = judge(SMALL, group, DeliveryLog(spoil(correct_log(group))))
     assert any(says in problem for problem in problems), problems
 
 
-def test_the_judge_counts_what_came_twice() -> None:
-    lines = told(ORDERED)
-    assert judge(SMALL, ORDERED, Seen([*lines, *lines[-50:]])) == ([], 50)
+def test_judge_counts_repeated_deliveries() -> None:
+    lines = correct_log(ORDERED)
+    assert judge(SMALL, ORDERED, DeliveryLog([*lines, *lines[-50:]])) == ([], 50)
 
 
 def test_dead_letters_are_exactly_those_that_failed_every_time() -> None:

@@ -1,6 +1,6 @@
-"""One process of the delivery scenario: a producer, or a member of a consumer group that comes and goes.
+"""One process of the delivery scenario: a producer, or a member of a consumer group.
 
-A member writes each message down before its offset can be committed, so that a killed one has told all it consumed.
+A member logs each message before its offset can be committed, so that the log of a killed member is complete.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gantry_broker.client import (
 )
 from gantry_broker.remoting.errors import RemotingError
 
-from tests.delivery.fates import ALL, FILTERED, ORDERED, QUEUES, SEEN, TOPIC, Plan, body, parse
+from tests.delivery.plan import ALL, FILTERED, LOG_ENTRY, ORDERED, QUEUES, TOPIC, Plan, body, parse
 
 BATCH = 32
 
 
 async def produce(name_servers: str, keys: list[int], plan: Plan) -> None:
-    """Sends the messages of its keys in their order; each batch until it was acknowledged. Prints how far it is."""
+    """Sends the messages of its keys in order, and repeats each batch until it is acknowledged. Prints its progress."""
     done = 0
 
     async def one(producer: Producer, key: int) -> None:
@@ -64,7 +64,7 @@ async def produce(name_servers: str, keys: list[int], plan: Plan) -> None:
 
 
 class Member:
-    """One consumer of a group after the other, each for a few seconds, until the process is told to end."""
+    """Runs one consumer of a group after the other, each for a few seconds, until the process ends."""
 
     def __init__(self, name_servers: str, group: str, plan: Plan, log: Path) -> None:
         self._servers, self._group, self._plan = name_servers, group, plan
@@ -73,20 +73,20 @@ class Member:
 
     async def handle(self, message: ReceivedMessage) -> bool:
         key, number = parse(message.body)
-        os.write(self._log, SEEN.pack(key, number, time.monotonic_ns(), message.reconsume_times))
+        os.write(self._log, LOG_ENTRY.pack(key, number, time.monotonic_ns(), message.reconsume_times))
         if self._group != ALL:
             return True
-        return not self._plan.poisoned(number) and message.reconsume_times >= self._plan.stumbles(number)
+        return not self._plan.poisoned(number) and message.reconsume_times >= self._plan.transient_failures(number)
 
-    async def live(self, rng: random.Random) -> None:
+    async def run(self, rng: random.Random) -> None:
         while not self.stop.is_set():
             try:
-                await self._one_life(rng.uniform(3, 6))
+                await self._consume_for(rng.uniform(3, 6))
             except (ClientError, RemotingError) as error:
                 print(f"{self._group}: {error}", file=sys.stderr, flush=True)
             await asyncio.sleep(0.3)
 
-    async def _one_life(self, seconds: float) -> None:
+    async def _consume_for(self, seconds: float) -> None:
         if self._group == FILTERED:
             async with PullConsumer(
                 self._servers, self._group, from_where=FromWhere.FIRST, rebalance_s=1.0, commit_s=1.0
@@ -113,7 +113,7 @@ class Member:
 async def consume(name_servers: str, group: str, plan: Plan, log: Path, seed: int) -> None:
     member = Member(name_servers, group, plan, log)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, member.stop.set)
-    await member.live(random.Random(seed))
+    await member.run(random.Random(seed))
 
 
 def main() -> None:

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 from gantry_broker.replication.types import Ask, Cell, MemberId
 from gantry_operator.failover import (
-    AcceptAsk,
-    AskHandover,
     Bootstrap,
-    EndHandover,
+    CancelHandover,
+    Demote,
+    ExpandInSyncSet,
     FailoverSettings,
-    Fence,
     FollowerView,
     HandoverReady,
     MemberView,
     Observation,
     Promote,
     Recover,
-    RefuseAsk,
+    RejectProposal,
     Report,
-    ShrinkSet,
+    RequestHandover,
+    SendAssignment,
+    ShrinkInSyncSet,
     Switchover,
-    Tell,
     Wait,
     decide,
 )
@@ -102,9 +102,9 @@ def test_refused_for_the_operator_alone_is_not_dead() -> None:
 
 
 def test_silent_is_dead_after_the_detection_timeout_if_nobody_fetches() -> None:
-    assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-in-doubt"
+    assert wait(group(a=unheard(0, silence=1_900), b=silent(1), c=silent(2))).code == "master-state-unknown"
     assert promotion(group(a=unheard(0, silence=2_000), b=silent(1), c=silent(2))).new == B
-    assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-in-doubt"
+    assert wait(group(a=unheard(0, silence=9_000), b=silent(1))).code == "master-state-unknown"
 
 
 def test_an_operator_that_reaches_nobody_decides_nothing() -> None:
@@ -122,19 +122,21 @@ def test_an_operator_that_has_just_begun_believes_followers_that_heard_nothing_f
     """Else the silence that the last operator did not live to see would be waited for once more."""
     said = promotion(group(a=never_heard(300), b=silent(1), c=silent(2)))
     assert (said.new, said.reason) == (B, "nothing was heard of demo-a-0 for 2.5 s")
-    assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-in-doubt", "it tries itself first"
-    assert wait(group(a=never_heard(1_500), b=silent(1))).code == "master-in-doubt", "one of them hears it"
+    assert wait(group(a=never_heard(299), b=silent(1), c=silent(2))).code == "master-state-unknown", (
+        "it tries itself first"
+    )
+    assert wait(group(a=never_heard(1_500), b=silent(1))).code == "master-state-unknown", "one of them hears it"
     for word in ({"link_answer_ms": 1_500}, {"link_answer_ms": -1}, {"link": "none"}):
         young = member(1, **({"link": "silent", "link_answer_ms": 2_400} | word))
         alone = unheard(2)
-        assert wait(group(a=never_heard(1_500), b=young, c=alone)).code == "master-in-doubt", word
+        assert wait(group(a=never_heard(1_500), b=young, c=alone)).code == "master-state-unknown", word
     older = replace(member(1, link="silent", link_answer_ms=1_500), age_ms=600)
     assert promotion(group(a=never_heard(300), b=older, c=unheard(2))).new == B, "time has passed since it said so"
 
 
 def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None:
     """A cut between the master and its followers alone: the operator heard it a moment ago."""
-    assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-in-doubt"
+    assert wait(group(a=unheard(0, silence=1_000), b=silent(1), c=silent(2))).code == "master-state-unknown"
 
 
 def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
@@ -162,12 +164,12 @@ def test_cloudnative_pg_11348_promotion_never_waits_for_the_old_master() -> None
         assert promotion(group(a=old, b=silent(1), c=silent(2))).new == B
     fenced = decide(group(a=unheard(0, gone=True), b=member(1, role="Master", epoch=2, version=9), c=member(2)))
     assert isinstance(fenced[0], Promote)
-    assert isinstance(fenced[1], Fence)
+    assert isinstance(fenced[1], Demote)
 
 
 def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
     [d] = decide(group(a=replace(member(0), deleting=True)))
-    assert isinstance(d, AskHandover)
+    assert isinstance(d, RequestHandover)
     assert d.target == B
     assert d.cell == CELL
 
@@ -177,7 +179,7 @@ def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> No
     leaving = [replace(member(n), deleting=True) for n in range(3)]
     assert decide(group(*leaving)) == []
     [d] = decide(group(leaving[0], leaving[1], member(2), settings={"min_in_sync": 3}))
-    assert isinstance(d, AskHandover)
+    assert isinstance(d, RequestHandover)
     assert d.target == C
 
 
@@ -203,30 +205,30 @@ def test_a_changed_unclean_is_told_to_followers_that_hold_the_cell_already() -> 
     cell = replace(CELL, in_sync=frozenset({A, B}))
     allowed = {"cell": cell, "settings": {"unclean": True}}
     [told] = decide(group(**allowed))
-    assert isinstance(told, Tell), told
+    assert isinstance(told, SendAssignment), told
     assert (told.member, told.assignment.unclean, told.assignment.cell) == (2, True, cell)
-    knows = replace(member(2), told_unclean=True)
+    knows = replace(member(2), assigned_unclean=True)
     assert decide(group(c=knows, **allowed)) == []
     [told] = decide(group(c=knows, cell=cell))
-    assert isinstance(told, Tell), told
+    assert isinstance(told, SendAssignment), told
     assert (told.member, told.assignment.unclean) == (2, False), "what is allowed no more is told as well"
 
 
 def test_what_the_last_operator_told_of_unclean_is_not_known_and_told_again() -> None:
-    [told] = decide(group(c=replace(member(2), told_unclean=None)))
-    assert isinstance(told, Tell), told
+    [told] = decide(group(c=replace(member(2), assigned_unclean=None)))
+    assert isinstance(told, SendAssignment), told
     assert (told.member, told.assignment.unclean) == (2, False)
-    assert decide(group(c=replace(member(2), told_unclean=None, pending=True))) == []
+    assert decide(group(c=replace(member(2), assigned_unclean=None, pending=True))) == []
 
 
 def test_a_hand_over_does_not_wait_for_a_follower_that_is_to_be_told_of_unclean() -> None:
-    [asked] = decide(group(c=replace(member(2), told_unclean=None), switchover=Switchover(1)))
-    assert isinstance(asked, AskHandover), asked
+    [asked] = decide(group(c=replace(member(2), assigned_unclean=None), switchover=Switchover(1)))
+    assert isinstance(asked, RequestHandover), asked
 
 
 def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
     obs = group(a=unheard(0, gone=True), settings={"automatic": False})
-    assert wait(obs).code == "manual"
+    assert wait(obs).code == "manual-failover-required"
     assert promotion(replace(obs, switchover=Switchover(to=2, force=True))).new == C
 
 
@@ -258,7 +260,7 @@ def test_rule_17_an_ask_is_recorded_on_its_version_only() -> None:
     cell = replace(CELL, in_sync=frozenset({A}))
     asking = member(0, ask=Ask(7, frozenset({A, B})))
     [d] = decide(group(a=asking, cell=cell))
-    assert isinstance(d, AcceptAsk)
+    assert isinstance(d, ExpandInSyncSet)
     assert d.cell == Cell(3, 8, A, frozenset({A, B}))
     older = decide(group(a=replace(asking, report=member(0, ask=Ask(6, frozenset({A, B}))).report), cell=cell))
     assert older == []
@@ -268,13 +270,13 @@ def test_rule_18_a_refusal_moves_the_version() -> None:
     cell = replace(CELL, in_sync=frozenset({A}))
     asking = member(0, ask=Ask(7, frozenset({A, B})))
     [d] = decide(group(a=asking, b=unheard(1, gone=True), cell=cell))
-    assert isinstance(d, RefuseAsk)
+    assert isinstance(d, RejectProposal)
     assert d.cell == cell.touched()
     [d] = decide(group(a=member(0, ask=Ask(7, frozenset({A, B})))))
-    assert isinstance(d, RefuseAsk), "the master removes nobody"
+    assert isinstance(d, RejectProposal), "the master removes nobody"
     another = member(1, id=MemberId(1, "z"))
     [d] = decide(group(a=asking, b=another, cell=cell))
-    assert isinstance(d, RefuseAsk), "the disk that was proposed is not there any more"
+    assert isinstance(d, RejectProposal), "the disk that was proposed is not there any more"
 
 
 def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_read() -> None:
@@ -283,32 +285,32 @@ def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_
     asking = member(0, ask=Ask(7, frozenset({A, B, C})))
     assert decide(group(a=asking, b=unheard(1, "refused"), cell=cell)) == [], "its master heard it 200 ms ago"
     [d] = decide(group(a=asking, cell=cell))
-    assert isinstance(d, AcceptAsk)
+    assert isinstance(d, ExpandInSyncSet)
     idle = member(
         0, ask=Ask(7, frozenset({A, B, C})), followers=(FollowerView(B, 1_000, 900), FollowerView(C, 1_000, 0))
     )
     [d] = decide(group(a=idle, b=unheard(1, "refused"), cell=cell))
-    assert isinstance(d, RefuseAsk), "nobody is there, and its master has heard nothing for a second"
+    assert isinstance(d, RejectProposal), "nobody is there, and its master has heard nothing for a second"
 
 
 def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() -> None:
     [d] = decide(group(c=unheard(2, "refused", gone=True)))
-    assert isinstance(d, ShrinkSet)
+    assert isinstance(d, ShrinkInSyncSet)
     assert d.cell == Cell(3, 8, A, frozenset({A, B}))
     slow = member(0, followers=(FollowerView(B, 1_000, 100), FollowerView(C, 900, 2_100)))
     [d] = decide(group(a=slow))
-    assert isinstance(d, ShrinkSet)
+    assert isinstance(d, ShrinkInSyncSet)
     assert "demo-a-2 has not fetched for 2.1 s" in d.reason
     assert decide(group(c=unheard(2, "silent", 9_000))) == [], "its master still hears it"
     [d] = decide(group(b=replace(member(1), stalled_ms=10_000)))
-    assert isinstance(d, ShrinkSet)
+    assert isinstance(d, ShrinkInSyncSet)
     assert decide(group(c=unheard(2, gone=True), settings={"min_in_sync": 3})) == []
 
 
 def test_rule_17_a_follower_that_is_about_to_be_stopped_leaves_before_it_is_waited_for() -> None:
     going = replace(member(1), deleting=True)
     [first, *_] = decide(group(b=going))
-    assert isinstance(first, ShrinkSet)
+    assert isinstance(first, ShrinkInSyncSet)
     assert (first.removed, first.reason) == (frozenset({B}), "demo-a-1 is about to be stopped")
     assert decide(group(b=going, settings={"min_in_sync": 3})) == [], "not below minInSyncReplicas"
     for c in (replace(member(2), deleting=True), unheard(2, silence=500)):
@@ -319,7 +321,7 @@ def test_the_age_of_a_frozen_masters_last_word_is_not_held_against_its_followers
     """Else the set shrinks to the frozen master just before it counts as silent, and nobody may take over."""
     for age in range(0, 2_000, 50):
         frozen = replace(member(0), reach="silent", reach_ms=age, age_ms=age)
-        assert not any(isinstance(d, ShrinkSet) for d in decide(group(a=frozen))), age
+        assert not any(isinstance(d, ShrinkInSyncSet) for d in decide(group(a=frozen))), age
 
 
 def test_rule_20_a_promotion_writes_who_answers_of_the_old_set() -> None:
@@ -342,11 +344,11 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
 def test_what_is_pending_holds_no_newer_assignment_back() -> None:
     """A follower that was told of a larger set a moment ago and whose next line is not there yet becomes master."""
     cell = Cell(4, 8, B, frozenset({B, C}))
-    just_told = replace(member(1), pending=True, told_order=(3, 7))
+    just_told = replace(member(1), pending=True, assigned_order=(3, 7))
     [d] = decide(group(a=unheard(0, gone=True), b=just_told, cell=cell))
-    assert isinstance(d, Tell)
+    assert isinstance(d, SendAssignment)
     assert d.member == 1
-    assert decide(group(a=unheard(0, gone=True), b=replace(just_told, told_order=(4, 8)), cell=cell)) == []
+    assert decide(group(a=unheard(0, gone=True), b=replace(just_told, assigned_order=(4, 8)), cell=cell)) == []
 
 
 def test_a_master_that_heard_of_a_higher_epoch_gets_one_above_it() -> None:
@@ -366,7 +368,7 @@ def test_rule_22_first_start_asks_every_disk() -> None:
     assert isinstance(d, Bootstrap)
     assert d.cell.in_sync == {A, B}
     early = wait(group(new[0], new[1], replace(no_disk, reach_ms=29_999), cell=None))
-    assert early.code == "first-start", "volumes take their time"
+    assert early.code == "waiting-for-members", "volumes take their time"
 
 
 def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
@@ -375,14 +377,14 @@ def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
     assert isinstance(d, Recover)
     assert d.cell.in_sync == {A, C}, "the newest that any disk knows"
     assert d.cell.epoch > 3
-    assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recover"
+    assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recovery-blocked"
     new = member(2, id=MemberId(2, "z"), epoch=0, version=0, last_epoch=0, end=0)
-    assert wait(group(c=new, cell=None)).code == "recover"
+    assert wait(group(c=new, cell=None)).code == "recovery-blocked"
     pair = {"in_sync": frozenset({A, B})}
     w = wait(group(a=member(0, **pair), b=member(1, **pair), c=new, cell=None))
     assert "is new" in w.reason, "that disk may have known a newer set, with itself in it"
     told = replace(member(1), pending=True)
-    assert wait(group(b=told, cell=None)).code == "recover", "what it said is older than what it was told since"
+    assert wait(group(b=told, cell=None)).code == "recovery-blocked", "its report is older than its assignment"
 
 
 def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
@@ -394,24 +396,24 @@ def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
 def test_the_new_master_is_told_first_then_the_others() -> None:
     cell = Cell(4, 8, B, frozenset({B, C}))
     [d] = decide(group(a=unheard(0, gone=True), cell=cell))
-    assert isinstance(d, Tell)
+    assert isinstance(d, SendAssignment)
     assert (d.member, d.assignment.cell, d.assignment.master_address) == (1, cell, "h1:1")
     leads = member(1, role="Master", epoch=4, version=8, told_epoch=4)
     [d] = decide(group(a=unheard(0, gone=True), b=leads, cell=cell))
-    assert isinstance(d, Tell)
+    assert isinstance(d, SendAssignment)
     assert d.member == 2
 
 
 def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_after_the_new_one_leads() -> None:
     cell = Cell(4, 8, B, frozenset({A, B, C}))
     tell, fence = decide(group(cell=cell))
-    assert isinstance(tell, Tell)
-    assert isinstance(fence, Fence)
+    assert isinstance(tell, SendAssignment)
+    assert isinstance(fence, Demote)
     assert fence.member == 0
     [tell] = decide(group(a=member(0, parked=True), cell=cell))
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendAssignment)
     leads = member(1, role="Master", epoch=4, version=8, told_epoch=4)
-    assert isinstance(decide(group(a=member(0, parked=True), b=leads, cell=cell))[0], Fence)
+    assert isinstance(decide(group(a=member(0, parked=True), b=leads, cell=cell))[0], Demote)
 
 
 def test_rule_23_swap_only_for_the_very_cell_that_the_master_was_asked_on() -> None:
@@ -420,16 +422,16 @@ def test_rule_23_swap_only_for_the_very_cell_that_the_master_was_asked_on() -> N
     assert isinstance(d, Promote)
     assert d.cell == Cell(4, 8, C, frozenset({A, B, C}))
     [d] = decide(group(a=parked, handover=HandoverReady((3, 6), C)))
-    assert isinstance(d, EndHandover)
+    assert isinstance(d, CancelHandover)
     assert d.cell == CELL.touched()
     [d] = decide(group(a=parked))
-    assert isinstance(d, EndHandover), "a hand-over that nobody follows is ended by a new version"
+    assert isinstance(d, CancelHandover), "a hand-over that nobody follows is ended by a new version"
     assert wait(group(a=parked, handover_asked=True)).code == "handover"
 
 
 def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
     [d] = decide(group(switchover=Switchover(to=2)))
-    assert isinstance(d, AskHandover)
+    assert isinstance(d, RequestHandover)
     assert d.target == C
     cell = replace(CELL, in_sync=frozenset({A, B}))
     assert "demo-a-2 is not in sync" in wait(group(cell=cell, switchover=Switchover(to=2))).reason
@@ -438,16 +440,16 @@ def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
 
 def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
     only_b = replace(CELL, in_sync=frozenset({A, B}))
-    wish = Switchover(to=2, force=True)
-    asked, waits = decide(group(a=member(0, unfit="its disk is full"), cell=only_b, switchover=wish))
-    assert isinstance(asked, AskHandover), asked
-    assert (asked.target, asked.reason, asked.wish) == (B, "demo-a-0 should not lead: its disk is full", None)
+    request = Switchover(to=2, force=True)
+    asked, waits = decide(group(a=member(0, unfit="its disk is full"), cell=only_b, switchover=request))
+    assert isinstance(asked, RequestHandover), asked
+    assert (asked.target, asked.reason, asked.request) == (B, "demo-a-0 should not lead: its disk is full", None)
     assert isinstance(waits, Wait)
     assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "which is told to whoever wished"
     dead = unheard(0, gone=True)
-    assert promotion(group(a=dead, cell=only_b, switchover=wish)).new == B
-    manual = group(a=dead, cell=only_b, switchover=wish, settings={"automatic": False})
-    assert wait(manual).code == "switchover-target", "there a person decides, and decided otherwise"
+    assert promotion(group(a=dead, cell=only_b, switchover=request)).new == B
+    manual = group(a=dead, cell=only_b, switchover=request, settings={"automatic": False})
+    assert wait(manual).code == "switchover-target-not-ready", "there a person decides, and decided otherwise"
 
 
 def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:
@@ -478,7 +480,7 @@ def refusing(view: MemberView, why: str = "it answered 500: no room", **more: An
 def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_leading() -> None:
     """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
     told = decide(group(a=refusing(member(0), "it answered 401: another token", lacks_token=True), cell=CELL.touched()))
-    assert [d for d in told if not isinstance(d, Tell)] == []
+    assert [d for d in told if not isinstance(d, SendAssignment)] == []
     alone = group(a=refusing(member(0, role="Slave"), "401", lacks_token=True), b=unheard(1), c=unheard(2))
     assert wait(alone).code == "no-candidate"
 
@@ -509,15 +511,15 @@ def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_be
         {"b": refusing(member(1)), "c": unheard(2)},
     ):
         decisions = decide(group(a=full, **others, cell=CELL.with_set({A, B}), settings=settings))
-        assert not [d for d in decisions if isinstance(d, Promote | Fence)], decisions
+        assert not [d for d in decisions if isinstance(d, Promote | Demote)], decisions
     [told] = decide(group(a=full, cell=CELL.touched(), settings={"automatic": False}))
-    assert isinstance(told, Tell), "a person decides"
+    assert isinstance(told, SendAssignment), "a person decides"
 
 
 def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch() -> None:
     waiting = member(1, role="Waiting", version=0)
     told = decide(group(a=refusing(member(0)), b=waiting, c=unheard(2), cell=Cell(3, 8, A, frozenset({A}))))
-    assert {d.member for d in told if isinstance(d, Tell)} == {0, 1}
+    assert {d.member for d in told if isinstance(d, SendAssignment)} == {0, 1}
 
 
 @pytest.mark.parametrize(("refused_ms", "given_up"), [(0, False), (9_000, False), (10_000, True)])

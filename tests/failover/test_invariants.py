@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from gantry_broker.replication.types import Ask, Cell, MemberId
 from gantry_operator.failover import (
-    AcceptAsk,
-    AskHandover,
     Bootstrap,
+    Demote,
+    ExpandInSyncSet,
     FailoverSettings,
-    Fence,
     FollowerView,
     HandoverReady,
     MemberView,
@@ -18,17 +17,18 @@ from gantry_operator.failover import (
     Promote,
     Recover,
     Report,
-    ShrinkSet,
+    RequestHandover,
+    SendAssignment,
+    ShrinkInSyncSet,
     Switchover,
-    Tell,
     Wait,
     decide,
 )
-from gantry_operator.failover.model import EndHandover, RefuseAsk
+from gantry_operator.failover.model import CancelHandover, RejectProposal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-WRITES = (Bootstrap, Promote, Recover, ShrinkSet, AcceptAsk, RefuseAsk, EndHandover)
+WRITES = (Bootstrap, Promote, Recover, ShrinkInSyncSet, ExpandInSyncSet, RejectProposal, CancelHandover)
 numbers = st.integers(0, 3)
 ids = st.builds(MemberId, numbers, st.sampled_from(["x", "x", "x", "y"]))
 sets = st.frozensets(ids, max_size=4)
@@ -131,7 +131,7 @@ def writes_move_the_cell_forward_one_at_a_time(obs: Observation) -> None:
 
 def only_the_recorded_cell_is_told(obs: Observation) -> None:
     for d in decide(obs):
-        if isinstance(d, Tell | Fence):
+        if isinstance(d, SendAssignment | Demote):
             assert d.assignment.cell == obs.cell
             view = obs.view(d.member)
             assert view is not None
@@ -213,7 +213,7 @@ def silence_for_the_operator_alone_moves_nothing(obs: Observation) -> None:
 
 def the_set_changes_by_the_rules(obs: Observation) -> None:
     for d in decide(obs):
-        if isinstance(d, ShrinkSet):
+        if isinstance(d, ShrinkInSyncSet):
             assert obs.cell is not None
             assert d.cell.in_sync == obs.cell.in_sync - d.removed
             assert obs.cell.master not in d.removed
@@ -221,7 +221,7 @@ def the_set_changes_by_the_rules(obs: Observation) -> None:
             lives = {r.id.member: r.id for r in heard(obs)}
             former = {id for id in d.removed if lives.get(id.member, id) != id}
             assert d.removed == former or len(d.cell.in_sync) >= obs.settings.min_in_sync
-        if isinstance(d, AcceptAsk):
+        if isinstance(d, ExpandInSyncSet):
             assert obs.cell is not None
             assert obs.cell.master is not None
             leader = obs.heard_as(obs.cell.master)
@@ -271,7 +271,7 @@ def a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason(obs: Observatio
 
 def a_hand_over_is_asked_of_a_master_that_leads_for_one_in_the_set(obs: Observation) -> None:
     for d in decide(obs):
-        if isinstance(d, AskHandover):
+        if isinstance(d, RequestHandover):
             assert obs.cell is not None
             assert d.cell == obs.cell
             assert d.target in obs.cell.in_sync

@@ -13,11 +13,11 @@ import pytest
 from gantry_broker.http.models import AskModel, FollowerStatus, MasterLink, MemberRef, MemberStatus
 from gantry_broker.protocol.plausible import MAX_EPOCH, MAX_EPOCH_JUMP, MAX_MEMBER, MAX_OFFSET
 from gantry_broker.replication.types import Ask, Cell, MemberId
+from gantry_operator.cluster.member_messages import BadStatus, impossible_epoch, report_from
 from gantry_operator.failover import MemberView, Observation, Report
-from gantry_operator.failover.first import recovered_cell
+from gantry_operator.failover.bootstrap import recover
 from gantry_operator.failover.model import FailoverSettings, Recover, Wait
-from gantry_operator.failover.wire import BadStatus, impossible_epoch, report_from
-from gantry_operator.kube.leases import CELL, entry_of
+from gantry_operator.platforms.kubernetes.lease_registry import CELL, entry_of
 from gantry_operator.registry import FileRegistry, RegistryUnavailable
 
 A, B = MemberId(0, "x"), MemberId(1, "y")
@@ -95,7 +95,7 @@ def test_an_epoch_that_cannot_follow_the_recorded_one_is_named(field: str) -> No
 def test_a_registry_with_an_impossible_epoch_is_not_read(tmp_path: Path, epoch: Any) -> None:
     content = json.dumps({**Cell(3, 7, A, frozenset({A})).to_json(), "epoch": epoch})
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(RegistryUnavailable, match=r"a\.json does not hold a cell \(epoch = "):
+    with pytest.raises(RegistryUnavailable, match=r"a\.json holds no leadership record \(epoch = "):
         FileRegistry(tmp_path).read_now("a")
     with pytest.raises(RegistryUnavailable, match="epoch = "):
         entry_of({"metadata": {"name": "l", "annotations": {CELL: content}, "resourceVersion": "1"}})
@@ -114,12 +114,12 @@ def heard(*epochs: int) -> Observation:
 
 
 def test_a_lost_record_is_not_made_from_epochs_that_cannot_be_of_one_group() -> None:
-    good = recovered_cell(heard(3, 4, 5), "lost")
+    good = recover(heard(3, 4, 5), "lost")
     assert isinstance(good, Recover)
     assert good.cell.epoch == 15
     for far in (5 + MAX_EPOCH_JUMP, MAX_EPOCH):
-        bad = recovered_cell(heard(3, 4, far), "lost")
+        bad = recover(heard(3, 4, far), "lost")
         assert isinstance(bad, Wait)
         assert "cannot be of one group" in bad.reason
-    used_up = recovered_cell(heard(MAX_EPOCH, MAX_EPOCH, MAX_EPOCH), "lost")
+    used_up = recover(heard(MAX_EPOCH, MAX_EPOCH, MAX_EPOCH), "lost")
     assert isinstance(used_up, Wait)

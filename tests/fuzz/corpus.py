@@ -1,4 +1,4 @@
-"""Seeded bad input for the codec and for live servers: a seed and a number make the same bytes on every machine."""
+"""Seeded bad input for the codec and for live servers: a seed and a number give the same bytes on every machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _JSON_HEADERS = (
 
 @cache
 def golden() -> dict[str, list[bytes]]:
-    """The recorded bytes: frames that clients sent, frames that servers sent, records on disk."""
+    """The recorded bytes: frames of clients, frames of servers, records on disk."""
     found: dict[str, list[bytes]] = {"client->server": [], "server->client": [], "disk": []}
     for line in VECTORS.read_text().splitlines():
         vector = json.loads(line)
@@ -42,18 +42,18 @@ def golden() -> dict[str, list[bytes]]:
 
 
 def frame(header: bytes, body: bytes = b"", serialize: int = 0) -> bytes:
-    """A frame with these bytes as its header."""
+    """Makes a frame with these bytes as its header."""
     return _INT.pack(4 + len(header) + len(body)) + (serialize << 24 | len(header)).to_bytes(4, "big") + header + body
 
 
 def json_request(code: int, opaque: int, ext: dict[str, str], body: bytes = b"") -> bytes:
-    """A well-formed request with these fields."""
+    """Makes a well-formed request with these fields."""
     header = {"code": code, "language": "JAVA", "version": 399, "opaque": opaque, "flag": 0, "extFields": ext}
     return frame(json.dumps(header).encode(), body)
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """A few damages of one good input: bits, numbers, cuts, repeats, splices."""
+    """Damages a good input in several places: bits, numbers, truncations, repeats, splices."""
     out = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         if not out:
@@ -78,7 +78,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 def hostile_fields(rng: random.Random, data: bytes) -> bytes | None:
-    """A recorded JSON request with fields left out, emptied, of the wrong type or enormous; None: not JSON."""
+    """Damages a recorded JSON request: fields are absent, empty, of the wrong type or enormous; None: not JSON."""
     if data[4] != 0:
         return None
     size = int.from_bytes(data[5:8], "big")
@@ -101,7 +101,7 @@ def hostile_fields(rng: random.Random, data: bytes) -> bytes | None:
 
 
 def bad_frame(rng: random.Random) -> bytes:
-    """One input of any kind."""
+    """Makes one input of any kind."""
     kind = rng.randrange(10)
     if kind == 0:
         return rng.randbytes(rng.randint(1, 300))

@@ -1,4 +1,4 @@
-"""Bad input on the codec: every input is read, or refused by the codec's own error, and nothing else happens."""
+"""Bad input on the codec: the codec reads it or refuses it with its own error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_frames(part: int) -> None:
         whole, refused = _read(data, [])
         cut, cut_refused = _read(data, sorted(rng.sample(range(len(data) + 1), min(len(data), rng.randint(1, 3)))))
         assert [repr(f) for f in whole] == [repr(f) for f in cut], f"part {part}, input {number}: the cuts matter"
-        # Cut short, the reason may be another one; whether it is refused may not.
+        # A truncated input may have another reason, but must be refused.
         assert (refused is None) == (cut_refused is None), f"part {part}, input {number}: {refused} / {cut_refused}"
         for frame in whole:
             try:
@@ -139,7 +139,7 @@ def test_fastjson_dialect() -> None:
 
 
 def test_announced_length_takes_no_memory() -> None:
-    """A frame that says 16 MiB costs what has come of it, and nothing before."""
+    """A frame that announces 16 MiB takes memory only for its received bytes."""
     tracemalloc.start()
     decoders = [FrameDecoder() for _ in range(200)]
     for decoder in decoders:

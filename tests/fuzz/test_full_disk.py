@@ -1,4 +1,4 @@
-"""A disk that fills up: writes are refused with a clear code, reads go on, and writing goes on when there is room."""
+"""A full disk: the broker refuses writes with a clear code, serves reads, and accepts writes when there is space."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_full_disk(target: Target, disk: Path) -> None:
                 refusal = error
             number += 1
         assert len(acknowledged) > 100
-        # RocketMQ's code for a store that cannot be written; the text says why.
+        # RocketMQ's code for a store that cannot write; the remark has the reason.
         assert refusal.code in (ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR), refusal
         assert "disk" in str(refusal).lower(), refusal
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Bad input on running servers: an answer or a closed connection, never a crash, a hang or growth of memory."""
+"""Bad input on running servers: an answer or a closed connection, never a crash, a hang or growing memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @dataclass
 class Given:
-    """One input and what came back before the server closed."""
+    """One input and the server's answer before it closed."""
 
     data: bytes
     answer: bytes = b""
@@ -46,9 +46,9 @@ class Given:
 
 
 def _give(address: str, inputs: list[bytes], member: Identity | None = None) -> list[Given]:
-    """Each input over a connection of its own, all at once; then their ends are shut and everything is read.
+    """Sends each input over a connection of its own, all at once; then ends the input and reads everything.
 
-    `member`: each connection has proved before that it comes from that member.
+    `member`: each connection first proves that it comes from that member.
     """
     given: dict[socket.socket, Given] = {}
     for data in inputs:
@@ -94,7 +94,7 @@ def _frames(data: bytes) -> list[Frame]:
 
 
 def _serves(target: Target) -> str:
-    """A normal client is served: a topic is made, a message goes in and comes back. Gives the topic."""
+    """Checks that a normal client works: creates a topic, sends a message and pulls it. Returns the topic."""
     number = next(_NUMBERS)
     topic = f"after-{number}"
     with Wire(target.broker_address) as broker:
@@ -174,7 +174,7 @@ def test_registration_port(target: Target, member: Identity | None) -> None:
 
 @pytest.mark.timeout(120)
 def test_oversized_frame_is_answered_then_closed(target: Target) -> None:
-    """A frame of 17 MiB that never comes: its header is enough for an answer with its opaque."""
+    """A frame of 17 MiB that never arrives: its header suffices for an answer with its opaque."""
     head = b'{"code":10,"language":"JAVA","version":399,"opaque":4711,"flag":0,"extFields":{"topic":"x"}}'
     data = (17 * 2**20).to_bytes(4, "big") + len(head).to_bytes(4, "big") + head
     for address in (target.broker_address, target.namesrv):
@@ -206,7 +206,7 @@ def test_half_sent_frames_take_no_memory(target: Target) -> None:
 
 @pytest.mark.timeout(120)
 def test_slow_reader_takes_no_memory(target: Target) -> None:
-    """A client that asks for much and reads nothing: the server stops reading from it."""
+    """A client that requests much and reads nothing: the server stops reading from it."""
     with Wire(target.broker_address) as broker:
         topic = _serves(target)
         for _ in range(64):
@@ -232,7 +232,7 @@ def test_slow_reader_takes_no_memory(target: Target) -> None:
         for opaque in range(20_000):
             s.sendall(corpus.json_request(RequestCode.PULL_MESSAGE, opaque, pull))
     except (TimeoutError, ConnectionError):
-        pass  # back-pressure, as it should be
+        pass  # back-pressure, as expected
     grown = usage(pid).rss - before
     s.close()
     assert grown < 64 * 2**20, f"grew by {grown / 2**20:.1f} MiB"
@@ -240,7 +240,7 @@ def test_slow_reader_takes_no_memory(target: Target) -> None:
 
 
 def test_closing_in_the_middle(target: Target) -> None:
-    """Connections that are reset while a frame is half sent or an answer is on its way."""
+    """Connections reset in the middle of a frame or before its answer."""
     rng = random.Random("resets")
     host, port = target.broker_address.rsplit(":", 1)
     for _ in range(500):

@@ -2,7 +2,7 @@
 
     python -m tests.interop.compatibility     # rewrites the table
 
-What is served comes from the handler tables themselves; which test proves it is told in PROOF below.
+The served codes come from the handler tables; PROOF below names the test for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TO_CLIENTS = {
     Code.CHECK_TRANSACTION_STATE, Code.NOTIFY_CONSUMER_IDS_CHANGED, Code.RESET_CONSUMER_CLIENT_OFFSET,
     Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
 }  # fmt: skip
-"""Sent by the broker to clients, not the other way."""
+"""Requests from the broker to clients."""
 
 ANSWERS = "tests/interop/test_compatibility.py::test_answers"
 _CONSUME = "tests/interop/test_consume.py::"
@@ -35,7 +35,7 @@ _QUERY = "tests/interop/test_query.py::"
 _TRANSACTION = "tests/interop/test_transactions.py::test_commit_rollback_and_check"
 _REQUESTS = "tests/broker/test_requests.py::"
 _MANY = "tests/integration/test_slave_reads.py::test_many_topics_groups_and_connections_in_little_memory"
-_WHERE = "tests/client/test_answers.py::test_the_broker_can_ask_where_a_consumer_is"
+_WHERE = "tests/client/test_consumer_admin.py::test_a_broker_asks_a_consumer_for_its_offsets"
 _SHAPES = "tests/interop/test_mqadmin_shapes.py::test_outputs_have_the_shape_of_apache_rocketmq"
 PROOF: dict[int, str] = {
     **dict.fromkeys(
@@ -116,13 +116,13 @@ NAME_SERVER = set(SERVED)
 
 
 def codes() -> list[dict[str, Any]]:
-    """name, in_4_9_7, in_5_5_0 (numbers or None) and served_by_4_9_7 (found by asking its servers)."""
+    """name, in_4_9_7, in_5_5_0 (numbers or None) and served_by_4_9_7 (found by requests to its servers)."""
     found: list[dict[str, Any]] = json.loads(CODES.read_text())
     return found
 
 
 def state(code: int) -> str:
-    """Who of ours answers a request with this code."""
+    """Returns the server of Gantry that serves this code."""
     served = [name for name, table in (("broker", BROKER), ("NameServer", NAME_SERVER)) if code in table]
     if served:
         return ", ".join(served)
@@ -130,13 +130,13 @@ def state(code: int) -> str:
 
 
 def table() -> str:
-    """The Markdown between the marks."""
+    """Returns the Markdown between the marks."""
     lines = ["| request | 4.9.7 | 5.5.0 | in 4.9.7 served by | in Gantry | proof |", "|---|---|---|---|---|---|"]
     for row in codes():
         code = row["in_4_9_7"] if row["in_4_9_7"] is not None else row["in_5_5_0"]
         theirs = ", ".join(row["served_by_4_9_7"]).replace("name server", "NameServer")
         if not theirs:
-            theirs = "" if row["in_4_9_7"] is None else "(to clients)" if code in TO_CLIENTS else "nobody"
+            theirs = "" if row["in_4_9_7"] is None else "(to clients)" if code in TO_CLIENTS else "none"
         numbers = [str(row[version]) if row[version] is not None else "-" for version in ("in_4_9_7", "in_5_5_0")]
         proof = PROOF.get(code, ANSWERS).removeprefix("tests/")
         lines.append(f"| {row['name']} | {numbers[0]} | {numbers[1]} | {theirs} | {state(code)} | `{proof}` |")
@@ -144,7 +144,7 @@ def table() -> str:
 
 
 def rendered() -> str:
-    """The document with the table as it should be. Raises ValueError when the marks are missing."""
+    """Returns the document with an up-to-date table. Raises ValueError when the marks are missing."""
     text = DOCUMENT.read_text()
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     return f"{text[:start]}\n{table()}\n{text[stop:]}"

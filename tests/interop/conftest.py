@@ -1,8 +1,8 @@
-"""Two systems behind one fixture: ours, and Apache RocketMQ 4.9.7 from its published jars.
+"""Two systems behind one fixture: Gantry, and Apache RocketMQ 4.9.7 from its published jars.
 
-A test that takes `target` runs against both, so what it expects is RocketMQ's own behaviour. Without Java 17,
-Maven or (for Apache RocketMQ, which listens on all addresses) a network namespace, the tests are skipped and say what
-to install.
+A test with the fixture `target` runs against both, so it expects RocketMQ's own behaviour. Without Java 17, Maven or
+(for Apache RocketMQ, which listens on all addresses) a network namespace, pytest skips the tests and names the missing
+package.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import pytest
 
 from benchmarks.rig import gantry, java, rocketmq
 from benchmarks.rig.driver import Driver
-from benchmarks.rig.processes import NoNamespace
+from benchmarks.rig.processes import NamespaceUnavailable
 from benchmarks.rig.target import Target
 
-# Short enough for a test to wait for: what takes minutes by default.
+# Short delays, because the defaults take minutes.
 SETTINGS = {
     "messageDelayLevel": "1s 2s 3s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 1000,
     "transactionCheckMax": 3,
 }
-# Apache's broker refuses a send that has waited for 200 ms, or for a second in its store, and its client does not try
-# such a one again: on a machine with much to do, messages would be missing.
+# Apache's broker refuses a send that has waited for 200 ms, or for a second in its store, and its client does not retry
+# such a send. On a busy machine messages would be missing.
 PATIENCE = {"waitTimeMillsInSendQueue": "10000", "osPageCacheBusyTimeOutMills": "10000"}
 
 
@@ -52,7 +52,7 @@ def _targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
                     texts = {key: str(value) for key, value in SETTINGS.items()}
                     try:
                         started[name] = stack.enter_context(rocketmq.rocketmq(folder, texts | PATIENCE))
-                    except NoNamespace as e:
+                    except NamespaceUnavailable as e:
                         pytest.skip(f"Apache RocketMQ is not compared with here: {e}")
             return started[name]
 
@@ -78,13 +78,13 @@ def _drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Tar
 
 @pytest.fixture(scope="session", params=["gantry", "rocketmq"])
 def system(request: pytest.FixtureRequest, java_side: Path, _targets: Callable[[str], Target]) -> Target:
-    """Our broker, then Apache RocketMQ's."""
+    """Gantry's broker, then Apache RocketMQ's."""
     return _targets(request.param)
 
 
 @pytest.fixture(scope="session", params=[("gantry", "49"), ("gantry", "55"), ("rocketmq", "49")], ids="-".join)
 def pair(request: pytest.FixtureRequest, java_side: Path) -> tuple[str, str]:
-    """A system and the version of the official client; 4.9.7 servers do not know all that a 5.5.0 client asks."""
+    """A system and the version of the official client; 4.9.7 servers lack some requests of a 5.5.0 client."""
     found: tuple[str, str] = request.param
     return found
 
@@ -113,7 +113,7 @@ def drivers(_drivers: Callable[[Target, str, str], Driver]) -> Callable[[Target,
 
 @pytest.fixture
 def fresh(request: pytest.FixtureRequest) -> str:
-    """A name for a topic or group that no other test uses."""
+    """A unique name for a topic or group."""
     _COUNT[0] += 1
     return f"{request.node.originalname.removeprefix('test_')[:40]}_{_COUNT[0]}"
 

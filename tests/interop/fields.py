@@ -1,7 +1,7 @@
-"""Every request code with every one of its fields absent, empty, of the wrong type and enormous.
+"""Requests with every code and every field of it absent, empty, of the wrong type and enormous.
 
-The cases come from the typed headers themselves. `tests/data/fields/4.9.7.json` holds the code with which Apache
-RocketMQ answers each; `python -m tests.interop.fields` asks it and writes them anew.
+The cases come from the typed headers. `tests/data/fields/4.9.7.json` holds Apache RocketMQ's answer code for each;
+`python -m tests.interop.fields` records them again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gantry_broker.protocol.codes import RequestCode as Code
 from gantry_broker.protocol.frame import Frame
 from gantry_broker.protocol.message import BatchItem, encode_batch
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # Run as a script: start it again as a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.interop.fields", *sys.argv[1:])
 
 from benchmarks.rig.target import Target
@@ -98,9 +98,9 @@ BODIES: dict[int, str] = {
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: "subscriptionGroupConfig",
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: "groupConfigList",
 }
-"""Codes of the broker whose request is in the body, and what a refusal calls it."""
+"""Codes with the request in the body, and its name in a refusal."""
 REGISTRATION: frozenset[int] = frozenset({Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION})
-"""Codes of a NameServer that ours takes from brokers alone, on a port of its own."""
+"""Codes that a NameServer of Gantry accepts from brokers only, on its registration port."""
 WITHOUT: frozenset[int] = frozenset({
     Code.GET_ALL_TOPIC_CONFIG, Code.GET_BROKER_CONFIG, Code.TRIGGER_DELETE_FILES, Code.GET_BROKER_RUNTIME_INFO,
     Code.GET_ALL_CONSUMER_OFFSET, Code.GET_ALL_DELAY_OFFSET, Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
@@ -130,7 +130,7 @@ class Case:
     code: int
     field: str
     wrong: str
-    """absent, empty, type or enormous; nothing: the request is as it should be"""
+    """absent, empty, type or enormous; nothing: a correct request"""
     required: bool
     kind: str
     ext: dict[str, str]
@@ -142,7 +142,7 @@ class Case:
 
 
 def cases(table: dict[int, type[h.Header]]) -> Iterator[Case]:
-    """All of a table, a required and an optional field alike; an optional one cannot be missed."""
+    """All cases of a table, for required and optional fields; an optional field has no absent case."""
     for code, header in table.items():
         short = h.SHORT_SEND_NAMES if code in (310, 320, 325) else {}
         wire = {long: letter for letter, long in short.items()}
@@ -173,7 +173,7 @@ def cases(table: dict[int, type[h.Header]]) -> Iterator[Case]:
 
 
 def prepare(target: Target) -> None:
-    """The topic and the group that the requests name."""
+    """Creates the topic and the group of the requests."""
     with Wire(target.broker_address, prefix=target.prefix) as broker:
         config = h.CreateTopicHeader(TOPIC, "TBW102", 4, 4, 6, "SINGLE_TAG")
         broker.call(Code.UPDATE_AND_CREATE_TOPIC, config.ext())
@@ -181,7 +181,7 @@ def prepare(target: Target) -> None:
 
 
 def ask(address: str, case: Case, prefix: list[str], timeout_s: float) -> Frame | None:
-    """The answer, on a connection of its own; None: there was none in time."""
+    """Returns the answer, on a connection of its own; None: a timeout."""
     with Wire(address, timeout_s, prefix) as wire:
         try:
             return wire.ask(case.code, case.ext, case.body)
@@ -198,7 +198,7 @@ def main() -> None:
         for table, address in ((NAME_SERVER, target.namesrv), (BROKER, target.broker_address)):
             for case in cases(table):
                 if case.wrong == "nothing":
-                    prepare(target)  # the request before may have deleted what the next one needs
+                    prepare(target)  # the request before may have deleted the topic or group of the next one
                 answer = ask(address, case, target.prefix, 1.5)
                 found[case.name] = None if answer is None else answer.code
     RECORDED.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What `mqadmin` 4.9.7 shows: each sub-command in a story of its own system: the shape of each output.
+"""Plays a story of all `mqadmin` 4.9.7 sub-commands on a system of its own, and reduces each output to its shape.
 
-A shape is the set of the lines, with numbers, times, ids and addresses as words. `tests/data/mqadmin/4.9.7.json`
-holds those of Apache RocketMQ; `python -m tests.interop.mqadmin_shapes` plays the story there and writes them anew.
+A shape is the set of the lines, with numbers, times, ids and addresses as words. `tests/data/mqadmin/4.9.7.json` holds
+those of Apache RocketMQ; `python -m tests.interop.mqadmin_shapes` plays the story there and records them again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # By its path: only as a module does it find the package `tests`.
+if not __package__:  # Run as a script: start it again as a module, so that it finds the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.interop.mqadmin_shapes", *sys.argv[1:])
 
 from benchmarks.rig.driver import Driver
@@ -33,7 +33,7 @@ LEFT_OUT = {
         "access control is not offered",
     ),
 }
-"""Sub-commands of 4.9.7 that the story does not have, and why."""
+"""Sub-commands of 4.9.7 outside the story, and the reason."""
 
 DIFFERENT = {
     "updateBrokerConfig -c $cluster -k nonsense -v 71": "settings that do not exist are refused here, ignored there",
@@ -42,15 +42,15 @@ DIFFERENT = {
     "getNamesrvConfig": "each has its own settings",
     "updateNamesrvConfig -k clusterTest -v false": "clusterTest is no setting here, and what is none is refused",
 }
-"""Command lines whose outputs differ on purpose: ours are played, and must say something."""
+"""Command lines with intended differences: Gantry's must print something."""
 
 LISTS = {"consumerProgress", "topicList", "topicList -c", "statsAll", "statsAll -a", "producer -b $broker"}
 LISTS |= {"brokerConsumeStats -b $broker", "exportMetadata -c $cluster -f $folder"}
-"""Command lines that show everything there is: of their lines only the headings and those of the story count."""
+"""Command lines that list everything: only their headings and the lines of the story count."""
 
 
 def story() -> list[str]:
-    """The command lines, in their order; the words that begin with $ are filled in."""
+    """The command lines, in order; words that begin with $ are placeholders."""
     return """
 updateTopic -t $T2 -b $broker -r 4 -w 4 -o true
 updateSubGroup -g $G2 -b $broker -r 3 -s false
@@ -139,7 +139,7 @@ brokerStatus -b 127.0.0.1:1
 
 
 def play(target: Target, driver: Driver, folder: Path) -> dict[str, list[str]]:
-    """The story against a system: command line to shape. Groups and topics have names of their own."""
+    """Plays the story against a system: command line to shape. Groups and topics have unique names."""
     words = {f"${name}": f"mq{name}" for name in ("T", "T2", "T3", "G", "G2", "G3", "G4", "PG2", "CG", "none")}
     words |= {"$cluster": target.cluster, "$broker": target.broker_address, "$name": target.broker_name}
     words["$folder"] = str(folder)
@@ -157,7 +157,7 @@ def play(target: Target, driver: Driver, folder: Path) -> dict[str, list[str]]:
     def progress(wanted: Callable[[str], bool]) -> Callable[[], bool]:
         return lambda: wanted(driver.mqadmin("consumerProgress", "-g", words["$G"]))
 
-    # The client commits what it consumed every 5 s.
+    # The client commits offsets every 5 s.
     until("the consumer commits", progress(lambda text: "\nDiff Total: 0" in text and "%RETRY%" in text), 40)
     found = re.search(r"^(\S+@\S+)", driver.mqadmin("consumerConnection", "-g", words["$G"]), re.MULTILINE)
     assert found, "consumerConnection shows no client"
@@ -199,12 +199,12 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"N(?:,N)+", "N"),
 )
 _OWN = re.compile(r"(BROKER )?(gantry|scheduleMessageOffset_)\w+ *:")
-"""Running figures that only we have, and those that are there once a delay level was used."""
+"""Runtime values that only Gantry has, and those that appear after the first use of a delay level."""
 _RATES = re.compile(r"\b((?:put|get)\w*Tps|putMessageDistributeTime|earliestMessageTimeStamp)( *:).*")
 
 
 def shape(output: str, names: dict[str, str], folder: str) -> list[str]:
-    """The distinct lines of an output, reduced and sorted. Stack traces count as what they say first."""
+    """Returns the distinct lines of an output, reduced and sorted. A stack trace counts as its first line."""
     found = set()
     for raw in output.splitlines():
         line = raw.replace(folder, "FOLDER")

@@ -1,4 +1,4 @@
-"""docs/compatibility.md says what the handlers do, and they do what it says."""
+"""docs/compatibility.md and the handlers agree, and running servers behave as it says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELDS = (
 
 @pytest.fixture(scope="module")
 def plain(_targets: Callable[[str], Target]) -> Target:
-    """Our broker and NameServer; no Java in it."""
+    """Gantry's broker and NameServer, without Java."""
     return _targets("gantry")
 
 
@@ -46,7 +46,7 @@ def test_every_proof_exists() -> None:
 
 @pytest.mark.parametrize("code", ALL)
 def test_answers(plain: Target, code: int) -> None:
-    """A code without any field: answered, and supported exactly where the table says so."""
+    """A code without any field gets an answer, and is supported exactly when the table says so."""
     for address, served in (
         (plain.broker_address, compatibility.BROKER),
         (plain.namesrv, compatibility.NAME_SERVER),
@@ -60,7 +60,7 @@ def test_answers(plain: Target, code: int) -> None:
 
 @pytest.mark.parametrize("code", sorted(compatibility.BROKER))
 def test_hostile_fields(plain: Target, code: int) -> None:
-    """Fields that are empty, of the wrong type or enormous: an answer with a short remark, nothing crashed."""
+    """Empty, wrongly typed or enormous fields get an answer with a short remark, and nothing crashes."""
     with Wire(plain.broker_address, 5) as wire:
         for value in HOSTILE:
             answer = wire.ask(code, dict.fromkeys(FIELDS, value), b"\x00\xff{")

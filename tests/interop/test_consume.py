@@ -1,4 +1,4 @@
-"""Consuming with the official client: ways, filters, order, retries, dead letters."""
+"""Consuming with the official client: modes, filters, order, retries, dead letters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.rig.wire import Wire
 from tests.interop.test_send import make
 
 QUEUES = 4
-"""Of a topic that `make` makes."""
+"""Queues of a topic from `make`."""
 
 
 def stored(target: Target, topic: str) -> int:
-    """Messages that consumers of the topic would find."""
+    """The number of messages that consumers of the topic would find."""
     with Wire(target.broker_address, prefix=target.prefix) as wire:
         return sum(end for _, end in (wire.offsets(topic, queue) for queue in range(QUEUES)))
 
@@ -28,7 +28,7 @@ def test_ways(driver: Driver, target: Target, fresh: str, mode: str) -> None:
     make(driver, target, topic)
     sent = driver.run("produce", topic=topic, run=topic, count=300, shards=4, threads=4)
     assert sent.summary["statuses"] == {"SEND_OK": 300}, sent.errors[:3]
-    # One pass reads up to the ends that it is told; Apache's broker fills its queues after it has answered.
+    # One pass reads up to the reported ends; Apache's broker fills its queues after its answer.
     until("all queues have their messages", lambda: stored(target, topic) == 300, 20)
     got = driver.run("consume", topic=topic, group=f"g_{topic}", run=topic, count=300, mode=mode).summary
     assert (got["unique"], got["repeated"]) == (300, 0)
@@ -48,7 +48,7 @@ def test_lite_pull_assign_and_seek(driver: Driver, target: Target, fresh: str) -
 
 
 def test_committed_offsets_hold(driver: Driver, target: Target, fresh: str) -> None:
-    """What one life of a consumer has committed, the next one does not get."""
+    """A second run does not get messages that the first run has committed."""
     make(driver, target, fresh)
     for life in range(3):
         run = f"{fresh}-{life}"
@@ -65,7 +65,7 @@ def test_tags(driver: Driver, target: Target, fresh: str) -> None:
 
 
 def test_tags_of_equal_hash(driver: Driver, target: Target, fresh: str) -> None:
-    """The broker filters by hash only; "Aa" and "BB" have the same one, and the client tells them apart."""
+    """The broker filters by hash only; "Aa" and "BB" have the same hash, and the client distinguishes them."""
     driver.run("produce", topic=fresh, run=fresh, count=20, tags="Aa,BB")
     got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=10, expr="BB", each=True)
     assert {line["tags"] for line in got.of("message")} == {"BB"}
@@ -118,7 +118,7 @@ def test_clustering_shares(driver: Driver, target: Target, fresh: str) -> None:
     both = [driver.start("consume", **options) for _ in range(2)]
     for one in both:
         one.wait_for("started")
-    time.sleep(3)  # both have heard of each other: NOTIFY_CONSUMER_IDS_CHANGED
+    time.sleep(3)  # both know of each other: NOTIFY_CONSUMER_IDS_CHANGED
     driver.run("produce", topic=fresh, run=fresh, count=100, shards=4)
     results = [one.finish() for one in both]
     mine = [{line["n"] for line in r.of("message") if line["wallMs"] and line["n"] >= 0} for r in results]
@@ -139,7 +139,7 @@ def test_broadcasting(driver: Driver, target: Target, fresh: str) -> None:
 
 @pytest.mark.parametrize("start", ["first", "last"])
 def test_where_a_new_group_starts(driver: Driver, target: Target, fresh: str, start: str) -> None:
-    """A topic whose first message is still there is read from its begin, whatever the client asks for."""
+    """A topic with its first message is read from its beginning, whatever the client requests."""
     driver.run("produce", topic=fresh, run=fresh, count=20)
     got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=20, timeout_s=8, start=start).summary
     assert got["unique"] == 20
@@ -223,9 +223,9 @@ def test_dead_letters(driver: Driver, target: Target, fresh: str) -> None:
     dead = f"%DLQ%{group}"
     driver.mqadmin("updateTopicPerm", "-t", dead, "-c", target.cluster, "-p", 6)
     letters = driver.run("consume", topic=dead, group=f"d_{fresh}", run=fresh, count=2, each=True, timeout_s=20)
-    # A consumer that has just begun may get a queue twice, from Apache's broker, too: each is there, not once only.
-    told = (got.errors, got.of("message"), letters.lines)
-    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}, told
+    # A new consumer may get a queue twice, from Apache's broker, too: the test requires each message at least once.
+    details = (got.errors, got.of("message"), letters.lines)
+    assert {line["keys"] for line in letters.of("message")} == {"k0", "k1"}, details
     assert letters.summary["unique"] == 2
 
 

@@ -1,4 +1,4 @@
-"""Bad fields: RocketMQ's code, a remark that names the field, nothing written, nothing crashed."""
+"""Bad fields get RocketMQ's code and a remark with the field's name; they write and crash nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def plain(_targets: Callable[[str], Target]) -> Target:
-    """Our broker and NameServer; no Java in it."""
+    """Gantry's broker and NameServer, without Java."""
     target = _targets("gantry")
     fields.prepare(target)
     return target
@@ -48,7 +48,7 @@ class Both:
         return wire.ask(case.code, case.ext, case.body)
 
     def everything(self) -> list[bytes]:
-        """All that a request could have written: configurations with their versions, settings, a queue's end."""
+        """Everything that a request could write: configurations with their versions, settings, a queue's end."""
         queue = {"topic": fields.TOPIC, "queueId": "0"}
         asked = (
             self.broker.call(Code.GET_ALL_TOPIC_CONFIG, {}),
@@ -76,10 +76,10 @@ TAKEN = {
 
 
 def problem(case: Case, answer: Frame, fine: Frame) -> str:
-    """What is wrong with an answer; empty: nothing. `fine` is that to the request as it should be.
+    """Returns the faults of an answer; empty: none. `fine` is the answer to a correct request.
 
-    RocketMQ takes many a bad field for none and answers as if nothing were wrong with it. A field that is empty may be
-    taken so here, too; what is of the wrong type or enormous is refused by name.
+    RocketMQ treats many bad fields as absent. Gantry may do so for an empty field; it refuses wrong types and enormous
+    values by name.
     """
     theirs, theirs_fine = THEIRS[case.name], THEIRS[f"{case.code} nothing"]
     remark = answer.remark or ""
@@ -111,7 +111,7 @@ def test_a_bad_field_is_refused_by_name(plain: Target, code: int) -> None:
     problems = []
     fine, *bad = (case for case in CASES.values() if case.code == code)
     answered = both.ask(fine)
-    fields.prepare(plain)  # the request as it should be may have deleted what the others name
+    fields.prepare(plain)  # the correct request may have deleted the topic or group of the others
     for case in bad:
         before = both.everything()
         answer = both.ask(case)

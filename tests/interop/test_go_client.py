@@ -1,6 +1,6 @@
 """The official Go client (`github.com/apache/rocketmq-client-go/v2` 2.1.2) against both systems: the main features.
 
-What takes it long, since it looks around by its own clock, runs against Apache RocketMQ only with INTEROP=full.
+Tests that wait for the client's own timers run against Apache RocketMQ only with INTEROP=full.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _go() -> Path:
 
 @pytest.fixture(scope="session", params=BOTH)
 def either(request: pytest.FixtureRequest, _go: Path, _targets: Callable[[str], Target]) -> Target:
-    """Our broker, which needs no Java, then Apache RocketMQ's, which does."""
+    """Gantry's broker, which needs no Java, then Apache RocketMQ's, which does."""
     name: str = request.param
     if name != "gantry":
         request.getfixturevalue("java_side")
@@ -49,7 +49,7 @@ def either(request: pytest.FixtureRequest, _go: Path, _targets: Callable[[str], 
 
 @pytest.fixture
 def go(either: Target, tmp_path: Path) -> Iterator[Go]:
-    """Starts a command of the Go driver; all are ended with the test."""
+    """Starts a command of the Go driver; all end with the test."""
     started: list[GoCommand] = []
 
     def start(command: str, **options: Any) -> GoCommand:
@@ -63,7 +63,7 @@ def go(either: Target, tmp_path: Path) -> Iterator[Go]:
 
 @pytest.fixture
 def topic(either: Target, fresh: str) -> str:
-    """A topic of four queues that the NameServer knows."""
+    """A topic of four queues with a route."""
     name = f"go_{fresh}"
     config = CreateTopicHeader(name, "TBW102", QUEUES, QUEUES, 6, "SINGLE_TAG")
     with Wire(either.broker_address, prefix=either.prefix) as broker:
@@ -73,7 +73,7 @@ def topic(either: Target, fresh: str) -> str:
 
 
 def routed(either: Target, topic: str) -> None:
-    """Waits until the NameServer knows a topic."""
+    """Waits for the route of a topic."""
 
     def known() -> bool:
         with Wire(either.namesrv, prefix=either.prefix) as names:
@@ -83,7 +83,7 @@ def routed(either: Target, topic: str) -> None:
 
 
 def meet(either: Target, group: str) -> None:
-    """A consumer of the group is there for a moment, so that the group's retry topic is made and has a route."""
+    """Starts a consumer of the group for a moment, so that the group's retry topic exists and has a route."""
     consumer = {
         "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
         "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [], "unitMode": False,
@@ -99,7 +99,7 @@ def numbers(lines: list[Line]) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "oneway", "batch"])
-def test_what_is_sent_is_consumed(go: Go, topic: str, mode: str) -> None:
+def test_sent_messages_are_consumed(go: Go, topic: str, mode: str) -> None:
     sent = go("produce", topic=topic, count=COUNT, mode=mode).finish()
     if mode != "oneway":
         assert {line["status"] for line in sent.of("sent")} == {0}
@@ -108,12 +108,12 @@ def test_what_is_sent_is_consumed(go: Go, topic: str, mode: str) -> None:
     assert numbers(got) == list(range(COUNT))
     for line in got:
         n = line["n"]
-        # A batch has one set of properties for each message, too, but this client sends none of them with it.
+        # Each message of a batch has its own properties, too, but this client sends none of them.
         assert (line["topic"], line["reconsume"]) == (topic, 0)
         assert (line["keys"], line["tags"], line["property"]) == (f"k{n}", "ab"[n % 2], str(n))
 
 
-def test_large_bodies_are_compressed_on_the_way(go: Go, topic: str) -> None:
+def test_large_bodies_are_compressed(go: Go, topic: str) -> None:
     go("produce", topic=topic, count=3, size=50_000).finish()
     got = go("consume", topic=topic, group=f"g_{topic}", count=3).finish().of("message")
     assert [line["size"] for line in got] == [50_000] * 3
@@ -148,8 +148,8 @@ def test_pull_from_every_queue(go: Go, topic: str, either: Target) -> None:
             answers = [broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, each) for each in asked]
             return [int(answer.ext.get("offset", "-1")) for answer in answers]
 
-        # Nobody answers the client's commit. Apache's broker carries it out later than the next connection's question,
-        # until then says that there is none, and may never read it when the client ends at once.
+        # The client's commit has no answer. Apache's broker executes it later than the next connection's request,
+        # answers "none" until then, and may never read it when the client ends at once.
         until("the commit", lambda: committed() == next_ones, 10)
 
 
@@ -171,19 +171,19 @@ def test_order_by_sharding_key(go: Go, topic: str) -> None:
 @LONG
 def test_two_members_share_and_broadcasting_does_not(go: Go, topic: str) -> None:
     members = [go("consume", topic=topic, group=f"g_{topic}", count=COUNT) for _ in range(2)]
-    everybody = [go("consume", topic=topic, group=f"b_{topic}", count=COUNT, broadcast=True) for _ in range(2)]
-    for member in (*members, *everybody):
+    broadcasting = [go("consume", topic=topic, group=f"b_{topic}", count=COUNT, broadcast=True) for _ in range(2)]
+    for member in (*members, *broadcasting):
         member.wait_for("started")
     go("produce", topic=topic, count=COUNT).finish()
-    for member in everybody:
-        # A new member of a broadcasting group begins where the queues end, so it was there before.
+    for member in broadcasting:
+        # A new member of a broadcasting group starts at the queues' ends, so it existed before.
         assert numbers(member.finish().of("message")) == list(range(COUNT))
 
     def together() -> set[int]:
         return {n for member in members for n in numbers(member.of("message"))}
 
     until("the members have all messages together", lambda: together() == set(range(COUNT)), 45)
-    for _ in range(20):  # until the second one has its share of the queues
+    for _ in range(20):  # until the second member has its queues
         if all(member.of("message") for member in members):
             break
         go("produce", topic=topic, count=COUNT).finish()
@@ -202,9 +202,9 @@ def test_delay_levels(go: Go, topic: str) -> None:
 
 
 @LONG
-def test_what_fails_comes_again(go: Go, topic: str, either: Target) -> None:
+def test_a_failed_message_is_redelivered(go: Go, topic: str, either: Target) -> None:
     group = f"g_{topic}"
-    meet(either, group)  # else the client would hear of its retry topic up to 30 s later
+    meet(either, group)  # otherwise the client would find its retry topic up to 30 s later
     go("produce", topic=topic, count=4).finish()
     got = go("consume", topic=topic, group=group, count=4, fail=2).finish().of("message")
     tries: dict[int, list[int]] = defaultdict(list)

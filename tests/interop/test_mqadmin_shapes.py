@@ -25,7 +25,7 @@ def admin(system: Target, drivers: Callable[[Target, str, str], Driver]) -> Driv
 
 @pytest.mark.timeout(180)
 def test_outputs_have_the_shape_of_apache_rocketmq(system: Target, admin: Driver, tmp_path: Path) -> None:
-    """The recording is checked against Apache RocketMQ itself by the same test."""
+    """The same test checks the recording against Apache RocketMQ itself."""
     recorded: dict[str, list[str]] = json.loads(RECORDED.read_text())
     shapes = play(system, admin, tmp_path)
     assert list(shapes) == story()
@@ -40,15 +40,15 @@ def test_outputs_have_the_shape_of_apache_rocketmq(system: Target, admin: Driver
 
 
 def test_the_story_has_every_sub_command(admin: Driver) -> None:
-    """mqadmin itself says which there are."""
+    """mqadmin itself lists them."""
     listed = set(re.findall(r"^ {3}(\w+) +\S", admin.run("mqadmin").summary["output"], re.MULTILINE))
     played = {line.split()[0] for line in story()}
     assert len(listed) > 50
     assert listed - played == LEFT_OUT.keys()
 
 
-def test_what_prints_until_it_is_stopped(system: Target, admin: Driver, tmp_path: Path) -> None:
-    """clusterRT sends to every broker and prints how long that took."""
+def test_commands_that_print_until_stopped(system: Target, admin: Driver, tmp_path: Path) -> None:
+    """clusterRT sends to every broker and prints the duration."""
     words = java.command(
         "driver49", "org.apache.rocketmq.tools.command.MQAdminStartup", "clusterRT", "-a", "2", "-i", "1", "-s", "16",
         "-c", system.cluster, "-n", system.namesrv, heap="128m", flags=[f"-Duser.home={tmp_path}"],

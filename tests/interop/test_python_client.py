@@ -1,4 +1,4 @@
-"""Our own client against Apache RocketMQ, and by the same tour against our broker."""
+"""The Python client against Apache RocketMQ and Gantry, by the same tour."""
 
 from __future__ import annotations
 

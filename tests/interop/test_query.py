@@ -12,7 +12,7 @@ from tests.interop.test_send import make
 def test_by_key_and_id(driver: Driver, target: Target, fresh: str) -> None:
     make(driver, target, fresh)
     sent = driver.run("produce", topic=fresh, run=fresh, count=20, keys=f"{fresh}-", tags="a", each=True).of("sent")
-    driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=20)  # the index is built by now
+    driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=20)  # the index exists by now
     line = sent[7]
     found = driver.run("query", topic=fresh, key=f"{fresh}-7").of("found")
     assert [m["n"] for m in found[0]["messages"]] == [7]
@@ -34,7 +34,7 @@ def test_offsets_and_times(driver: Driver, target: Target, fresh: str) -> None:
     driver.run("produce", topic=fresh, run=fresh, count=10)
     time.sleep(1)
     second = driver.run("produce", topic=fresh, run=fresh, count=10, each=True).of("sent")
-    # RocketMQ gives the nearest message (4.9) or the first that is not older (5.x): the same one here.
+    # RocketMQ returns the nearest message (4.9) or the first that is not older (5.x): the same one here.
     middle = second[0]["wallMs"] - 100
     after = int(time.time() * 1000) + 60_000
     (line,) = driver.run("query", topic=fresh, offsets=True, times=f"{before},{middle},{after}").of("queue")
@@ -42,6 +42,6 @@ def test_offsets_and_times(driver: Driver, target: Target, fresh: str) -> None:
     assert (queue["min"], queue["max"]) == (0, 20)
     assert queue[f"at{before}"] == 0
     assert queue[f"at{middle}"] == 10
-    # Beyond the end RocketMQ gives the last message's offset (4.x) or the end (5.x); clients take either.
+    # Beyond the end RocketMQ returns the last message's offset (4.x) or the end (5.x); clients accept either.
     assert queue[f"at{after}"] in (19, 20)
     assert before < queue["earliest"] <= middle

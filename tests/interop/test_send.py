@@ -28,13 +28,13 @@ def test_modes(driver: Driver, target: Target, fresh: str, mode: str) -> None:
 
 
 def test_auto_created_topic(driver: Driver, target: Target, fresh: str) -> None:
-    """An unknown topic is made as the default topic says, with the producer's number of queues."""
+    """An unknown topic is created from the default topic, with the producer's number of queues."""
     sent = driver.run("produce", topic=fresh, run=fresh, count=40)
     assert sent.summary["statuses"] == {"SEND_OK": 40}
     assert len(sent.summary["queues"]) == 4
     offsets = [line["queue"] for line in driver.run("query", topic=fresh, offsets=True).of("queue")]
     assert [(q["queue"], q["min"]) for q in offsets] == [(n, 0) for n in range(4)]
-    # Not 10 each: the client begins its turn through the queues anew when it first hears of the topic's own route.
+    # Not 10 each: the client restarts its round-robin when it first gets the topic's own route.
     assert sum(q["max"] for q in offsets) == 40
 
 
@@ -49,7 +49,7 @@ def test_send_result(driver: Driver, target: Target, fresh: str) -> None:
 
 
 def test_batch_offsets(driver: Driver, target: Target, fresh: str) -> None:
-    """A batch is one answer with an id per message; its messages lie one behind the other."""
+    """A batch has one answer with an id per message, and consecutive offsets."""
     make(driver, target, fresh, 1, 1)
     sent = driver.run("produce", topic=fresh, run=fresh, count=30, mode="batch", batch=10, each=True).of("sent")
     assert [line["offset"] for line in sent] == [0] * 10 + [10] * 10 + [20] * 10
@@ -59,17 +59,17 @@ def test_batch_offsets(driver: Driver, target: Target, fresh: str) -> None:
 
 
 def test_compressed_bodies(driver: Driver, target: Target, fresh: str) -> None:
-    """Bodies above the client's threshold are compressed by it, stored so, and come back whole."""
+    """The client compresses bodies above its threshold; they are stored compressed and arrive decompressed."""
     sent = driver.run("produce", topic=fresh, run=fresh, count=10, size=20_000)
     got = driver.run("consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=10, each=True)
     assert got.summary["digest"] == sent.summary["digest"]
     assert {line["size"] for line in got.of("message")} == {20_000}
-    if driver.version == "49":  # 5.x clears the mark when it has decompressed the body
+    if driver.version == "49":  # 5.x clears the mark after the decompression
         assert all(line["sysFlag"] & 1 for line in got.of("message"))
 
 
 def test_too_large(driver: Driver, target: Target, fresh: str) -> None:
-    """The broker's own limit, beyond what this client refuses by itself."""
+    """The broker's own limit, above the client's."""
     make(driver, target, fresh)
     result = driver.run(
         "produce", topic=fresh, count=1, size=4_300_000, max_size=8_000_000, compress_over=9_000_000, each=True,

@@ -18,13 +18,13 @@ from benchmarks.rig.wire import Refused, Wire
 
 COUNT = 300
 DROPPED_S = 45.0
-"""A NameServer keeps the address of a master that is gone for 30 s, while others of its group live."""
+"""A NameServer keeps the address of a dead master for 30 s, while others of its group live."""
 
 
 async def _send(servers: str) -> None:
     async with Producer(servers) as producer:
         for number in range(COUNT):
-            # The shape by which the driver tells its own messages from others.
+            # The form of a message by which the driver recognizes its own.
             result = await producer.send("Backlog", b"r#%d#" % number)
             assert result.status is SendStatus.SEND_OK
 
@@ -44,10 +44,10 @@ def test_a_backlog_is_read_by_both_versions(java_side: Path, tmp_path: Path) -> 
         asyncio.run(_send(";".join(servers)))
         processes = cluster.processes()
         master = next(m for m in cluster.members() or [] if m["role"] == "Master")
-        # A slave shows what it knows to be confirmed, which it hears a moment after it has it.
+        # A slave shows confirmed messages, and learns of the confirmation a moment after the message.
         promised = master["confirmed"]
         until("the slaves know", lambda: all(m["confirmed"] >= promised for m in cluster.answering()), 10)
-        # Nobody is left who would promote a slave, or start the master again.
+        # No control plane is left to promote a slave, or to restart the master.
         os.kill(processes["supervisor"], signal.SIGKILL)
         os.kill(master["pid"], signal.SIGKILL)
         until("routes without a master", lambda: all(0 not in _addresses(s) for s in servers), DROPPED_S)

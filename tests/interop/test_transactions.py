@@ -10,7 +10,7 @@ PLAN = ["commit", "rollback", "unknown-commit", "unknown-rollback", "unknown"]
 
 
 def test_commit_rollback_and_check(driver: Driver, target: Target, fresh: str) -> None:
-    """Half messages are invisible until committed; the broker asks about those that stay open, and gives up at last."""
+    """Half messages are invisible until committed; the broker checks open ones, and rolls them back in the end."""
     make(driver, target, fresh)
     consumer = driver.start(
         "consume", topic=fresh, group=f"g_{fresh}", run=fresh, count=4, each=True, timeout_s=60, settle_ms=3000

@@ -1,4 +1,4 @@
-"""100,000 messages of 1 KiB through the official clients: none lost, none twice, in order within each queue."""
+"""100,000 messages of 1 KiB through the official clients: no loss, no repetition, in order within each queue."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ from typing import Any
 from gantry_broker.client import ClientError, Consumer, FromWhere, Producer, ReceivedMessage, SendStatus
 from gantry_broker.remoting.errors import RemotingError
 from gantry_operator.api import BrokerCluster
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import Ports, registration, replication
-from gantry_operator.local.process import start_mark
-from gantry_operator.local.status import local_status
-from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports, registration, replication
+from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.platforms.local.status import local_status
+from gantry_operator.platforms.local.supervisor import save_manifest
 
 from tests.support.free_ports import free_ports
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_operator.local.process import start_mark
+from gantry_operator.platforms.local.process import start_mark
 
 from tests.local.cluster import Cluster, Load, check_account, kill
 
@@ -31,7 +31,7 @@ def test_status_is_the_resource_as_kubernetes_would_show_it(cluster: Cluster) ->
         assert start_mark(member["pid"]) is not None
     assert [m["brokerId"] for m in status["members"] if m["role"] == "Master"] == [0]
     assert status["nameServers"] == cluster.name_servers.split(";")
-    assert any(e["reason"] == "Bootstrap" for e in status["events"])
+    assert any(e["reason"] == "GroupBootstrapped" for e in status["events"])
     text = cluster.gantry("status").stdout
     assert "t-a-1" in text
     assert "MEMBER" in text

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from gantry_operator.cli import down
 from gantry_operator.cli.errors import CliError
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.lock import AlreadySupervised, take_lock
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 
 @pytest.fixture

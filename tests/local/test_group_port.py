@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.api import BrokerCluster
-from gantry_operator.failover.watch import MemberWatch
-from gantry_operator.local.children import Child
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import Ports
-from gantry_operator.local.process import ProcessRecord, listens, start_mark
-from gantry_operator.local.render import process_plans
-from gantry_operator.local.supervisor import Supervisor
+from gantry_operator.cluster.member_watch import MemberWatch
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local.children import Child
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process import ProcessRecord, listens, start_mark
+from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.platforms.local.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="the system does not tell who listens")
 
@@ -64,7 +64,7 @@ async def test_a_member_that_was_not_heard_yet_goes_only_if_it_holds_the_port(
     ports.taken["group/a"] = port if holds else port + 1
     folder.ports.write_text(json.dumps(ports.taken))
     supervisor = Supervisor(folder, cluster, show=lambda line: None)
-    loop = supervisor.loops["a"] = supervisor._make_loop("a")
+    loop = supervisor._groups.make("a", cluster.spec.mode)
     [process] = [p for p in process_plans(cluster, plan(cluster), ports, folder) if p.name == "t-a-1"]
     child = supervisor.children.table["t-a-1"] = Child(process)
     child.record = ProcessRecord("t-a-1", pid, start_mark(pid) or "", "")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gantry_broker.replication.types import Cell, MemberId
 from gantry_operator.api import BrokerCluster
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.leaving import leaving_members, surplus_name_servers
-from gantry_operator.local.ports import Ports
-from gantry_operator.local.process import start_mark
-from gantry_operator.local.render import process_plans
-from gantry_operator.local.status import local_status
-from gantry_operator.local.supervisor import Supervisor, save_manifest
 from gantry_operator.plan import MemberPlan, plan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers
+from gantry_operator.platforms.local.ports import Ports, replication
+from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.platforms.local.status import local_status
+from gantry_operator.platforms.local.supervisor import Supervisor, save_manifest
 from gantry_operator.registry import FileRegistry
 
 from tests.local.cluster import Cluster, kill, take_down
@@ -51,9 +50,9 @@ async def test_a_supervisor_that_starts_knows_who_has_not_left_yet(tmp_path: Pat
     supervisor.watch_only("a")
     ports = Ports.load(folder.ports)
     assert [(m.member, m.replication_address) for m in supervisor.members("a")] == [
-        (n, ports.address(f"t-a-{n}")) for n in range(5)
+        (n, ports.address(replication(f"t-a-{n}"))) for n in range(5)
     ]
-    assert [n for n in range(5) if supervisor.facts(f"t-a-{n}").deleting] == [3, 4]
+    assert [n for n in range(5) if supervisor.process_state(f"t-a-{n}").deleting] == [3, 4]
     await supervisor.close()
 
 
@@ -88,8 +87,7 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
         brought.clear()
 
     monkeypatch.setattr(supervisor.children, "remove", remove)
-    step: Any = type("Step", (), {"kind": "replace", "member": "t-a-2", "to": None, "reason": "it leaves"})
-    await supervisor._rolling._do("a", step)
+    await supervisor._rolling._platform.remove_member("a", "t-a-2")
     assert brought == [{"t-a-0", "t-a-1", "t-a-2"}]
     await supervisor.close()
 

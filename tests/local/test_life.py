@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from gantry_operator.local.process import start_mark
+from gantry_operator.platforms.local.process import start_mark
 
 from tests.local.cluster import Cluster, kill, take_down
 
@@ -81,16 +81,16 @@ def test_manual_mode_promotes_nobody_until_a_person_asks(tmp_path: Path) -> None
     )
     try:
         cluster.up()
-        cluster.gantry("produce", "Manual", "--count", "20", "--size", "30")
+        cluster.gantry("produce", "ManualFailoverRequired", "--count", "20", "--size", "30")
         cluster.until("everybody is in sync", cluster.whole)
         before = cluster.master()
         other = next(m for m in cluster.members().values() if m["role"] == "Slave")
         kill(before["pid"], signal.SIGSTOP)
-        cluster.until("the supervisor says what it waits for", lambda: cluster.events("Manual"))
+        cluster.until("the supervisor says what it waits for", lambda: cluster.events("ManualFailoverRequired"))
         assert cluster.members()[other["name"]]["role"] == "Slave"
         cluster.gantry("switchover", "a", "--to", other["name"])
         assert cluster.master()["name"] == other["name"]
-        cluster.gantry("consume", "Manual", "--group", "g", "--count", "20", "--timeout", "20", "-q")
+        cluster.gantry("consume", "ManualFailoverRequired", "--group", "g", "--count", "20", "--timeout", "20", "-q")
     finally:
         take_down(cluster)
 

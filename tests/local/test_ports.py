@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from gantry_operator.api import load_manifest
-from gantry_operator.local import claims
-from gantry_operator.local import ports as module
-from gantry_operator.local.ports import HOST, OTHER_PORTS, Ports
-from gantry_operator.local.ports import _free as is_free
 from gantry_operator.plan import plan
+from gantry_operator.platforms.local import port_claims as claims
+from gantry_operator.platforms.local import ports as module
+from gantry_operator.platforms.local.ports import HOST, OTHER_PORTS, Ports
+from gantry_operator.platforms.local.ports import _free as is_free
 
 from tests.support.free_ports import free_port
 
@@ -119,7 +119,7 @@ def test_a_cluster_of_which_nothing_runs_takes_no_port(
     ended = tmp_path / "ended"
     ended.mkdir()
     chooser = (
-        "import sys, pathlib; from gantry_operator.local import ports; from gantry_operator.plan import plan;"
+        "import sys, pathlib; from gantry_operator.platforms.local import ports; from gantry_operator.plan import plan;"
         "from gantry_operator.api import load_manifest;"
         f"vars(ports).update({preferred});"
         "p = ports.Ports.load(pathlib.Path(sys.argv[1]) / 'ports.json');"

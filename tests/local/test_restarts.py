@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gantry_operator.local import children, process
-from gantry_operator.local.children import (
+from gantry_operator.platforms.local import children, process
+from gantry_operator.platforms.local.children import (
     BACK_OFF_S,
     SUCCESSOR_FIRST_S,
     Children,
     lived_well,
     pause_before_start,
 )
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.process import load_record
-from gantry_operator.local.render import ProcessPlan
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.process import load_record
+from gantry_operator.platforms.local.process_plan import ProcessPlan
 
 from tests.support.running import until
 
@@ -131,7 +131,7 @@ async def test_a_process_that_cannot_be_written_down_is_kept_and_written_down_la
     assert pid is not None, events
     assert before is None or pid == before.pid
     await asyncio.sleep(0.3)
-    [told] = [message for _, reason, message, _ in events if reason == "NotWrittenDown"]
+    [told] = [message for _, reason, message, _ in events if reason == "ProcessRecordNotWritten"]
     assert f"t-a-0 runs as process {pid}, which cannot be written down" in told
     assert load_record(folder.process("t-a-0")) is None
     full = False

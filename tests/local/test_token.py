@@ -8,9 +8,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from gantry_operator.failover.http import httpx
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import Ports
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
 
 from tests.local.cluster import Cluster
 

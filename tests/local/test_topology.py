@@ -68,7 +68,7 @@ async def test_unclean_gives_up_what_only_the_lost_set_had_and_says_how_much(unc
     given_up = await promised(unclean, "given up")
     kill(before["pid"], signal.SIGSTOP)
     kill(other["pid"], signal.SIGCONT)
-    [event] = unclean.until("the one that lacks them leads", lambda: unclean.events("UncleanFailover"), 60)
+    [event] = unclean.until("the one that lacks them leads", lambda: unclean.events("UncleanFailoverStarted"), 60)
     said = re.search(r"gives up at least (\d+) bytes", event["message"])
     assert said is not None, event
     assert int(said[1]) > 0, "the master's last report had some of them"

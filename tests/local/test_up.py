@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from gantry_operator.cli import up as command
 from gantry_operator.cli.errors import CliError
-from gantry_operator.local import supervisor
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.lock import AlreadySupervised, take_lock
+from gantry_operator.platforms.local import supervisor
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Frames: what any split of the stream gives, and what bad bytes give."""
+"""Frames: any split of the stream gives the same frames, and bad bytes give errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_frames_before_a_bad_one_are_not_lost() -> None:
         (struct.pack(">iI", 0x7FFFFFFF, 0xFFFFFF), "limit"),
     ],
 )
-def test_what_is_not_a_frame_is_refused_with_the_reason(data: bytes, what: str) -> None:
+def test_a_bad_frame_is_refused_with_the_reason(data: bytes, what: str) -> None:
     with pytest.raises(FrameError, match=what):
         FrameDecoder().feed(data)
 
@@ -97,7 +97,7 @@ def test_an_unusual_header_is_read_as_fastjson_does() -> None:
     assert (frame.flag, frame.version, frame.body, frame.language) == (0, 0, b"body", 7)
 
 
-def test_an_oversized_frame_tells_whom_to_answer_before_its_body_has_come() -> None:
+def test_an_oversized_frame_is_refused_before_its_body_arrives() -> None:
     whole = encode_frame(Frame(10, 77, body=b"x" * 5000))
     decoder = FrameDecoder(max_frame=1000)
     assert decoder.feed(whole[:20]) == []
@@ -126,7 +126,7 @@ def test_a_large_frame_in_small_reads_is_joined_once() -> None:
         Frame(1, ext={"k": "v" * 3_000_000}),
     ],
 )
-def test_what_cannot_be_written_is_an_error_that_says_so(frame: Frame) -> None:
+def test_an_unwritable_frame_is_an_error(frame: Frame) -> None:
     with pytest.raises(FrameError):
         encode_frame(frame)
 

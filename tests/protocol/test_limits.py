@@ -7,7 +7,7 @@ import struct
 import pytest
 from gantry_broker.protocol.codes import FLAG_RESPONSE, GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, SMALL_FRAME, SMALL_HEADER, Frame, FrameDecoder, encode_frame
-from gantry_broker.protocol.limits import BODIES, HEADER, MAX_FIELDS, SENDS, RequestLimits
+from gantry_broker.protocol.limits import BODIES, HEADER, MAX_FIELDS, MEMBERS_BODIES, SENDS, RequestLimits
 
 
 def decoder(max_message: int = 100_000) -> FrameDecoder:
@@ -16,16 +16,17 @@ def decoder(max_message: int = 100_000) -> FrameDecoder:
 
 @pytest.mark.parametrize("code", [*RequestCode, *GantryCode, 12_345])
 @pytest.mark.parametrize("serialize", [0, 1])
-def test_every_code_has_a_limit_and_only_what_is_over_it_is_refused(code: int, serialize: int) -> None:
-    limits = RequestLimits(lambda: 100_000)
+@pytest.mark.parametrize("members", [False, True])
+def test_every_code_has_a_limit_and_only_what_is_over_it_is_refused(code: int, serialize: int, members: bool) -> None:
+    limits = RequestLimits(lambda: 100_000, members=members)
     limit = limits.body(code)
     assert SMALL_FRAME <= limit <= MAX_FRAME
-    if code not in BODIES and code not in SENDS:
+    if code not in (MEMBERS_BODIES if members else BODIES) and code not in SENDS:
         assert limit == SMALL_FRAME, "what is not in the table is small"
     wire_code = code if -0x8000 <= code <= 0x7FFF else None
     if serialize and wire_code is None:
         return  # the compact header has two bytes for a code
-    made = decoder()
+    made = FrameDecoder(limits=limits)
     within = encode_frame(Frame(code, 1, body=bytes(min(limit, MAX_FRAME - 1_000)), serialize=serialize))
     assert [f.opaque for f in made.feed(within)] == [1]
     assert made.refused == []

@@ -114,7 +114,7 @@ def test_a_long_topic_makes_a_record_of_version_2() -> None:
     assert record.topic == "t" * 200
 
 
-def test_properties_tell_keys_tags_and_ids() -> None:
+def test_properties_contain_keys_tags_and_ids() -> None:
     record = decode_record(sample(properties=b"KEYS\x01a b\x02TAGS\x01x\x02UNIQ_KEY\x017F"))
     assert (record.keys, record.tags, record.uniq_key) == (("a", "b"), "x", "7F")
     assert record.offset_id == "7F000001000000070000000000000003"
@@ -126,12 +126,12 @@ def test_properties_are_read_and_written_back(properties: dict[str, str]) -> Non
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_some_properties(raw: bytes) -> None:
+def test_any_bytes_parse_as_properties(raw: bytes) -> None:
     assert all(isinstance(value, str) for value in parse_properties(raw).values())
 
 
 @pytest.mark.parametrize("bad", [{"": "x"}, {"a\x01": "x"}, {"a": "x\x02"}, {"a": "x" * 40_000}])
-def test_properties_that_would_not_come_back_are_refused(bad: dict[str, str]) -> None:
+def test_ambiguous_properties_are_refused(bad: dict[str, str]) -> None:
     with pytest.raises(RecordError):
         format_properties(bad)
 
@@ -153,7 +153,7 @@ def test_message_ids_are_read_and_written_back(host: str, port: int, offset: int
 
 
 @pytest.mark.parametrize("bad", ["", "7F", "Z" * 32, "7F" * 20, " " * 32])
-def test_what_is_no_message_id_is_refused(bad: str) -> None:
+def test_a_bad_message_id_is_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="message id"):
         parse_message_id(bad)
 

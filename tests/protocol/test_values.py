@@ -1,4 +1,4 @@
-"""Headers, fastjson's dialect and bodies: what is refused, and in which words."""
+"""Headers, fastjson's dialect and bodies: refused input and its error texts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_any_value_of_the_dialect_comes_back(value: object) -> None:
+def test_any_value_of_the_dialect_round_trips(value: object) -> None:
     assert fastjson.loads(fastjson.dumps(value)) == value
 
 
@@ -156,7 +156,7 @@ def test_offsets_in_the_form_of_other_languages() -> None:
 
 
 def test_tag_codes_may_be_written_as_texts() -> None:
-    """RocketMQ's Go client does."""
+    """RocketMQ's Go client does this."""
     data = SubscriptionData.from_json({"topic": "T", "subString": "a || b", "codeSet": ["97", 98]})
     assert data.codes == [97, 98]
     for wrong in ("x", "", "9" * 30, "1.5", None, True):

@@ -1,4 +1,4 @@
-"""Every recorded frame and record is read and written back: to the byte, JSON headers to the same meaning."""
+"""Round trips of every recorded frame and record: exact to the byte, JSON headers to the same meaning."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ANSWERS: dict[int, type[Header]] = {
     320: SendAnswer, 325: SendAnswer, 361: PullAnswer,
 }  # fmt: skip
 OF_EVERY_REQUEST = {"bname", "ReqT"}
-"""Fields that clients add to any request; and 5.x says the topic here and there where 4.9 does not."""
+"""Fields that clients add to any request, and topics that only 5.x adds."""
 ADDED_BY_5X = {37: {"topic"}, 39: {"topic"}, 30: {"committed"}}
 REQUEST_BODIES: dict[int, Any] = {
     103: RegisterBody, 34: Heartbeat, 200: SubscriptionGroup, 41: LockRequest, 42: LockRequest,
@@ -82,7 +82,7 @@ NOT_KEPT = {
     "mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap",
     "groupRetryPolicy", "heartbeatFingerprint", "withoutSub", "onlyThisBroker",
 }  # fmt: skip
-"""Of 5.x, about what we do not have."""
+"""Fields of 5.x about features that Gantry lacks."""
 
 
 def vectors() -> Iterator[dict[str, Any]]:
@@ -166,7 +166,7 @@ def test_a_body_is_read_and_written_back(vector: dict[str, Any]) -> None:
 
 
 def assert_contains(again: Any, value: Any) -> None:
-    """All that was there is there again; fields that only one line of versions has may come on top."""
+    """Checks that all fields are still present; fields of only one line of versions may be added."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key not in NOT_KEPT:
@@ -184,11 +184,11 @@ def test_pulled_messages_are_read_and_written_back(vector: dict[str, Any]) -> No
     body = decode(vector).body
     records = decode_records(body)
     assert b"".join(record.encode() for record in records) == body
-    for record, told in zip(records, vector["messages"], strict=True):
+    for record, expected in zip(records, vector["messages"], strict=True):
         assert (record.topic, record.queue_id, record.queue_offset, record.phys_offset) == (
-            told["topic"], told["queueId"], told["queueOffset"], told["physicOffset"],
+            expected["topic"], expected["queueId"], expected["queueOffset"], expected["physicOffset"],
         )  # fmt: skip
-        assert record.props == told["properties"]
+        assert record.props == expected["properties"]
 
 
 @pytest.mark.parametrize("vector", RECORDS, ids=lambda vector: f"{vector['version']}-{vector['offset']}")
@@ -196,13 +196,13 @@ def test_a_record_is_read_and_written_back(vector: dict[str, Any]) -> None:
     raw = bytes.fromhex(vector["hex"])
     record = decode_record(raw)
     assert record.encode() == raw
-    told = vector["decoded"]
-    assert "{}:{}".format(*record.born_host) == told["bornHost"]
-    assert "{}:{}".format(*record.store_host) == told["storeHost"]
+    expected = vector["decoded"]
+    assert "{}:{}".format(*record.born_host) == expected["bornHost"]
+    assert "{}:{}".format(*record.store_host) == expected["storeHost"]
     assert (record.size, record.sys_flag, record.store_ms) == (
-        told["totalSize"], told["sysFlag"], told["storeTimestamp"],
+        expected["totalSize"], expected["sysFlag"], expected["storeTimestamp"],
     )  # fmt: skip
-    assert parse_properties(record.properties) == told["properties"]
+    assert parse_properties(record.properties) == expected["properties"]
 
 
 def test_batches_are_read_and_written_back() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
-from gantry_operator.kube import allowed
-from gantry_operator.kube.operator import settings_from
-from gantry_operator.kube.render import OperatorSettings
+from gantry_operator.platforms.kubernetes import allowed
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.operator import settings_from
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = OperatorSettings("gantry-broker:1", "gantry-spark:1")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 import zlib
@@ -21,9 +22,13 @@ import httpx
 import pytest
 from gantry_broker.config import BrokerConfig, NameServerConfig
 from gantry_broker.http.models import AssignmentModel, MemberStatus
+from gantry_broker.namesrv.registration import encode_compressed
+from gantry_broker.namesrv.service import AT_ONCE_BYTES
+from gantry_broker.protocol.bodies import RegisterBody, TopicConfig, TopicConfigs
 from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
+from gantry_broker.remoting.handshake import NONCE_BYTES, HandshakeClient, Identity
 from gantry_broker.replication.types import Assignment, Cell
 
 from tests.support.free_ports import free_port
@@ -46,6 +51,19 @@ class Peer:
     @classmethod
     async def connect(cls, port: int) -> Peer:
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 22))
+
+    @classmethod
+    async def broker(cls, server: Server, group: str = "big") -> Peer:
+        """A broker's connection to the registration port of a NameServer without a token."""
+        assert isinstance(server.config, NameServerConfig)
+        peer = await cls.connect(server.config.registration_port or 0)
+        handshake = HandshakeClient(Identity("demo", group, 0), lambda: b"", os.urandom(NONCE_BYTES))
+        peer.writer.write(handshake.hello())
+        while handshake.peer is None:
+            data = await peer.reader.read(1 << 16)
+            assert data, "the connection was closed"
+            peer.writer.write(handshake.receive(data))
+        return peer
 
     def request(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", flag: int = 0) -> Frame:
         self._opaque += 1
@@ -242,7 +260,10 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 @pytest.fixture
 async def name_server(tmp_path: Path) -> AsyncIterator[Server]:
-    config = NameServerConfig(name="ns-0", listen_host="127.0.0.1", port=free_port(), http_port=free_port())
+    config = NameServerConfig(
+        name="ns-0", listen_host="127.0.0.1", port=free_port(), http_port=free_port(), cluster="demo",
+        registration_port=free_port(),
+    )  # fmt: skip
     made = Server("gantry_broker.namesrv", config, tmp_path, "gantry_namesrv")
     await made.start()
     yield made
@@ -452,7 +473,7 @@ async def test_very_many_held_pulls_of_one_queue_hold_nobody_up(broker: Broker) 
 # ---- unfinished frames, at a broker and at a NameServer
 
 
-async def never_finish(server: Server, code: int) -> tuple[float, int]:
+async def never_finish(server: Server, code: int, cut: int) -> tuple[float, int]:
     """60 connections send most of a frame of 4 MiB: bytes that are held then, and by how much memory grew."""
     before = server.resident()
     begun = encode_frame(Frame(code, 1, body=bytes(4 * MIB)))[: -MIB // 8]
@@ -462,7 +483,7 @@ async def never_finish(server: Server, code: int) -> tuple[float, int]:
             peer = await Peer.connect(server.port)
             peer.writer.write(begun)
             peers.append(peer)
-        await server.reaches("connections_cut_total", 5)
+        await server.reaches("connections_cut_total", cut)
         held = await server.metric("unfinished_frame_bytes")
     grown = server.resident() - before
     for peer in peers:
@@ -471,14 +492,15 @@ async def never_finish(server: Server, code: int) -> tuple[float, int]:
 
 
 async def test_frames_that_are_never_finished_hold_little_of_a_broker(broker: Broker) -> None:
-    held, grown = await never_finish(broker, RequestCode.SEND_MESSAGE)
+    held, grown = await never_finish(broker, RequestCode.SEND_MESSAGE, cut=5)
     assert held <= 32 * MIB, "an eighth of its memory"
     assert grown < 80 * MIB
 
 
 async def test_frames_that_are_never_finished_hold_little_of_a_name_server(name_server: Server) -> None:
-    held, _ = await never_finish(name_server, RequestCode.REGISTER_BROKER)
-    assert held <= 256 * MIB
+    held, grown = await never_finish(name_server, RequestCode.REGISTER_BROKER, cut=0)
+    assert held == 0, "a body over the limit of its code is not kept"
+    assert grown < 40 * MIB
 
 
 # ---- registrations
@@ -504,7 +526,7 @@ def compressed(topics: int) -> bytes:
 
 async def test_a_compressed_registration_of_very_many_topics_is_refused(name_server: Server) -> None:
     before = name_server.resident()
-    peer = await Peer.connect(name_server.port)
+    peer = await Peer.broker(name_server)
     bomb = zlib.compress(b"\0" * (256 * MIB), 9)
     async with name_server.stays_responsive():
         for body in (compressed(1_500_000), bomb):
@@ -527,7 +549,8 @@ async def test_large_registrations_of_many_brokers_are_read_in_slices(name_serve
     ).encode()
     ext = {**REGISTER, "compressed": "true"} if form == "compressed" else REGISTER
     body = compressed(topics) if form == "compressed" else plain
-    peers = [await Peer.connect(name_server.port) for _ in range(6)]
+    peers = [await Peer.broker(name_server, f"big-{number}") for number in range(6)]
+    client = await Peer.connect(name_server.port)
     async with name_server.stays_responsive():
         answers = await asyncio.gather(
             *(
@@ -535,9 +558,34 @@ async def test_large_registrations_of_many_brokers_are_read_in_slices(name_serve
                 for number, peer in enumerate(peers)
             )
         )
-        route = await peers[0].ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t0000007"})
+        route = await client.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "t0000007"})
     assert [a.code for a in answers] == [0] * 6
     assert len(json.loads(route.body)["brokerDatas"]) == 6
     assert await name_server.longest_hold_s() < 1.0
-    for peer in peers:
+    for peer in (client, *peers):
+        peer.close()
+
+
+@pytest.mark.parametrize("form", ["compressed", "JSON"])
+async def test_a_large_registration_of_a_stranger_or_of_another_group_changes_no_route(
+    name_server: Server, form: str
+) -> None:
+    topics = [f"t{zlib.crc32(b'%d' % n):010d}{n:06d}" for n in range(30_000)]
+    if form == "compressed":
+        body = encode_compressed(RegisterBody(TopicConfigs({name: TopicConfig(name, 8, 8) for name in topics})))
+    else:
+        table = {name: {"topicName": name, "readQueueNums": 8, "writeQueueNums": 8} for name in topics}
+        body = json.dumps({"topicConfigSerializeWrapper": {"topicConfigTable": table}}).encode()
+    assert len(body) > AT_ONCE_BYTES
+    ext = {**REGISTER, "compressed": str(form == "compressed").lower()}
+    stranger, other = await Peer.connect(name_server.port), await Peer.broker(name_server, "other")
+    refused = await stranger.ask(RequestCode.REGISTER_BROKER, ext, body)
+    assert (refused.code, "the limit is 65536" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    refused = await other.ask(RequestCode.REGISTER_BROKER, ext, body)
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert "member 0 of demo/other is connected" in (refused.remark or "")
+    route = await stranger.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topics[0]})
+    assert route.code == ResponseCode.TOPIC_NOT_EXIST
+    assert (await name_server.http.get("/healthz")).json()["groups"] == []
+    for peer in (stranger, other):
         peer.close()

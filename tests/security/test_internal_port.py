@@ -20,7 +20,7 @@ from gantry_broker.protocol.bodies import DataVersion, RegisterBody, TopicConfig
 from gantry_broker.protocol.codes import GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, encode_frame
 from gantry_broker.remoting.handshake import HandshakeError, Identity
-from gantry_operator.local.ports import Ports, registration, replication
+from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire
 from tests.local.cluster import Cluster, kill, take_down

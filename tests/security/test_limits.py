@@ -23,7 +23,7 @@ from gantry_broker.http.limits import (
     longest_waiting,
     overdue,
 )
-from gantry_operator.kube.http import DEAF_S, HealthServer
+from gantry_operator.platforms.kubernetes.health_server import DEAF_S, HealthServer
 
 
 @pytest.mark.parametrize("limit", [1_024, 4_096, 65_536, 1 << 20])

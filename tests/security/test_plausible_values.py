@@ -23,7 +23,7 @@ from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
 from gantry_broker.replication.types import MemberId
-from gantry_operator.local.ports import Ports, registration, replication
+from gantry_operator.platforms.local.ports import Ports, registration, replication
 
 from benchmarks.rig.wire import Wire
 from tests.local.cluster import Cluster, take_down
@@ -244,7 +244,7 @@ async def test_a_file_with_an_impossible_epoch_is_named_at_the_start(make_group:
         if name == "replica.json":
             data["cell"]["epoch"] = epoch
         else:
-            data["history"][0][0] = epoch
+            data["epochs"][0][0] = epoch
         path.write_text(json.dumps(data))
         done = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-m", "gantry_broker.broker", "--config", str(member.path)],

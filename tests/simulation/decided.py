@@ -12,17 +12,17 @@ from typing import Any
 from gantry_broker.replication.replica import Role
 from gantry_broker.replication.types import Assignment, Cell, MemberId
 from gantry_operator.failover import (
-    AskHandover,
+    Demote,
     FailoverSettings,
-    Fence,
     FollowerView,
     HandoverReady,
     MemberView,
     Observation,
     Promote,
     Report,
+    RequestHandover,
+    SendAssignment,
     Switchover,
-    Tell,
     Wait,
     decide,
 )
@@ -30,7 +30,7 @@ from gantry_operator.failover.model import LinkState, Reach
 
 from tests.simulation.operators import Plan
 from tests.simulation.world import Message, World, describe_cell
-from tests.simulation.world import Report as Seen
+from tests.simulation.world import Report as ObservedReport
 
 DETECTION_MS = 2_000
 
@@ -43,7 +43,7 @@ class DecidingOperator:
         self.cell: Cell | None = None
         self.plan: Plan | None = None
         self._world = world
-        self._seen: dict[int, tuple[Seen, int]] = {}
+        self._seen: dict[int, tuple[ObservedReport, int]] = {}
         self._refused: dict[int, tuple[Cell, str]] = {}
         self._told_at: dict[int, int] = {}
         self._ready: HandoverReady | None = None
@@ -61,7 +61,7 @@ class DecidingOperator:
 
     def receive(self, message: Message) -> None:
         body: Any = message.body
-        if isinstance(body, Seen):
+        if isinstance(body, ObservedReport):
             self._seen[body.member.member] = (body, self._world.now)
         elif body[0] == "ready":
             _, target, cell = body
@@ -78,7 +78,7 @@ class DecidingOperator:
     def tell(self, number: int) -> None:
         """`decide` says whom to tell; here only what is left to tell."""
         for decision in self._decide(random.Random(0), well=True):
-            if isinstance(decision, Tell | Fence) and decision.member == number:
+            if isinstance(decision, SendAssignment | Demote) and decision.member == number:
                 self._told_at[number] = self._world.now
                 self._world.post(self.name, f"m{number}", decision.assignment)
 
@@ -109,10 +109,10 @@ class DecidingOperator:
 
     def _act(self, rng: random.Random, *, well: bool) -> None:
         for decision in self._decide(rng, well=well):
-            if isinstance(decision, Tell | Fence):
+            if isinstance(decision, SendAssignment | Demote):
                 self._told_at[decision.member] = self._world.now
                 self._world.post(self.name, f"m{decision.member}", decision.assignment)
-            elif isinstance(decision, AskHandover):
+            elif isinstance(decision, RequestHandover):
                 self._asked_at = self._world.now
                 self._world.post(self.name, f"m{decision.master}", ("handover", decision.target, decision.cell))
             elif not isinstance(decision, Wait):

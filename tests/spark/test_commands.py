@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gantry_operator.analytics.cli import opens
+from gantry_operator.cli.analytics import opens
 from gantry_spark.main import main, parse_memory
 from gantry_spark.session import ARROW_OPTIONS, SHORT_RUN_LIMIT, SHORT_RUN_OPTIONS, NoJava, check_java, java_options
 

@@ -18,15 +18,15 @@ import pytest
 from gantry_broker.http.models import LogInfo, MemberRef, SegmentInfo
 from gantry_broker.protocol.bodies import BrokerData, ClusterInfo
 from gantry_broker.protocol.frame import Frame
-from gantry_operator.analytics.cli import resolve
-from gantry_operator.analytics.status import summary_text
 from gantry_operator.api import load_manifest
+from gantry_operator.cli.analytics import resolve
 from gantry_operator.cli.errors import CliError
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.ports import Ports
-from gantry_operator.local.status import http_urls
-from gantry_operator.local.supervisor import save_manifest
 from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes.analytics.status import summary_text
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.status import http_urls
+from gantry_operator.platforms.local.supervisor import save_manifest
 from gantry_spark import remote, remoting
 from gantry_spark.compact import check_compaction, compact
 from gantry_spark.errors import SourceError

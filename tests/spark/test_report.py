@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
-from gantry_operator.analytics.status import summary_text
+from gantry_operator.platforms.kubernetes.analytics.status import summary_text
 from gantry_spark.directory import DirectoryLog, Segment, find
 from gantry_spark.environment import read_environment
 from gantry_spark.errors import OutputError, SourceError

@@ -13,7 +13,7 @@ import random
 import socket
 
 HOST = "127.0.0.1"
-FIRST, LAST = 12_000, 20_000  # As far as `gantry_operator.local.ports.OTHER_PORTS`.
+FIRST, LAST = 12_000, 20_000  # As far as `gantry_operator.platforms.local.ports.OTHER_PORTS`.
 
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -91,7 +91,7 @@ class Ports:
             self._replication_server = RemotingServer(
                 member_requests, config.listen_host, config.replication_port,
                 name="replication", max_connections=budget.members, backlog=backlog, shared=Shared(shared.budget),
-                guard=guard,
+                limits=RequestLimits(members=True), guard=guard,
             )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._master = False

@@ -1,4 +1,4 @@
-"""Administration over the remoting protocol: what `mqadmin` does, for Gantry's and for Apache's brokers."""
+"""Administration over the remoting protocol, as `mqadmin` does it, for Gantry's and Apache's brokers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MAX_LONG: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupConnections:
-    """Who consumes as a group right now."""
+    """The clients that consume as a group now."""
 
     connections: list[ClientConnection]
     consume_type: str
@@ -83,7 +83,7 @@ class Admin:
     """
 
     def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = ADMIN_SECONDS) -> None:
-        """`timeout`: seconds for each request."""
+        """`timeout`: seconds for each request. All calls raise RemotingError, BrokerError or BodyError."""
         self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
         self.timeout = timeout
 
@@ -97,12 +97,12 @@ class Admin:
     # Clusters and brokers
 
     async def cluster_info(self) -> ClusterInfo:
-        """Raises RemotingError, BrokerError, BodyError, as all calls here."""
-        answer = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, None, "cluster information")
+        """Returns all brokers and the clusters that they belong to."""
+        answer = await self._call_name_server(RequestCode.GET_BROKER_CLUSTER_INFO, None, "cluster information")
         return ClusterInfo.from_json(_loads(answer.body, "clusterInfo"))
 
     async def masters(self, cluster: str | None = None) -> dict[str, str]:
-        """Group name to its master's address, of one cluster or of all."""
+        """Maps group names to their masters' addresses, for one cluster or for all."""
         info = await self.cluster_info()
         return {
             name: broker.addresses[MASTER_ID]
@@ -111,50 +111,50 @@ class Admin:
         }
 
     async def runtime_info(self, address: str) -> dict[str, str]:
-        """A broker's figures, as `mqadmin brokerStatus` shows them."""
-        answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, None, "runtime information")
+        """Returns a broker's runtime information, as `mqadmin brokerStatus` shows it."""
+        answer = await self._call(address, RequestCode.GET_BROKER_RUNTIME_INFO, None, "runtime information")
         table = parse(answer.body, "runtimeInfo").map("table")
         return {str(key): str(value) for key, value in sorted(table.items())}
 
     async def broker_config(self, address: str) -> dict[str, str]:
-        answer = await self._ask(address, RequestCode.GET_BROKER_CONFIG, None, "broker configuration")
+        answer = await self._call(address, RequestCode.GET_BROKER_CONFIG, None, "broker configuration")
         return parse_java_properties(answer.body.decode("utf-8", "replace"))
 
     async def update_broker_config(self, address: str, changes: dict[str, str]) -> None:
         body = "".join(f"{key}={value}\n" for key, value in changes.items()).encode()
-        await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, None, "change of broker configuration", body)
+        await self._call(address, RequestCode.UPDATE_BROKER_CONFIG, None, "change of broker configuration", body)
 
     async def wipe_write_perm(self, group: str) -> int:
-        """Takes the write permission from all topics of a broker group, on all NameServers; gives how many topics."""
+        """Removes the write permission of a broker group on all NameServers, and returns the number of topics."""
         return await self._perm(RequestCode.WIPE_WRITE_PERM_OF_BROKER, group, "wipeTopicCount")
 
     async def add_write_perm(self, group: str) -> int:
-        """The reverse of `wipe_write_perm`."""
+        """Reverses `wipe_write_perm`."""
         return await self._perm(RequestCode.ADD_WRITE_PERM_OF_BROKER, group, "addTopicCount")
 
     async def _perm(self, code: int, group: str, field: str) -> int:
         counts = [
             int(answer.ext.get(field, "0"))
-            for answer in await self._tell_name_servers(code, {"brokerName": group}, f"permission of {group}")
+            for answer in await self._call_all_name_servers(code, {"brokerName": group}, f"permission of {group}")
         ]
         return max(counts, default=0)
 
     # Topics
 
     async def topics(self) -> list[str]:
-        answer = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, "list of topics")
+        answer = await self._call_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, "list of topics")
         return sorted(parse(answer.body, "topicList").texts("topicList"))
 
     async def topic_route(self, topic: str) -> TopicRoute:
-        """Raises NoRoute when no broker has the topic."""
+        """Returns the route of a topic. Raises NoRoute when no broker has the topic."""
         route = await self.session.route(topic, fresh=True)
         if route is None:
             raise NoRoute(f"no broker has the topic {topic}")
         return route
 
     async def topic_config(self, address: str) -> TopicConfigs:
-        """All topics of one broker."""
-        answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
+        """Returns all topics of one broker."""
+        answer = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG, None, "topics of a broker")
         return TopicConfigs.from_json(_loads(answer.body, "topics"))
 
     async def create_topic(
@@ -168,13 +168,13 @@ class Admin:
         cluster: str | None = None,
         groups: Iterable[str] | None = None,
     ) -> list[str]:
-        """Creates or changes a topic on all groups of a cluster, or on some; gives the groups.
+        """Creates or changes a topic on all groups of a cluster, or on some, and returns the groups.
 
         `queues` counts per group, for reading and, unless `write_queues` differs, for writing.
         """
         check_topic(topic)
         config = TopicConfig(topic, queues, queues if write_queues is None else write_queues, perm, order=order)
-        masters = await self._wanted_masters(cluster, groups)
+        masters = await self._select_masters(cluster, groups)
         for address in masters.values():
             await self.create_topic_at(address, config)
         if order:
@@ -194,30 +194,30 @@ class Admin:
             config.sys_flag,
             config.order,
         )
-        await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
+        await self._call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, f"creation of topic {config.name}")
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Deletes a topic from all brokers of a cluster (None: everywhere) and from the NameServers."""
-        for address in (await self._wanted_masters(cluster, None)).values():
-            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic), f"deletion of {topic}")
+        """Deletes a topic from all brokers of a cluster (None: of all clusters) and from the NameServers."""
+        for address in (await self._select_masters(cluster, None)).values():
+            await self._call(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic), f"deletion of {topic}")
         header = DeleteTopicInNamesrvHeader(topic, cluster)
-        await self._tell_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header.ext(), f"deletion of {topic}")
+        await self._call_all_name_servers(RequestCode.DELETE_TOPIC_IN_NAMESRV, header.ext(), f"deletion of {topic}")
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
-        """First and last offsets of every queue."""
+        """Returns the first and last offsets of every queue."""
         found: dict[MessageQueue, TopicOffset] = {}
         for address in self._masters_of(await self.topic_route(topic)):
-            answer = await self._ask(
+            answer = await self._call(
                 address, RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(topic), f"offsets of {topic}"
             )
             found |= topic_stats_from_json(answer.body)
         return dict(sorted(found.items()))
 
     async def topic_consumers(self, topic: str) -> list[str]:
-        """The groups that consume a topic, or have."""
+        """Returns the groups that consume a topic, or have consumed it."""
         found: set[str] = set()
         for address in self._masters_of(await self.topic_route(topic)):
-            answer = await self._ask(
+            answer = await self._call(
                 address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(topic), f"consumers of {topic}"
             )
             found |= set(parse(answer.body, "groups").texts("groupList"))
@@ -226,8 +226,8 @@ class Admin:
     # Groups and offsets
 
     async def groups(self, address: str) -> dict[str, SubscriptionGroup]:
-        """All consumer groups that one broker knows."""
-        answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
+        """Returns all consumer groups of one broker."""
+        answer = await self._call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, None, "groups of a broker")
         table = parse(answer.body, "groups").map("subscriptionGroupTable")
         return {str(name): SubscriptionGroup.from_json(item, str(name)) for name, item in sorted(table.items())}
 
@@ -236,9 +236,9 @@ class Admin:
     ) -> list[str]:
         """Creates or changes a consumer group on all broker groups of a cluster, or on some."""
         check_group(group.name)
-        masters = await self._wanted_masters(cluster, groups)
+        masters = await self._select_masters(cluster, groups)
         for address in masters.values():
-            await self._ask(
+            await self._call(
                 address,
                 RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
                 None,
@@ -248,18 +248,18 @@ class Admin:
         return list(masters)
 
     async def delete_group(self, group: str, *, cluster: str | None = None, offsets: bool = False) -> None:
-        """Deletes a consumer group, and with `offsets` also what it has committed."""
+        """Deletes a consumer group, and its committed offsets with `offsets`."""
         header = DeleteGroupHeader(group, offsets, offsets)
-        for address in (await self._wanted_masters(cluster, None)).values():
-            await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, f"deletion of group {group}")
+        for address in (await self._select_masters(cluster, None)).values():
+            await self._call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, f"deletion of group {group}")
 
     async def consume_stats(self, group: str, topic: str | None = None) -> dict[MessageQueue, ConsumeOffset]:
-        """How far a group is in every queue that it consumes."""
+        """Returns a group's offsets in every queue that it consumes."""
         found: dict[MessageQueue, ConsumeOffset] = {}
-        masters = await self._wanted_masters(None, None)
+        masters = await self._select_masters(None, None)
         for address in masters.values():
             try:
-                answer = await self._ask(
+                answer = await self._call(
                     address, RequestCode.GET_CONSUME_STATS, ConsumeStatsHeader(group, topic), f"offsets of {group}"
                 )
             except BrokerError as error:
@@ -270,10 +270,10 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def consumer_connections(self, group: str) -> GroupConnections | None:
-        """Who consumes as a group now; None: nobody."""
-        for address in (await self._wanted_masters(None, None)).values():
+        """Returns the clients that consume as a group now; None: the group has no clients."""
+        for address in (await self._select_masters(None, None)).values():
             try:
-                answer = await self._ask(
+                answer = await self._call(
                     address,
                     RequestCode.GET_CONSUMER_CONNECTION_LIST,
                     ConsumerGroupHeader(group),
@@ -295,11 +295,11 @@ class Admin:
         return None
 
     async def producer_connections(self, group: str, topic: str) -> list[ClientConnection]:
-        """Who produces as a group now, asked of the brokers of a topic."""
+        """Returns the clients that produce as a group now, as the brokers of a topic know them."""
         found: dict[str, ClientConnection] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             try:
-                answer = await self._ask(
+                answer = await self._call(
                     address,
                     RequestCode.GET_PRODUCER_CONNECTION_LIST,
                     ProducerGroupHeader(group),
@@ -315,11 +315,11 @@ class Admin:
         return list(found.values())
 
     async def offset(self, group: str, queue: MessageQueue) -> int | None:
-        """What a group has committed in a queue; None: nothing."""
+        """Returns the committed offset of a group in a queue; None: it has none."""
         header = QueryOffsetHeader(group, queue.topic, queue.queue_id)
         address = await self._master_of(queue)
         try:
-            answer = await self._ask(address, RequestCode.QUERY_CONSUMER_OFFSET, header, f"offset of {group}")
+            answer = await self._call(address, RequestCode.QUERY_CONSUMER_OFFSET, header, f"offset of {group}")
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
@@ -328,14 +328,16 @@ class Admin:
 
     async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         header = UpdateOffsetHeader(group, queue.topic, queue.queue_id, Long(offset))
-        await self._ask(await self._master_of(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header, f"offset of {group}")
+        await self._call(await self._master_of(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header, f"offset of {group}")
 
     async def reset_offsets(self, group: str, topic: str, timestamp_ms: int) -> dict[MessageQueue, int]:
-        """Sets a group back (or on) to a time, -1: to the end; members that are online go on from there at once."""
+        """Resets a group to a time (milliseconds since 1970), -1: to the end. Connected members continue from there
+        at once.
+        """
         found: dict[MessageQueue, int] = {}
         for address in self._masters_of(await self.topic_route(topic)):
             header = ResetOffsetHeader(topic, group, Long(timestamp_ms), True)
-            answer = await self._ask(
+            answer = await self._call(
                 address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, f"reset of {group} in {topic}"
             )
             found |= offset_table(answer.body)
@@ -353,7 +355,7 @@ class Admin:
         end_ms: int = MAX_LONG,
         unique: bool = False,
     ) -> list[ReceivedMessage]:
-        """Messages with a key, or with the unique key that their producer gave them."""
+        """Returns the messages with a key, or with a unique key of a producer."""
         found = []
         route = await self.topic_route(topic)
         header = QueryMessageHeader(topic, key, count, Long(begin_ms), Long(end_ms), unique, "U" if unique else None)
@@ -362,7 +364,7 @@ class Admin:
             if address is None:
                 continue
             try:
-                answer = await self._ask(address, RequestCode.QUERY_MESSAGE, header, f"query of {key}")
+                answer = await self._call(address, RequestCode.QUERY_MESSAGE, header, f"query of {key}")
             except BrokerError as error:
                 if error.code == ResponseCode.QUERY_NOT_FOUND:
                     continue
@@ -371,28 +373,28 @@ class Admin:
         return found
 
     async def view(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
-        """The message at the place that an offset id names. Raises ValueError for what is not such an id."""
+        """Returns the message with an offset id. Raises ValueError for a malformed id."""
         host, port, offset = parse_message_id(message_id)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        answer = await self._ask(
+        answer = await self._call(
             address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(Long(offset), topic), f"message {message_id}"
         )
         return ReceivedMessage(decode_record(answer.body), "")
 
     def puller(self, group: str = "TOOLS_CONSUMER") -> Puller:
-        """For reading queues without being a member of a group."""
+        """Returns a puller that reads queues without being a member of a group."""
         return Puller(self.session, group)
 
     # Key-value configuration
 
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
-        """On all NameServers: they share nothing."""
+        """Writes the value on all NameServers, because they share nothing."""
         ext = KvHeader(namespace, key, value).ext()
-        await self._tell_name_servers(RequestCode.PUT_KV_CONFIG, ext, f"configuration {namespace}/{key}")
+        await self._call_all_name_servers(RequestCode.PUT_KV_CONFIG, ext, f"configuration {namespace}/{key}")
 
     async def get_kv(self, namespace: str, key: str) -> str | None:
         try:
-            answer = await self._ask_name_server(RequestCode.GET_KV_CONFIG, KvHeader(namespace, key), key)
+            answer = await self._call_name_server(RequestCode.GET_KV_CONFIG, KvHeader(namespace, key), key)
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
@@ -401,11 +403,11 @@ class Admin:
 
     async def delete_kv(self, namespace: str, key: str) -> None:
         ext = KvHeader(namespace, key).ext()
-        await self._tell_name_servers(RequestCode.DELETE_KV_CONFIG, ext, f"configuration {namespace}/{key}")
+        await self._call_all_name_servers(RequestCode.DELETE_KV_CONFIG, ext, f"configuration {namespace}/{key}")
 
     async def kv_table(self, namespace: str) -> dict[str, str]:
         try:
-            answer = await self._ask_name_server(
+            answer = await self._call_name_server(
                 RequestCode.GET_KVLIST_BY_NAMESPACE, NamespaceHeader(namespace), namespace
             )
         except BrokerError as error:
@@ -414,27 +416,31 @@ class Admin:
             raise
         return {str(key): str(value) for key, value in parse(answer.body, "kv").map("table").items()}
 
-    # Inner parts
+    # Internals
 
-    async def _ask(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:
+    async def _call(self, address: str, code: int, header: Header | None, what: str, body: bytes = b"") -> Frame:
         frame = Frame(code, ext=header.ext() if header is not None else {}, body=body)
-        return await self.session.demand(address, frame, f"{what} at {address}", self.timeout)
+        return await self.session.call_checked(address, frame, f"{what} at {address}", self.timeout)
 
-    async def _ask_name_server(self, code: int, header: Header | None, what: str) -> Frame:
+    async def _call_name_server(self, code: int, header: Header | None, what: str) -> Frame:
         frame = Frame(code, ext=header.ext() if header is not None else {})
-        answer = await self.session.ask_name_server(frame, self.timeout)
+        answer = await self.session.call_name_server(frame, self.timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(what, answer.code, answer.remark)
         return answer
 
-    async def _tell_name_servers(self, code: int, ext: dict[str, str], what: str) -> list[Frame]:
-        """All of them, for they share nothing; raises what the first unreachable one says, after telling the rest."""
+    async def _call_all_name_servers(self, code: int, ext: dict[str, str], what: str) -> list[Frame]:
+        """Sends a request to all NameServers, because they share nothing. Raises the first failure, after all have
+        answered.
+        """
 
-        async def tell(address: str) -> Frame:
-            return await self.session.demand(address, Frame(code, ext=dict(ext)), f"{what} at {address}", self.timeout)
+        async def call(address: str) -> Frame:
+            return await self.session.call_checked(
+                address, Frame(code, ext=dict(ext)), f"{what} at {address}", self.timeout
+            )
 
         answers = await asyncio.gather(
-            *(tell(address) for address in self.session.name_servers), return_exceptions=True
+            *(call(address) for address in self.session.name_servers), return_exceptions=True
         )
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         for failure in failures:
@@ -444,7 +450,7 @@ class Admin:
             raise failures[0]
         return [answer for answer in answers if isinstance(answer, Frame)]
 
-    async def _wanted_masters(self, cluster: str | None, groups: Iterable[str] | None) -> dict[str, str]:
+    async def _select_masters(self, cluster: str | None, groups: Iterable[str] | None) -> dict[str, str]:
         masters = await self.masters(cluster)
         if groups is not None:
             wanted = list(groups)
@@ -474,7 +480,7 @@ def _loads(body: bytes, what: str) -> object:
 
 
 def parse_java_properties(text: str) -> dict[str, str]:
-    """Lines of `key=value`; comments are left out."""
+    """Parses lines of `key=value`, without comments."""
     found = {}
     for line in text.splitlines():
         key, separator, value = line.partition("=")

@@ -1,6 +1,6 @@
-"""Who reads which queue: every member of a group computes the same from the same lists. Pure.
+"""Strategies that assign queues to members. Every member of a group computes the same result from the same lists. Pure.
 
-Names are RocketMQ's: a group whose members use different strategies would read queues twice or not at all.
+Names are RocketMQ's. All members of a group must use the same strategy, or queues are read twice or not at all.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from gantry_broker.protocol.fastjson import MessageQueue
 
 Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
-"""(own client id, all queues in order, all client ids in order) to the queues of the own client."""
+"""Maps (own client id, all queues in order, all client ids in order) to the own client's queues."""
 
 
 def averagely(me: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-    """AllocateMessageQueueAveragely: a run of neighbours each; the first members get one more."""
+    """AllocateMessageQueueAveragely: each member gets a run of neighbours, and the first members get one more."""
     if me not in members or not queues:
         return []
     index = members.index(me)
@@ -26,14 +26,14 @@ def averagely(me: str, queues: Sequence[MessageQueue], members: Sequence[str]) -
 
 
 def averagely_by_circle(me: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
-    """AllocateMessageQueueAveragelyByCircle: dealt out one by one."""
+    """AllocateMessageQueueAveragelyByCircle: members get queues one by one."""
     if me not in members:
         return []
     return list(queues[members.index(me) :: len(members)])
 
 
 def by_config(mine: Sequence[MessageQueue]) -> Strategy:
-    """AllocateMessageQueueByConfig: always these, as the application says."""
+    """AllocateMessageQueueByConfig: always the queues that the application names."""
     return lambda me, queues, members: list(mine)
 
 
@@ -55,7 +55,7 @@ def by_machine_room(rooms: Sequence[str]) -> Strategy:
 
 
 def consistent_hash(virtual_nodes: int = 10) -> Strategy:
-    """AllocateMessageQueueConsistentHash: few queues move when members come and go."""
+    """AllocateMessageQueueConsistentHash: few queues move when members join or leave."""
 
     def allocate(me: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
         if me not in members:
@@ -85,4 +85,4 @@ STRATEGIES: Mapping[str, Strategy] = {
     "AVG_BY_CIRCLE": averagely_by_circle,
     "CONSISTENT_HASH": consistent_hash(),
 }
-"""By RocketMQ's `getName`, for those that need no configuration."""
+"""Strategies by RocketMQ's `getName`, except those that need configuration."""

@@ -1,8 +1,8 @@
-"""The push-style consumer: finds its share of the queues, pulls, calls the application, commits.
+"""The push consumer: it allocates queues, pulls messages, calls the application and commits offsets.
 
-Each queue has one pulling task; `concurrency` workers call the handler. A message is done when the handler returns;
-when it raises, the message goes back to the broker, which delivers it again later and after 16 times keeps it as a dead
-letter. Delivery is at least once.
+Each queue has one pulling task; `concurrency` workers call the handler. A message is consumed when the handler returns.
+When the handler raises, the broker delivers the message again later, and after 16 retries keeps it as a dead letter.
+Delivery is at least once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final, Self
 
 from gantry_broker.client.allocation import Strategy, averagely
 from gantry_broker.client.errors import BrokerError, ClientError
-from gantry_broker.client.flow import DEFAULT_LIMITS, FlowLimits, ProcessQueue
 from gantry_broker.client.message import FromWhere, ReceivedMessage, check_group, check_topic
 from gantry_broker.client.offsets import BrokerOffsets, FileOffsets, OffsetStore
+from gantry_broker.client.process_queue import DEFAULT_LIMITS, FlowLimits, ProcessQueue
 from gantry_broker.client.pulling import Puller, PullStatus
+from gantry_broker.client.queue_allocation import AllocationUnavailable, QueueAllocation
 from gantry_broker.client.sendback import RETRY_TIMES, SendBack
 from gantry_broker.client.session import BACKOFF_FIRST, Session, next_backoff
-from gantry_broker.client.shares import NotYet, Shares
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.bodies import BodyError, ConsumerData, SubscriptionData
 from gantry_broker.protocol.codes import RETRY_PREFIX, RequestCode, ResponseCode
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 REBALANCE_SECONDS: Final = 20.0
 COMMIT_SECONDS: Final = 5.0
-SETTLE_SECONDS: Final = 1.0
-"""After a broker's connection broke, members register again one by one: shares are computed when all had the time."""
+REBALANCE_DELAY_SECONDS: Final = 1.0
+"""After a broker's connection breaks, members register again one by one. Rebalancing waits this long for them."""
 LOCAL_RETRY_SECONDS: Final = 5.0
 
 MessageHandler = Callable[[ReceivedMessage], Awaitable[object]]
@@ -46,7 +46,9 @@ _FAILURES = (RemotingError, ClientError, BodyError, BadField, RecordError)
 
 
 class RetryLater(Exception):
-    """Raised by a handler: deliver it again. `delay_level` 0 leaves the time to the broker, -1 makes a dead letter."""
+    """Raised by a handler to get a message again. `delay_level` 0 lets the broker choose the delay, -1 makes a dead
+    letter.
+    """
 
     def __init__(self, delay_level: int = 0) -> None:
         super().__init__(f"retry with delay level {delay_level}")
@@ -80,9 +82,9 @@ class Consumer:
         commit_s: float = COMMIT_SECONDS,
         rebalance_s: float = REBALANCE_SECONDS,
     ) -> None:
-        """`from_where` counts for a group without offsets only; `from_time_ms` (default: half an hour ago) belongs to
-        `FromWhere.TIMESTAMP`. Broadcasting: every member gets every message, offsets are kept in `offset_file`, and
-        what fails is not delivered again.
+        """`from_where` applies only to a group without offsets; `from_time_ms` (default: half an hour ago) belongs
+        to `FromWhere.TIMESTAMP`. With `broadcasting` every member gets every message, `offset_file` holds the
+        offsets, and failed messages are not delivered again.
         """
         check_group(group)
         self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
@@ -94,18 +96,18 @@ class Consumer:
         self.started_ms = now_ms()
         self._from_where = from_where
         self._from_time_ms = self.started_ms - 1_800_000 if from_time_ms is None else from_time_ms
-        self._shares = Shares(self.session, group, None if broadcasting else strategy)
+        self._allocation = QueueAllocation(self.session, group, None if broadcasting else strategy)
         self._concurrency = concurrency
         self._limits = limits
         self._commit_s = commit_s
         self._rebalance_s = rebalance_s
         self._subscriptions: dict[str, SubscriptionData] = {}
         self._handlers: dict[str, MessageHandler] = {}
-        self._running: dict[MessageQueue, Running] = {}
+        self._assigned: dict[MessageQueue, AssignedQueue] = {}
         self._ready: asyncio.Queue[tuple[ReceivedMessage, ProcessQueue] | None] = asyncio.Queue()
-        self._room = asyncio.Condition()
+        self._capacity = asyncio.Condition()
         self._rebalance_now = asyncio.Event()
-        self._settled_at = 0.0
+        self._rebalance_not_before = 0.0
         self._send_back = SendBack(self.session, group)
         self._tasks: list[asyncio.Task[None]] = []
         self._suspended = False
@@ -118,24 +120,26 @@ class Consumer:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
         await self.session.start()
         self.session.consumers[self.group] = self.consumer_data
-        self.session.on_group_change.append(self._group_changed)
+        self.session.on_group_change.append(self._on_group_change)
         self.session.on_disconnect.append(self._disconnected)
-        self.session.answer_for(self)
+        self.session.register_consumer_admin(self)
         self._tasks = [
             asyncio.create_task(self._rebalance_forever()),
             asyncio.create_task(self._commit_forever()),
             *self._workers(),
         ]
         if self._subscriptions:
-            await self._announce()
+            await self._register()
 
     async def close(self, patience_s: float = 10.0) -> None:
-        """Stops pulling, lets handlers that run finish (up to `patience_s` seconds), commits and leaves the group."""
+        """Stops pulling, waits up to `patience_s` seconds for running handlers, commits offsets and leaves the
+        group.
+        """
         if self._closing:
             return
         self._closing = True
@@ -143,33 +147,33 @@ class Consumer:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        running = list(self._running.values())
+        running = list(self._assigned.values())
         for item in running:
             item.process.dropped = True
             item.task.cancel()
         await asyncio.gather(*(item.task for item in running), return_exceptions=True)
-        callers = self._end_callers()
-        if callers:
-            _, late = await asyncio.wait(callers, timeout=patience_s)
+        workers = self._stop_workers()
+        if workers:
+            _, late = await asyncio.wait(workers, timeout=patience_s)
             for task in late:
                 task.cancel()
             if late:
                 log.warning("%s: %d handlers did not end within %g s", self.group, len(late), patience_s)
                 await asyncio.gather(*late, return_exceptions=True)
-        await asyncio.gather(*(self._released(queue, item.process) for queue, item in self._running.items()))
-        self._running.clear()
+        await asyncio.gather(*(self._on_queue_stopped(queue, item.process) for queue, item in self._assigned.items()))
+        self._assigned.clear()
         await self.offsets.commit(wait=True)
         await self.session.unregister(consumer=self.group)
         self.session.consumers.pop(self.group, None)
-        self.session.on_group_change.remove(self._group_changed)
+        self.session.on_group_change.remove(self._on_group_change)
         self.session.on_disconnect.remove(self._disconnected)
-        self.session.forget_answers_for(self)
+        self.session.unregister_consumer_admin(self)
         await self.session.close()
 
     async def subscribe(self, topic: str, handler: MessageHandler, expression: str = "*", *, sql: bool = False) -> None:
-        """Wants a topic's messages with one of these tags ("A || B"), or for which an SQL92 condition holds.
+        """Subscribes to a topic's messages with one of these tags ("A || B"), or that match an SQL92 condition.
 
-        Raises InvalidMessage for what cannot be such an expression, and BrokerError when a broker refuses it.
+        Raises InvalidMessage for a malformed expression, and BrokerError when a broker refuses it.
         """
         check_topic(topic)
         data = subscription(topic, expression, sql=sql)
@@ -181,15 +185,15 @@ class Consumer:
         if not self.broadcasting and retry not in self._subscriptions:
             self._subscriptions[retry] = subscription(retry)
         if self._tasks:
-            await self._announce()
+            await self._register()
 
     async def unsubscribe(self, topic: str) -> None:
         self._subscriptions.pop(topic, None)
         self._handlers.pop(topic, None)
-        await self._announce()
+        await self._register()
 
     def suspend(self) -> None:
-        """Stops pulling until `resume`; what was pulled is consumed."""
+        """Stops pulling until `resume`; already pulled messages are still consumed."""
         self._suspended = True
 
     def resume(self) -> None:
@@ -198,21 +202,21 @@ class Consumer:
     @property
     def assigned(self) -> list[MessageQueue]:
         """The queues that this member reads."""
-        return sorted(self._running)
+        return sorted(self._assigned)
 
     @property
     def in_flight(self) -> int:
-        """Messages pulled and not consumed yet."""
-        return sum(len(item.process) for item in self._running.values())
+        """The number of messages that are pulled but not consumed yet."""
+        return sum(len(item.process) for item in self._assigned.values())
 
     def progress(self) -> dict[MessageQueue, ProcessQueue]:
-        return {queue: item.process for queue, item in self._running.items()}
+        return {queue: item.process for queue, item in self._assigned.items()}
 
     def subscriptions(self) -> list[SubscriptionData]:
         return list(self._subscriptions.values())
 
     def consumer_data(self) -> ConsumerData:
-        """What heartbeats say of this consumer."""
+        """Returns this consumer's part of a heartbeat."""
         return ConsumerData(
             self.group,
             self.consume_type,
@@ -224,38 +228,38 @@ class Consumer:
     def _workers(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
 
-    def _end_callers(self) -> list[asyncio.Task[None]]:
-        """Tells the tasks that call handlers to end, which finish the message that they are at; gives them."""
+    def _stop_workers(self) -> list[asyncio.Task[None]]:
+        """Stops the tasks that call handlers after their current message, and returns them."""
         workers = self._tasks[2:]
         for _ in workers:
             self._ready.put_nowait(None)
         return workers
 
-    async def _announce(self) -> None:
+    async def _register(self) -> None:
         for topic in list(self._subscriptions):
             with contextlib.suppress(RemotingError, BrokerError, BodyError):
                 await self.session.route(topic)
-        await self.session.beat_now()
+        await self.session.send_heartbeats()
         self._rebalance_now.set()
 
     async def _check_with_broker(self, data: SubscriptionData) -> None:
-        """CHECK_CLIENT_CONFIG: a bad condition is refused now rather than at every pull."""
+        """Validates a condition with CHECK_CLIENT_CONFIG, so that a bad one fails now and not at every pull."""
         route = await self.session.route(data.topic)
         body = {"clientId": self.session.client_id, "group": self.group, "subscriptionData": data.to_json()}
         for broker in route.brokers if route is not None else []:
             address = self.session.address(broker.name)
             if address is not None:
                 frame = Frame(RequestCode.CHECK_CLIENT_CONFIG, body=dumps(body))
-                await self.session.demand(address, frame, f"subscription {data.expression!r}")
+                await self.session.call_checked(address, frame, f"subscription {data.expression!r}")
 
-    # Shares
+    # Rebalance
 
-    def _group_changed(self, group: str) -> None:
+    def _on_group_change(self, group: str) -> None:
         if group == self.group:
             self._rebalance_now.set()
 
     def _disconnected(self, address: str) -> None:
-        self._settled_at = time.monotonic() + SETTLE_SECONDS
+        self._rebalance_not_before = time.monotonic() + REBALANCE_DELAY_SECONDS
 
     async def _rebalance_forever(self) -> None:
         while True:
@@ -264,92 +268,95 @@ class Consumer:
                     await self._rebalance_now.wait()
             except TimeoutError:
                 pass
-            await asyncio.sleep(max(self._settled_at - time.monotonic(), 0))
+            await asyncio.sleep(max(self._rebalance_not_before - time.monotonic(), 0))
             self._rebalance_now.clear()
             complete = True
             for topic in list(self._subscriptions):
                 try:
-                    complete = await self._take_share(topic, await self._shares.of(topic)) and complete
-                except (NotYet, *_FAILURES) as error:
-                    log.info("%s: shares of %s stay as they are: %s", self.group, topic, error)
+                    complete = await self._apply_allocation(topic, await self._allocation.queues(topic)) and complete
+                except (AllocationUnavailable, *_FAILURES) as error:
+                    log.info("%s: the allocation of %s is unchanged: %s", self.group, topic, error)
                     complete = False
                 except Exception:
-                    log.exception("%s: shares of %s", self.group, topic)
-            await self._drop_all([queue for queue in self._running if queue.topic not in self._subscriptions])
+                    log.exception("%s: the allocation of %s failed", self.group, topic)
+            await self._stop_queues([queue for queue in self._assigned if queue.topic not in self._subscriptions])
             if not complete:
                 asyncio.get_running_loop().call_later(1.0, self._rebalance_now.set)
 
-    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+    async def _apply_allocation(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
         wanted = set(mine)
-        await self._drop_all([queue for queue in self._running if queue.topic == topic and queue not in wanted])
-        return await self._take_all([queue for queue in mine if queue not in self._running])
+        await self._stop_queues([queue for queue in self._assigned if queue.topic == topic and queue not in wanted])
+        return await self._start_queues([queue for queue in mine if queue not in self._assigned])
 
-    async def _take_all(self, queues: Sequence[MessageQueue]) -> bool:
-        """False: some cannot be taken now. A broker that is away is asked once, and holds up no other's queues."""
+    async def _start_queues(self, queues: Sequence[MessageQueue]) -> bool:
+        """Starts reading queues, and returns False when some cannot be read yet.
+
+        It tries an unreachable broker once, so that this broker delays no queue of another one.
+        """
         complete = True
-        away: set[str] = set()
+        unreachable: set[str] = set()
         for queue in queues:
-            if queue.broker in away or self._closing:
+            if queue.broker in unreachable or self._closing:
                 continue
             try:
-                await self._take(queue)
+                await self._start_queue(queue)
             except _FAILURES as error:
                 log.info("%s: %s cannot be read yet: %s", self.group, queue, error)
                 complete = False
                 if not isinstance(error, BrokerError):
-                    away.add(queue.broker)
+                    unreachable.add(queue.broker)
         return complete
 
-    async def _take(self, queue: MessageQueue) -> None:
+    async def _start_queue(self, queue: MessageQueue) -> None:
         offset = await self.offsets.read(queue)
         if offset is None:
             offset = await self.puller.first_offset(queue, self._from_where, self._from_time_ms)
-        self._begin(queue, offset)
+        self._start_queue_at(queue, offset)
 
-    def _begin(self, queue: MessageQueue, offset: int) -> None:
+    def _start_queue_at(self, queue: MessageQueue, offset: int) -> None:
         process = ProcessQueue(offset)
         task = asyncio.create_task(self._pull_forever(queue, process))
-        self._running[queue] = Running(process, task)
-        self._begun(queue, process)
-        log.info("%s: reads %s from %d on", self.group, queue, offset)
+        self._assigned[queue] = AssignedQueue(process, task)
+        self._on_queue_started(queue, process)
+        log.info("%s: started reading %s at %d", self.group, queue, offset)
 
-    async def _drop_all(self, queues: Sequence[MessageQueue]) -> None:
-        """Side by side: each may wait for a broker that says nothing."""
-        await asyncio.gather(*(self._drop(queue) for queue in queues))
+    async def _stop_queues(self, queues: Sequence[MessageQueue]) -> None:
+        """Stops queues concurrently, because each may wait for a silent broker."""
+        await asyncio.gather(*(self._stop_queue(queue) for queue in queues))
 
-    async def _drop(self, queue: MessageQueue) -> None:
-        item = self._running.get(queue)
+    async def _stop_queue(self, queue: MessageQueue) -> None:
+        item = self._assigned.get(queue)
         if item is None:
             return
         await item.end()
-        await self._released(queue, item.process)
+        await self._on_queue_stopped(queue, item.process)
         await self.offsets.commit(wait=True, only=queue)
         self.offsets.forget(queue)
-        if self._running.get(queue) is item:
-            del self._running[queue]
-        log.info("%s: gave up %s at %d", self.group, queue, item.process.commit_offset)
+        if self._assigned.get(queue) is item:
+            del self._assigned[queue]
+        log.info("%s: stopped reading %s at %d", self.group, queue, item.process.commit_offset)
 
-    def _begun(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """A queue is pulled from now on."""
+    def _on_queue_started(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """Called when a queue's pulls start."""
 
-    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """A queue is not pulled any more; what is consumed of it is noted."""
+    async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """Called when a queue's pulls have stopped: updates the queue's offset."""
         self.offsets.update(queue, process.commit_offset)
 
-    async def _handled(self, queue: MessageQueue) -> None:
-        """Waits until nothing of a queue that is not pulled any more is being handled, where that matters."""
+    async def _wait_for_handlers(self, queue: MessageQueue) -> None:
+        """Waits for the handlers of a stopped queue. The concurrent consumer does not need to."""
 
     async def reset_offsets(self, table: dict[MessageQueue, int]) -> None:
-        """Goes on from other offsets, as an administrator told the broker."""
+        """Moves queues to other offsets, on an administrator's request through the broker."""
         for queue, offset in table.items():
-            item = self._running.get(queue)
+            item = self._assigned.get(queue)
             if item is None or item.process.dropped:
                 continue
             await item.end()
-            await self._handled(queue)
-            if self._running.get(queue) is item and not self._closing:
+            await self._wait_for_handlers(queue)
+            if self._assigned.get(queue) is item and not self._closing:
                 self.offsets.update(queue, offset, backwards=True)
-                self._begin(queue, offset)
+                self._start_queue_at(queue, offset)
                 await self.offsets.commit(wait=True, only=queue)
 
     # Pulling
@@ -358,14 +365,16 @@ class Consumer:
         pause = BACKOFF_FIRST
         while not process.dropped:
             data = self._subscriptions.get(queue.topic)
-            if self._suspended or data is None:  # Not wanted: it is given up soon, unless it is wanted again.
+            if (
+                self._suspended or data is None
+            ):  # Not subscribed. A rebalance stops this queue soon, unless the application subscribes again.
                 await asyncio.sleep(0.1)
                 continue
             if process.full(self._limits):
-                await self._wait_for_room(process)
+                await self._wait_for_capacity(process)
                 continue
             try:
-                commit = None if self.broadcasting else self._committed_with_pull(queue, process)
+                commit = None if self.broadcasting else self._offset_for_pull(queue, process)
                 result = await self.puller.pull(queue, process.next_offset, data, commit=commit)
             except _FAILURES as error:
                 if not isinstance(error, BrokerError):
@@ -374,7 +383,7 @@ class Consumer:
                 if isinstance(error, BrokerError):
                     pause = max(pause, 0.2)
                     if error.code in (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST):
-                        await self.session.beat_now()
+                        await self.session.send_heartbeats()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 1.0) if isinstance(error, BrokerError) else next_backoff(pause)
                 with contextlib.suppress(*_FAILURES):
@@ -383,21 +392,21 @@ class Consumer:
             pause = BACKOFF_FIRST
             if result.status is PullStatus.ILLEGAL:
                 log.warning(
-                    "%s: offset %d of %s is outside of %d to %d; goes on at %d",
+                    "%s: offset %d of %s is outside of %d to %d; continues at %d",
                     self.group, process.next_offset, queue, result.min_offset, result.max_offset, result.next_offset,
                 )  # fmt: skip
                 self.offsets.update(queue, result.next_offset, backwards=True)
-            self._took(queue, process, result.messages, result.next_offset)
+            self._on_pulled(queue, process, result.messages, result.next_offset)
 
-    def _took(
+    def _on_pulled(
         self, queue: MessageQueue, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int
     ) -> None:
         for message in process.add(messages, next_offset, now_ms()):
             self._ready.put_nowait((message, process))
 
-    async def _wait_for_room(self, process: ProcessQueue) -> None:
-        async with self._room:
-            await self._room.wait_for(lambda: process.dropped or not process.full(self._limits))
+    async def _wait_for_capacity(self, process: ProcessQueue) -> None:
+        async with self._capacity:
+            await self._capacity.wait_for(lambda: process.dropped or not process.full(self._limits))
 
     # Consuming
 
@@ -412,15 +421,15 @@ class Consumer:
             was_full = process.full(self._limits)
             await self._consume(message, process)
             if was_full and not process.full(self._limits):
-                async with self._room:
-                    self._room.notify_all()
+                async with self._capacity:
+                    self._capacity.notify_all()
 
     async def _consume(self, message: ReceivedMessage, process: ProcessQueue) -> None:
         while True:
             delay_level = await self.handle(message)
             if delay_level is not None and not self.broadcasting:
                 if process.dropped or self._closing:
-                    return  # its offset is not committed: whoever reads the queue next gets it
+                    return  # The offset is not committed: the queue's next reader gets the message.
                 if not await self._send_back.send(message, delay_level, self.max_retries):
                     await asyncio.sleep(LOCAL_RETRY_SECONDS)
                     continue
@@ -428,7 +437,7 @@ class Consumer:
             return
 
     async def handle(self, message: ReceivedMessage) -> int | None:
-        """Calls the application; None: consumed, otherwise the delay level with which it is to be retried."""
+        """Calls the application. Returns None when it consumed the message, otherwise the delay level of the retry."""
         handler = self._handlers.get(message.topic)
         if handler is None:
             log.warning("%s: no handler for topic %s of %r; sent back", self.group, message.topic, message)
@@ -441,35 +450,35 @@ class Consumer:
             caller = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and caller is not None and caller.cancelling():
                 raise
-            # What was cancelled is something that the handler waited for, not who calls it.
+            # The handler awaited a task that was cancelled. Its caller was not cancelled.
             log.exception("%s: handling %r failed", self.group, message)
             return 0
         return 0 if answer is False else None
 
     # Offsets
 
-    def _committed_with_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
-        """The offset that a pull brings along: a new master knows it with the first one."""
+    def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
+        """Returns the offset for a pull request, so that a new master learns it with the first pull."""
         return process.commit_offset
 
-    def note_offsets(self) -> None:
-        for queue, item in self._running.items():
+    def update_offsets(self) -> None:
+        for queue, item in self._assigned.items():
             self.offsets.update(queue, item.process.commit_offset)
 
     async def commit(self) -> None:
-        """Commits what is consumed; also done by itself every few seconds and at the end."""
-        self.note_offsets()
+        """Commits the offsets of consumed messages. The consumer also commits every few seconds and when it closes."""
+        self.update_offsets()
         await self.offsets.commit(wait=True)
 
     async def _commit_forever(self) -> None:
         while True:
             await asyncio.sleep(self._commit_s)
-            self.note_offsets()
+            self.update_offsets()
             await self.offsets.commit()
 
 
-class Running:
-    """A queue that is read."""
+class AssignedQueue:
+    """A queue that this member reads."""
 
     __slots__ = ("process", "task")
 
@@ -478,7 +487,7 @@ class Running:
         self.task = task
 
     async def end(self) -> None:
-        """No more is pulled. To be cancelled meanwhile cancels the caller: `await task` could not tell whose it was."""
+        """Stops the pulls. A cancellation meanwhile cancels the caller; `await task` could not tell the two apart."""
         self.process.dropped = True
         self.task.cancel()
         await asyncio.wait({self.task})

@@ -1,8 +1,8 @@
-"""Dead letters: what a consumer group gave up, listed, read, and sent again.
+"""Dead letters of a consumer group: list, read and resend them.
 
-A message whose consumption failed too often lies in `%DLQ%group`, where nobody consumes it. Sent again, it goes to the
-group's own retry topic: this group gets it once more, with all its tries, and no other group of the topic sees it.
-How far a dead-letter queue has been sent again is remembered by the brokers, as the offset of a tool's group in it.
+A message that fails too often goes to `%DLQ%group`, which no group consumes. A resent letter goes to the group's own
+retry topic: this group gets it with all retries, and no other group of the topic sees it. The brokers store the
+progress of resends, as an offset of a tools group in the dead-letter queue.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, Prop
 from gantry_broker.protocol.fastjson import MessageQueue
 
-MARKER: Final = "TOOLS_CONSUMER"
-"""The group whose offset tells how far a dead-letter queue was sent again: one that every RocketMQ broker knows."""
-_LEFT_BEHIND: Final = frozenset(
+MARK_GROUP: Final = "TOOLS_CONSUMER"
+"""The group whose offset marks the resent part of a dead-letter queue. Every RocketMQ broker knows it."""
+_DROPPED_PROPERTIES: Final = frozenset(
     {
         Prop.DELAY_TIME_LEVEL,
         Prop.DLQ_ORIGIN_MESSAGE_ID,
@@ -46,7 +46,7 @@ _LEFT_BEHIND: Final = frozenset(
         Prop.WAIT_STORE_MSG_OK,
     }
 )
-"""Properties of the life that ended as a dead letter."""
+"""Properties that belong to the failed deliveries; a resent letter does not carry them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,16 +55,16 @@ class DeadGroup:
 
     group: str
     letters: int
-    """Messages that can be read."""
+    """Messages in the dead-letter queues."""
     waiting: int
-    """Those of them that `send_again` with `mark` has not passed yet."""
+    """Messages after the mark, not passed by `send_again` with `mark` yet."""
     last_ms: int
-    """When the last one came."""
+    """Store time of the last one."""
 
 
 @dataclass(slots=True, frozen=True)
 class Page:
-    """Letters of one queue that lie one behind the other; the next page begins at `next_offset`."""
+    """Consecutive letters of one queue; the next page begins at `next_offset`."""
 
     queue: MessageQueue
     letters: list[ReceivedMessage]
@@ -72,7 +72,7 @@ class Page:
 
 
 def origin_topic(letter: ReceivedMessage) -> str:
-    """The topic that a dead letter was sent to first."""
+    """Returns the topic that the producer sent a dead letter to."""
     properties = letter.properties
     return properties.get(Prop.RETRY_TOPIC) or properties.get(Prop.DLQ_ORIGIN_TOPIC) or letter.topic
 
@@ -87,7 +87,7 @@ class DeadLetters:
     """
 
     def __init__(self, name_servers: str | Sequence[str] | Session, *, timeout: float = 10.0) -> None:
-        """`timeout`: seconds for which one letter's send is repeated."""
+        """`timeout`: seconds for all attempts to send one letter."""
         self._producer = Producer(name_servers, timeout=timeout)
         self._admin = Admin(self._producer.session)
 
@@ -99,13 +99,15 @@ class DeadLetters:
         await self._producer.close()
 
     async def groups(self) -> list[DeadGroup]:
-        """Groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
+        """Returns the groups that have dead letters. Raises RemotingError, BrokerError, BodyError."""
         topics = [topic for topic in await self._admin.topics() if topic.startswith(DLQ_PREFIX)]
         found = await asyncio.gather(*(self._count(topic) for topic in topics))
         return [group for group in found if group is not None]
 
     async def group(self, group: str) -> DeadGroup | None:
-        """One group's; None: it has no dead-letter topic. Raises as `groups`, and InvalidMessage for a wrong name."""
+        """Returns one group's counts; None: it has no dead-letter topic. Raises as `groups`, and InvalidMessage for
+        a bad name.
+        """
         check_group(group)
         return await self._count(DLQ_PREFIX + group)
 
@@ -117,12 +119,12 @@ class DeadLetters:
         letters = waiting = last = 0
         for queue, where in table.items():
             letters += where.max_offset - where.min_offset
-            waiting += where.max_offset - max(where.min_offset, await self._marked(queue))
+            waiting += where.max_offset - max(where.min_offset, await self._read_mark(queue))
             last = max(last, where.last_update)
         return DeadGroup(topic.removeprefix(DLQ_PREFIX), letters, max(waiting, 0), last)
 
     async def pages(self, group: str, *, waiting_only: bool = False) -> AsyncGenerator[Page, None]:
-        """All letters that are there when it begins, queue by queue; `waiting_only`: those after the mark.
+        """Yields the letters that exist at the start, queue by queue; `waiting_only`: only those after the mark.
 
         Raises NoRoute when the group has none, BrokerError when a queue cannot be read.
         """
@@ -134,7 +136,7 @@ class DeadLetters:
             end = await puller.max_offset(queue)
             at = await puller.min_offset(queue)
             if waiting_only:
-                at = max(at, await self._marked(queue))
+                at = max(at, await self._read_mark(queue))
             while at < end:
                 result = await puller.pull(queue, at, everything, count=BATCH, suspend_ms=0)
                 if result.status is PullStatus.NO_NEW or result.next_offset <= at:
@@ -144,19 +146,19 @@ class DeadLetters:
                 yield Page(queue, letters, at)
 
     async def find(self, group: str, message_id: str) -> list[ReceivedMessage]:
-        """The group's letters with this unique id. Raises as `pages`."""
+        """Returns the group's letters with this unique id. Raises as `pages`."""
         check_group(group)
         return await self._admin.query(DLQ_PREFIX + group, message_id, unique=True)
 
     async def send_again(self, group: str, letter: ReceivedMessage, *, to: str | None = None) -> SendResult:
-        """Sends a letter to its group once more, or to a topic (`to`), where every group of that topic gets it.
+        """Sends a letter to its group again, or to topic `to`, where every group of that topic gets it.
 
-        The body, tags, keys, unique id and the application's properties stay; the number of tries begins anew.
-        Raises as `Producer.send`, and InvalidMessage.
+        The letter keeps its body, tags, keys, unique id and application properties. Its retry count starts at 0. Raises
+        as `Producer.send`, and InvalidMessage.
         """
         topic = RETRY_PREFIX + group if to is None else to
         check_topic(topic)
-        properties = {name: value for name, value in letter.properties.items() if name not in _LEFT_BEHIND}
+        properties = {name: value for name, value in letter.properties.items() if name not in _DROPPED_PROPERTIES}
         if to is None:
             properties[Prop.RETRY_TOPIC] = origin_topic(letter)
         else:
@@ -165,12 +167,12 @@ class DeadLetters:
         return await self._producer.send_stored(letter, topic, properties)
 
     async def mark(self, page: Page) -> None:
-        """Remembers that everything of a queue up to the end of a page was sent again; a mark never goes back.
+        """Marks a queue as resent up to the end of a page. A mark only moves forward.
 
         Raises BrokerError.
         """
-        if page.next_offset > await self._marked(page.queue):
-            await self._admin.set_offset(MARKER, page.queue, page.next_offset)
+        if page.next_offset > await self._read_mark(page.queue):
+            await self._admin.set_offset(MARK_GROUP, page.queue, page.next_offset)
 
-    async def _marked(self, queue: MessageQueue) -> int:
-        return await self._admin.offset(MARKER, queue) or 0
+    async def _read_mark(self, queue: MessageQueue) -> int:
+        return await self._admin.offset(MARK_GROUP, queue) or 0

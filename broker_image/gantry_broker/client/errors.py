@@ -1,4 +1,4 @@
-"""How a client's calls fail. Errors of the connection itself are in `gantry_broker.remoting.errors`."""
+"""Errors of the client. Errors of a connection are in `gantry_broker.remoting.errors`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class ClientError(Exception):
 
 
 class InvalidMessage(ClientError, ValueError):
-    """A message or name that no broker would take; nothing was sent."""
+    """A message or name is invalid. The client sent nothing."""
 
 
 class NoRoute(ClientError):
-    """No NameServer knows a broker for the topic, or none could be asked."""
+    """No NameServer has a route for the topic, or no NameServer answers."""
 
 
 class BrokerError(ClientError):
-    """A broker or NameServer answered that it did not do it. `code` is a response code, `remark` its own words."""
+    """A broker or NameServer refused a request. `code` is the response code, `remark` the server's text."""
 
     def __init__(self, what: str, code: int, remark: str | None) -> None:
         try:
@@ -31,10 +31,10 @@ class BrokerError(ClientError):
 
 
 class SendFailed(ClientError):
-    """A message was not acknowledged in time; it may be stored nevertheless. `attempts` tells what was tried."""
+    """No broker acknowledged a message in time. It may be stored nevertheless. `attempts` lists the failures."""
 
     def __init__(self, topic: str, attempts: list[str], seconds: float) -> None:
-        tried = "; ".join(attempts[-5:]) or "no broker could be asked"
+        tried = "; ".join(attempts[-5:]) or "no broker was reachable"
         super().__init__(
             f"message for {topic} was not acknowledged within {seconds:g} s, {len(attempts)} tries: {tried}"
         )
@@ -42,4 +42,4 @@ class SendFailed(ClientError):
 
 
 class RequestFailed(ClientError):
-    """A request-reply call got no reply in time."""
+    """A request got no reply in time."""

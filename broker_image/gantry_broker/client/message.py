@@ -1,4 +1,4 @@
-"""What an application sends and what it receives."""
+"""Messages as an application sends and receives them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.message import Record, RecordError, format_properties
 
 MAX_BODY: Final = 4 * 1024 * 1024
-"""Bytes of the largest body that a client sends by default, as RocketMQ's."""
+"""Bytes of the largest body that a client sends by default, as in RocketMQ."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 RESERVED: Final = frozenset(
@@ -33,11 +33,11 @@ RESERVED: Final = frozenset(
     Prop.TIMER_DELAY_MS,
     Prop.TIMER_DELIVER_MS,
 }
-"""Property names that have a meaning of their own; applications set them by the fields of `Message`."""
+"""Property names with a meaning of their own. Applications set them by the fields of `Message`."""
 
 
 class FromWhere(StrEnum):
-    """Where a consumer group that has no offset yet begins."""
+    """Start position of a consumer group without offsets."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
@@ -45,7 +45,7 @@ class FromWhere(StrEnum):
 
 
 def check_topic(topic: str) -> None:
-    """Raises InvalidMessage for a name that RocketMQ's rules forbid."""
+    """Checks a topic name by RocketMQ's rules. Raises InvalidMessage."""
     if not topic or len(topic) > TOPIC_MAX_LENGTH or not _NAME.fullmatch(topic):
         raise InvalidMessage(
             f"topic {topic[:150]!r}: 1 to {TOPIC_MAX_LENGTH} letters, digits, '_', '-', '%' and '|' are allowed"
@@ -53,17 +53,17 @@ def check_topic(topic: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Raises InvalidMessage for a name that RocketMQ's rules forbid."""
+    """Checks a group name by RocketMQ's rules. Raises InvalidMessage."""
     if not group or len(group) > 248 or not _NAME.fullmatch(group):
         raise InvalidMessage(f"group {group[:150]!r}: 1 to 248 letters, digits, '_', '-', '%' and '|' are allowed")
 
 
 @dataclass(slots=True)
 class Message:
-    """A message to be sent.
+    """A message to send.
 
-    `keys` make it findable by a query; `delay_level` is one of the broker's levels (1 and up, 0: none); `deliver_at_ms`
-    a time since 1970 before which it must not be delivered; `wait_stored` False lets the broker answer before the
+    Queries find it by its `keys`. `delay_level` is one of the broker's levels (1 and up, 0: none). `deliver_at_ms` is
+    the earliest delivery time in milliseconds since 1970. With `wait_stored` False the broker answers before the
     message is flushed or replicated.
     """
 
@@ -78,7 +78,7 @@ class Message:
     wait_stored: bool = True
 
     def wire_properties(self, unique_key: str) -> dict[str, str]:
-        """All properties as they are stored. Raises InvalidMessage for a reserved name."""
+        """Returns all properties in their stored form. Raises InvalidMessage for a reserved name."""
         out = dict(self.properties)
         if not RESERVED.isdisjoint(out):
             name = next(name for name in out if name in RESERVED)
@@ -98,10 +98,10 @@ class Message:
         return out
 
     def check(self, max_body: int = MAX_BODY) -> None:
-        """Raises InvalidMessage when no broker would take it."""
+        """Checks topic and body. Raises InvalidMessage."""
         check_topic(self.topic)
         if self.topic in NOT_ALLOWED_SEND_TOPICS:
-            raise InvalidMessage(f"topic {self.topic} belongs to the brokers; nobody may send to it")
+            raise InvalidMessage(f"topic {self.topic} is a system topic; applications cannot send to it")
         if not self.body:
             raise InvalidMessage("the body is empty; RocketMQ takes messages of at least one byte")
         if len(self.body) > max_body:
@@ -109,7 +109,7 @@ class Message:
 
 
 def pack_properties(properties: Mapping[str, str]) -> bytes:
-    """The stored form. Raises InvalidMessage."""
+    """Encodes properties. Raises InvalidMessage."""
     try:
         return format_properties(properties)
     except RecordError as error:
@@ -118,20 +118,20 @@ def pack_properties(properties: Mapping[str, str]) -> bytes:
 
 @dataclass(slots=True, frozen=True)
 class SendResult:
-    """What a producer is told. Only `SEND_OK` is a promise that no failover undoes."""
+    """The result of a send. Only a message with `SEND_OK` survives every failover."""
 
     status: SendStatus
     message_id: str
-    """The unique key that the client gave it (of a batch: all, joined by commas)."""
+    """The client's unique key (for a batch: all keys, joined by commas)."""
     offset_id: str
-    """Where it lies: the broker's address and the offset in its log (of a batch: all, joined by commas)."""
+    """The broker's address and the offset in its log (for a batch: all ids, joined by commas)."""
     queue: MessageQueue
     queue_offset: int
     transaction_id: str = ""
 
 
 class ReceivedMessage:
-    """A message that a consumer got."""
+    """A message that a consumer received."""
 
     __slots__ = ("_body", "_props", "broker", "record", "topic")
 
@@ -147,7 +147,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """As it was sent; decompressed if it was compressed. Raises RecordError when that fails."""
+        """The decompressed body. Raises RecordError when the compressed one is damaged."""
         if self._body is None:
             self._body = self.record.payload()
         return self._body
@@ -168,7 +168,7 @@ class ReceivedMessage:
 
     @property
     def id(self) -> str:
-        """The unique key that its producer gave it, or where it lies if there is none."""
+        """The producer's unique key, or the offset id of a message without one."""
         return self.properties.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX) or self.record.offset_id
 
     @property
@@ -185,12 +185,12 @@ class ReceivedMessage:
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue that it was read from."""
+        """The queue that the consumer read the message from."""
         return MessageQueue(self.record.topic, self.broker, self.record.queue_id)
 
     @property
     def reconsume_times(self) -> int:
-        """How often it has been consumed without success before."""
+        """The number of failed deliveries before this one."""
         return self.record.reconsume_times
 
     @property
@@ -203,7 +203,7 @@ class ReceivedMessage:
 
 
 def restore_topic(record: Record, broker: str, group: str) -> ReceivedMessage:
-    """A message as consumers see it: one from the group's retry topic shows the topic that it came from."""
+    """Converts a record into a consumer's message: one from the group's retry topic gets its original topic."""
     message = ReceivedMessage(record, broker)
     if record.topic == f"%RETRY%{group}":
         message.topic = message.properties.get(Prop.RETRY_TOPIC, record.topic)

@@ -1,8 +1,8 @@
 """Orderly consumption: one message of a queue at a time, in order, by one member of the group at a time.
 
-A queue is read only while its lock on the broker is held: asked for when the queue is taken, renewed every 20 s, given
-back when the queue goes. What fails is tried again in place after a pause and holds its queue; after `max_retries`
-times it goes to the retry topic like any other failure.
+A member reads a queue only while it holds the queue's lock on the broker. It requests the lock when it starts the
+queue, renews it every 20 s and releases it when it stops the queue. A failed message blocks its queue and is tried
+again after a pause; after `max_retries` retries it goes to the retry topic.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from gantry_broker.client.consumer import Consumer, now_ms
 from gantry_broker.client.errors import BrokerError, ClientError
-from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.client.session import BACKOFF_FIRST
 from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.bodies import BodyError, LockRequest, locked_queues
@@ -30,26 +30,31 @@ log = logging.getLogger(__name__)
 RENEW_SECONDS: Final = 20.0
 LOCK_RETRY_SECONDS: Final = 0.1
 LOCK_SECONDS: Final = 30.0
-"""A lock that was not renewed for so long is not trusted any more; brokers keep it for 60 s."""
-_STEP_SECONDS: Final = 0.05
-FOREVER: Final = 2**31 - 1
+"""A lock without a renewal expires here after this time; brokers keep it for 60 s."""
+_PAUSE_STEP_SECONDS: Final = 0.05
+UNLIMITED: Final = 2**31 - 1
 
 
 class OrderedConsumer(Consumer):
-    """As Consumer; messages of one queue are handled one after the other, in the order in which they are stored."""
+    """A consumer that handles the messages of one queue one after the other, in store order."""
 
     ordered = True
 
     def __init__(
-        self, *args: Any, max_retries: int = FOREVER, suspend_s: float = 1.0, concurrency: int = 20, **options: Any
+        self,
+        *args: Any,
+        max_retries: int = UNLIMITED,
+        suspend_s: float = 1.0,
+        concurrency: int = 20,
+        **options: Any,
     ) -> None:
-        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues handled at a time."""
+        """`suspend_s`: seconds before a failed message is tried again; `concurrency`: queues with a running handler."""
         super().__init__(*args, max_retries=max_retries, concurrency=concurrency, **options)
         self._suspend_s = suspend_s
         self._locked: dict[MessageQueue, float] = {}
-        self._lanes: dict[MessageQueue, asyncio.Queue[ReceivedMessage | None]] = {}
-        self._lane_tasks: dict[MessageQueue, asyncio.Task[None]] = {}
-        self._at_once = asyncio.Semaphore(concurrency)
+        self._buffers: dict[MessageQueue, asyncio.Queue[ReceivedMessage | None]] = {}
+        self._workers_by_queue: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._concurrent_handlers = asyncio.Semaphore(concurrency)
         self._renewer: asyncio.Task[None] | None = None
         self._renew_now = asyncio.Event()
 
@@ -69,12 +74,14 @@ class OrderedConsumer(Consumer):
 
     def _disconnected(self, address: str) -> None:
         super()._disconnected(address)
-        self._renew_now.set()  # a new master has no locks: ours are asked for before anybody else's
+        self._renew_now.set()  # a new master has no locks
 
     # Locks
 
     async def _lock(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
-        """Asks for locks; gives those that are held now. Brokers that cannot be asked change nothing."""
+        """Requests locks, and returns the queues whose locks this member now holds. An unreachable broker changes
+        nothing.
+        """
         held: set[MessageQueue] = set()
         for broker in sorted({queue.broker for queue in queues}):
             wanted = [queue for queue in queues if queue.broker == broker]
@@ -82,7 +89,7 @@ class OrderedConsumer(Consumer):
             try:
                 address = await self.session.master(broker)
                 frame = Frame(RequestCode.LOCK_BATCH_MQ, body=body)
-                answer = await self.session.demand(address, frame, f"locks of {self.group}")
+                answer = await self.session.call_checked(address, frame, f"locks of {self.group}")
                 granted = set(locked_queues(answer.body))
             except (RemotingError, BrokerError, ClientError, BodyError) as error:
                 log.info("%s: locks at %s: %s", self.group, broker, error)
@@ -103,9 +110,9 @@ class OrderedConsumer(Consumer):
             address = await self.session.master(queue.broker)
             await self.session.call(address, Frame(RequestCode.UNLOCK_BATCH_MQ, body=body), 1.0)
         except (RemotingError, ClientError) as error:
-            log.info("%s: lock of %s is left to expire: %s", self.group, queue, error)
+            log.info("%s: cannot release the lock of %s, which expires: %s", self.group, queue, error)
 
-    def _holds(self, queue: MessageQueue) -> bool:
+    def _is_locked(self, queue: MessageQueue) -> bool:
         return time.monotonic() - self._locked.get(queue, -LOCK_SECONDS) < LOCK_SECONDS
 
     async def _renew_forever(self) -> None:
@@ -118,81 +125,81 @@ class OrderedConsumer(Consumer):
                 await asyncio.sleep(BACKOFF_FIRST)
             except TimeoutError:
                 pass
-            queues = list(self._running)
+            queues = list(self._assigned)
             complete = len(await self._lock(queues)) == len(queues)
 
-    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
-        await super()._take_share(topic, [queue for queue in mine if queue in self._running])
-        fresh = [queue for queue in mine if queue not in self._running]
-        held = await self._lock(fresh) if fresh else set()
-        taken = await self._take_all([queue for queue in fresh if queue in held])
-        return taken and len(held) == len(fresh)
+    async def _apply_allocation(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        await super()._apply_allocation(topic, [queue for queue in mine if queue in self._assigned])
+        added = [queue for queue in mine if queue not in self._assigned]
+        held = await self._lock(added) if added else set()
+        started = await self._start_queues([queue for queue in added if queue in held])
+        return started and len(held) == len(added)
 
-    # Lanes
+    # Consuming
 
-    def _begun(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        self._lanes[queue] = asyncio.Queue()
-        self._lane_tasks[queue] = asyncio.create_task(self._consume_lane(queue, process))
+    def _on_queue_started(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        self._buffers[queue] = asyncio.Queue()
+        self._workers_by_queue[queue] = asyncio.create_task(self._consume_queue(queue, process))
 
-    def _end_callers(self) -> list[asyncio.Task[None]]:
-        for lane in self._lanes.values():
-            lane.put_nowait(None)
-        return list(self._lane_tasks.values())
+    def _stop_workers(self) -> list[asyncio.Task[None]]:
+        for buffer in self._buffers.values():
+            buffer.put_nowait(None)
+        return list(self._workers_by_queue.values())
 
-    async def _handled(self, queue: MessageQueue) -> None:
-        lane, task = self._lanes.get(queue), self._lane_tasks.get(queue)
-        if lane is not None and task is not None:
-            lane.put_nowait(None)
+    async def _wait_for_handlers(self, queue: MessageQueue) -> None:
+        buffer, task = self._buffers.get(queue), self._workers_by_queue.get(queue)
+        if buffer is not None and task is not None:
+            buffer.put_nowait(None)
             await asyncio.wait({task})
-            self._lanes.pop(queue, None)
-            self._lane_tasks.pop(queue, None)
+            self._buffers.pop(queue, None)
+            self._workers_by_queue.pop(queue, None)
 
-    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        """Only then may anybody else have the queue."""
-        await self._handled(queue)
-        await super()._released(queue, process)
+    async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        """Releases the lock only after the last handler has ended and its offset is committed."""
+        await self._wait_for_handlers(queue)
+        await super()._on_queue_stopped(queue, process)
         await self.offsets.commit(wait=True, only=queue)
         await self._unlock(queue)
 
-    def _took(
+    def _on_pulled(
         self, queue: MessageQueue, process: ProcessQueue, messages: list[ReceivedMessage], next_offset: int
     ) -> None:
-        lane = self._lanes.get(queue)
+        buffer = self._buffers.get(queue)
         for message in process.add(messages, next_offset, now_ms()):
-            if lane is not None:
-                lane.put_nowait(message)
+            if buffer is not None:
+                buffer.put_nowait(message)
 
-    async def _consume_lane(self, queue: MessageQueue, process: ProcessQueue) -> None:
-        lane = self._lanes[queue]
+    async def _consume_queue(self, queue: MessageQueue, process: ProcessQueue) -> None:
+        buffer = self._buffers[queue]
         while not process.dropped:
-            message = await lane.get()
+            message = await buffer.get()
             if message is None:
                 return
             while not process.dropped:
-                if not self._holds(queue):
+                if not self._is_locked(queue):
                     self._renew_now.set()
                     await asyncio.sleep(0.1)
                     continue
-                async with self._at_once:
+                async with self._concurrent_handlers:
                     delay_level = await self.handle(message)
-                if delay_level is None or await self._gave_up(message):
+                if delay_level is None or await self._retries_exhausted(message):
                     was_full = process.full(self._limits)
                     process.done(message, now_ms())
                     if was_full:
-                        async with self._room:
-                            self._room.notify_all()
+                        async with self._capacity:
+                            self._capacity.notify_all()
                     break
                 await self._pause(process)
 
-    async def _gave_up(self, message: ReceivedMessage) -> bool:
-        """Counts a failure; True: it was one too many, and the message lies in the retry topic now."""
+    async def _retries_exhausted(self, message: ReceivedMessage) -> bool:
+        """Counts a failure, and returns True when retries are exhausted and the retry topic has the message."""
         if message.record.reconsume_times < self.max_retries:
             message.record.reconsume_times += 1
             return False
-        return await self._send_back.send_anew(message, self.max_retries)
+        return await self._send_back.send_copy(message, self.max_retries)
 
     async def _pause(self, process: ProcessQueue) -> None:
-        for _ in range(max(1, round(self._suspend_s / _STEP_SECONDS))):
+        for _ in range(max(1, round(self._suspend_s / _PAUSE_STEP_SECONDS))):
             if process.dropped:
                 return
-            await asyncio.sleep(_STEP_SECONDS)
+            await asyncio.sleep(_PAUSE_STEP_SECONDS)

@@ -1,9 +1,9 @@
-"""The producer: sends, retries, batches, one-way.
+"""The producer: single, batch and one-way sends with retries.
 
-A send is tried until it is acknowledged or its time is over. What fails before a broker answered (refused, lost) or
-with "not now" is tried again quickly, on another broker if there is one: a failover takes less than a second and the
-address stays. A broker that fell silent is left alone for a while where there is another (RocketMQ's clients call this
-fault latency). What a broker refuses is tried on other brokers, `retries` times. Every try has the same unique key.
+A send is tried until a broker acknowledges it or its timeout is over. Refused or lost connections and "not now" answers
+are retried quickly, on another broker if there is one: a failover takes less than a second and keeps the address. Sends
+avoid a silent broker for a while if there is another one (RocketMQ's clients call this fault latency). A send that a
+broker refuses is tried on other brokers, `retries` times. Every attempt has the same unique key.
 """
 
 from __future__ import annotations
@@ -38,19 +38,23 @@ from gantry_broker.remoting.errors import RemotingError, RequestTimeout
 
 SEND_SECONDS: Final = 3.0
 RETRIES: Final = 2
-SILENCE_SECONDS: Final = 2.1
-"""A connection that is silent for so long is given up: what is sent again may reach the successor in time."""
-SILENCE_ELSEWHERE_SECONDS: Final = 1.0
-"""The same for the first try of a send that another group can take: nobody need wait for the failover of this one."""
-AVOID_SECONDS: Final = 2.0
-"""So long a broker whose connection was given up is not chosen where there is another: a failover takes about this."""
+SILENCE_TIMEOUT_SECONDS: Final = 2.1
+"""A request on a connection that is silent for this long fails, so that the next attempt can reach the new master in
+time.
+"""
+FIRST_SILENCE_TIMEOUT_SECONDS: Final = 1.0
+"""The same for a first attempt when another group can take the message, so that the send need not wait for a
+failover.
+"""
+AVOID_SILENT_SECONDS: Final = 2.0
+"""Sends avoid a silent broker for this long if there is another one. A failover takes about as long."""
 COMPRESS_OVER: Final = 4096
-"""Bytes of a body from which on it is compressed."""
+"""Bytes of the smallest body that is compressed."""
 MAX_LONG: Final = 2**63 - 1
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 _DEFAULT_QUEUES: Final = 4
 _BODY_FLAGS: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
-"""What a system flag tells of the body: how it is compressed."""
+"""The bits of the system flag that describe the body's compression."""
 
 _STATUS: Final = {
     int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
@@ -58,8 +62,8 @@ _STATUS: Final = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-_NOT_NOW: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
-_ELSEWHERE: Final = frozenset(
+_TRANSIENT_CODES: Final = frozenset((ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE))
+_OTHER_BROKER_CODES: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.TOPIC_NOT_EXIST,
@@ -88,9 +92,9 @@ class Producer:
         compression: Compression = Compression.ZLIB,
         max_body: int = MAX_BODY,
     ) -> None:
-        """`timeout` is in seconds and covers all tries of one send; `compress_over` and `max_body` are bytes.
+        """`timeout` is in seconds and covers all attempts of one send; `compress_over` and `max_body` are bytes.
 
-        Consumers of 4.x read `compression` ZLIB only.
+        Consumers of 4.x read only `compression` ZLIB.
         """
         check_group(group)
         self.session = name_servers if isinstance(name_servers, Session) else Session(name_servers)
@@ -100,10 +104,10 @@ class Producer:
         self._compress_over = compress_over
         self._compression = compression
         self._max_body = max_body
-        self._turns: dict[str, RoundRobin] = {}
+        self._round_robins: dict[str, RoundRobin] = {}
         self._cache: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
-        self._made: dict[str, tuple[float, list[MessageQueue]]] = {}
-        """Topics that brokers make on demand: until when their queues are taken for these."""
+        self._auto_created: dict[str, tuple[float, list[MessageQueue]]] = {}
+        """Topics that brokers create on demand: (monotonic time until which to use these queues, queues)."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -135,8 +139,8 @@ class Producer:
     ) -> SendResult:
         """Sends a Message, or a topic and a body, and waits for the acknowledgement.
 
-        `queue` sends to that queue only; `key` to one chosen by its hash, so that messages of one key keep their
-        order (`selector` chooses otherwise). Raises InvalidMessage, NoRoute, BrokerError (refused), SendFailed (not
+        `queue` selects one queue. `key` selects a queue by its hash, so that messages of one key keep their order;
+        `selector` replaces the hash. Raises InvalidMessage, NoRoute, BrokerError (refused), SendFailed (not
         acknowledged in time: it may be stored nevertheless).
         """
         if isinstance(message, str):
@@ -156,17 +160,19 @@ class Producer:
         )
 
     async def send_oneway(self, message: Message | str, body: bytes | None = None) -> None:
-        """Sends without an acknowledgement. Raises InvalidMessage, NoRoute, RemotingError when nothing was sent."""
+        """Sends without an acknowledgement. Raises InvalidMessage, NoRoute, or RemotingError when the request was
+        not sent.
+        """
         if isinstance(message, str):
             message = Message(message, body or b"")
         frame, _ = self._frame(message)
-        queue = self._turn(message.topic).choose(await self._queues(message.topic))
-        self._aim(frame, queue)
+        queue = self._round_robin(message.topic).choose(await self._queues(message.topic))
+        self._set_queue(frame, queue)
         frame.flag |= FLAG_ONEWAY
         await self.session.remoting.oneway(await self.session.master(queue.broker, message.topic), frame)
 
     async def send_reply(self, message: Message, extra: dict[str, str], timeout: float | None = None) -> SendResult:
-        """Sends a reply message, whose properties in `extra` tell the broker whom to push it to. Raises as `send`."""
+        """Sends a reply. The properties in `extra` name the client that the broker pushes it to. Raises as `send`."""
         frame, unique_key = self._frame(message, extra)
         frame.code = RequestCode.SEND_REPLY_MESSAGE_V2
         return await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
@@ -174,9 +180,9 @@ class Producer:
     async def send_stored(
         self, message: ReceivedMessage, topic: str, properties: dict[str, str], timeout: float | None = None
     ) -> SendResult:
-        """Sends a message that was received once more, under a topic and with properties as they are to be stored.
+        """Sends a received message again, to another topic and with the given stored properties.
 
-        Its body goes as it lies on the broker, compressed or not. Raises as `send`.
+        The body stays as stored, compressed or not. Raises as `send`.
         """
         wanted = Message(topic, message.record.body, flag=message.record.flag)
         wanted.check(self._max_body)
@@ -185,7 +191,7 @@ class Producer:
         return await self._deliver(frame, wanted, message.id, None, None, None, timeout or self.timeout)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that can be sent to. Raises NoRoute."""
+        """Returns the writable queues of a topic. Raises NoRoute."""
         return await self._queues(topic)
 
     # Frames
@@ -207,16 +213,16 @@ class Producer:
 
     def _batch_frame(self, messages: Sequence[Message]) -> tuple[Frame, list[str]]:
         if not messages:
-            raise InvalidMessage("a batch has at least one message")
+            raise InvalidMessage("a batch needs at least one message")
         items = []
         unique_keys = []
         first = messages[0]
         for message in messages:
             message.check(self._max_body)
             if message.topic != first.topic or message.wait_stored != first.wait_stored:
-                raise InvalidMessage("messages of a batch have one topic and the same wait_stored")
+                raise InvalidMessage("messages of a batch must have one topic and the same wait_stored")
             if message.delay_level or message.deliver_at_ms is not None or message.topic.startswith(RETRY_PREFIX):
-                raise InvalidMessage("a batch holds neither delayed messages nor such for a retry topic")
+                raise InvalidMessage("a batch cannot hold delayed messages or messages for a retry topic")
             unique_key = create_unique_key()
             unique_keys.append(unique_key)
             items.append(BatchItem(message.body, pack_properties(message.wire_properties(unique_key)), message.flag))
@@ -229,7 +235,7 @@ class Producer:
         return Frame(RequestCode.SEND_BATCH_MESSAGE, ext=ext, body=body), unique_keys
 
     def _ext(self, message: Message, properties: str, sys_flag: int) -> dict[str, str]:
-        """The fields of SendHeader under their short names; `_aim` adds the queue."""
+        """Returns the fields of SendHeader under their short names; `_set_queue` adds the queue."""
         return {
             "a": self.group,
             "b": message.topic,
@@ -246,45 +252,45 @@ class Producer:
         }
 
     @staticmethod
-    def _aim(frame: Frame, queue: MessageQueue) -> None:
+    def _set_queue(frame: Frame, queue: MessageQueue) -> None:
         frame.ext["e"] = str(queue.queue_id)
         frame.ext["n"] = queue.broker
 
     # Delivery
 
-    def _turn(self, topic: str) -> RoundRobin:
-        turn = self._turns.get(topic)
-        if turn is None:
-            turn = self._turns[topic] = RoundRobin()
-        return turn
+    def _round_robin(self, topic: str) -> RoundRobin:
+        round_robin = self._round_robins.get(topic)
+        if round_robin is None:
+            round_robin = self._round_robins[topic] = RoundRobin()
+        return round_robin
 
     async def _queues(self, topic: str, *, failed: bool = False) -> list[MessageQueue]:
-        """The queues of a topic; `failed`: what is known did not work, ask again. Raises NoRoute, RemotingError."""
+        """Returns the queues of a topic; `failed`: fetch the route again. Raises NoRoute, RemotingError."""
         if not failed:
-            known = self.session.known_route(topic)
+            known = self.session.cached_route(topic)
             cached = self._cache.get(topic)
             if cached is not None and cached[0] is known:
                 return cached[1]
-            until, made = self._made.get(topic, (0.0, []))
+            until, made = self._auto_created.get(topic, (0.0, []))
             if known is None and time.monotonic() < until:
                 return made
-        self._made.pop(topic, None)
+        self._auto_created.pop(topic, None)
         ask = self.session.route_after_failure if failed else self.session.route
         route = await ask(topic)
         queues = writable_queues(topic, route) if route is not None else []
         if queues and route is not None:
             self._cache[topic] = (route, queues)
         if not queues and route is None:
-            # The topic may be made when the first message comes: brokers that do so register this one.
+            # Brokers may create the topic with its first message. Such brokers register this default topic.
             route = await ask(AUTO_CREATE_TOPIC)
             queues = writable_queues(topic, route, as_default=_DEFAULT_QUEUES) if route is not None else []
             if len({queue.broker for queue in queues}) > 1:
-                # As RocketMQ's client does: each group gets messages and makes the topic. By the route that the first
-                # message makes all would go to one group, and wait for that one when it is away.
-                self._made[topic] = (time.monotonic() + ROUTE_POLL_SECONDS, queues)
+                # As RocketMQ's client does: every group gets messages and creates the topic. The first route would name
+                # one group only, and all sends would wait for it when it is down.
+                self._auto_created[topic] = (time.monotonic() + ROUTE_POLL_SECONDS, queues)
         if not queues:
             raise NoRoute(
-                f"no broker takes messages for topic {topic}: it does not exist, is not made on demand, "
+                f"no broker accepts messages for topic {topic}: it does not exist and is not created on demand, "
                 "or its brokers have no master or no write permission"
             )
         return queues
@@ -313,26 +319,26 @@ class Producer:
                 if queue is None:
                     queues = await self._queues(message.topic, failed=again)
                     if selector is None:
-                        avoid = failed | self._silent(queues)
-                        queue = self._turn(message.topic).choose(queues, avoid)
+                        avoid = failed | self._silent_brokers(queues)
+                        queue = self._round_robin(message.topic).choose(queues, avoid)
                         elsewhere = queues[0].broker != queues[-1].broker and any(
                             other.broker != queue.broker and other.broker not in avoid for other in queues
                         )
                     else:
                         queue = selector(queues, message, key)
-                self._aim(frame, queue)
+                self._set_queue(frame, queue)
                 address = self.session.address(queue.broker)
                 if address is None:
                     address = await self.session.master(queue.broker, message.topic)
                 left = deadline - clock()
                 if left <= 0:
                     raise SendFailed(message.topic, attempts, timeout)
-                silence = SILENCE_ELSEWHERE_SECONDS if elsewhere else max(SILENCE_SECONDS, left * 0.7)
+                silence = FIRST_SILENCE_TIMEOUT_SECONDS if elsewhere else max(SILENCE_TIMEOUT_SECONDS, left * 0.7)
                 answer = await self.session.remoting.request(address, frame, left, silence=silence)
             except (RemotingError, NoRoute) as error:
                 attempts.append(str(error))
-                if isinstance(error, NoRoute) and message.topic not in self._turns:
-                    # Nothing was ever sent there: the route may be about to appear, a wrong name must not wait long.
+                if isinstance(error, NoRoute) and message.topic not in self._round_robins:
+                    # Nothing was ever sent to this topic. Its route may appear soon, but a wrong name must fail fast.
                     refused += 1
                     if refused > self.retries:
                         raise
@@ -346,24 +352,24 @@ class Producer:
                     return self._result(status, answer, unique_key, queue)
                 attempts.append(f"{queue.broker}: {answer.code} {answer.remark or ''}")
                 failed.add(queue.broker)
-                if answer.code not in _NOT_NOW:
+                if answer.code not in _TRANSIENT_CODES:
                     refused += 1
-                    if answer.code not in _ELSEWHERE or refused > self.retries:
+                    if answer.code not in _OTHER_BROKER_CODES or refused > self.retries:
                         raise BrokerError(f"send to {queue}", answer.code, answer.remark)
             again = True
-            known = self.session.known_route(message.topic)
+            known = self.session.cached_route(message.topic)
             others = {data.broker for data in known.queues} - failed if known is not None else ()
             if others and fixed is None and selector is None:
-                continue  # another broker can be tried at once
+                continue  # another broker can take it at once
             failed.clear()
             if clock() + pause >= deadline:
                 raise SendFailed(message.topic, attempts, timeout)
             await asyncio.sleep(pause)
             pause = next_backoff(pause)
 
-    def _silent(self, queues: Sequence[MessageQueue]) -> set[str]:
-        """The brokers of these queues that fell silent a short while ago."""
-        silent = self.session.remoting.fell_silent(AVOID_SECONDS)
+    def _silent_brokers(self, queues: Sequence[MessageQueue]) -> set[str]:
+        """Returns the brokers of these queues that were silent a short while ago."""
+        silent = self.session.remoting.fell_silent(AVOID_SILENT_SECONDS)
         return {q.broker for q in queues if self.session.address(q.broker) in silent} if silent else set()
 
     @staticmethod

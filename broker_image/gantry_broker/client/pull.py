@@ -1,4 +1,4 @@
-"""The consumer that is asked: `poll` gives messages when the application wants some (RocketMQ's lite pull)."""
+"""The polling consumer: `poll` returns messages on request (RocketMQ's lite pull)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gantry_broker.client.consumer import Consumer, now_ms
-from gantry_broker.client.flow import ProcessQueue
 from gantry_broker.client.message import ReceivedMessage
+from gantry_broker.client.process_queue import ProcessQueue
 from gantry_broker.client.selection import readable_queues
 from gantry_broker.client.subscription import subscription
 from gantry_broker.protocol.codes import RETRY_PREFIX
@@ -16,14 +16,14 @@ from gantry_broker.protocol.fastjson import MessageQueue
 
 
 class PullConsumer(Consumer):
-    """Consumes when asked, as a member of a group (`subscribe_to`) or from queues of its own choice (`assign`).
+    """Consumes on request, as a member of a group (`subscribe_to`) or from given queues (`assign`).
 
-    async with PullConsumer("127.0.0.1:9876", "audit") as consumer:
-        await consumer.subscribe_to("Orders")
-        for message in await consumer.poll():
-            ...
+        async with PullConsumer("127.0.0.1:9876", "audit") as consumer:
+            await consumer.subscribe_to("Orders")
+            for message in await consumer.poll():
+                ...
 
-    What `poll` has given counts as consumed; `auto_commit` False leaves committing to `commit()`.
+    Messages from `poll` count as consumed. With `auto_commit` False only `commit()` commits them.
     """
 
     consume_type = "CONSUME_ACTIVELY"
@@ -39,28 +39,28 @@ class PullConsumer(Consumer):
 
     async def subscribe_to(self, topic: str, expression: str = "*", *, sql: bool = False) -> None:
         """Shares a topic's queues with the other members of the group. Raises as `Consumer.subscribe`."""
-        await self.subscribe(topic, _never, expression, sql=sql)
-        self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # nothing is sent back by this kind of consumer
+        await self.subscribe(topic, _no_handler, expression, sql=sql)
+        self._subscriptions.pop(RETRY_PREFIX + self.group, None)  # this consumer sends nothing back
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic that can be read; none when it does not exist."""
+        """Returns all readable queues of a topic; none when it does not exist."""
         route = await self.session.route(topic)
         return readable_queues(topic, route) if route is not None else []
 
     async def assign(self, queues: Iterable[MessageQueue], expression: str = "*") -> None:
-        """Reads exactly these queues, whatever other members do."""
+        """Reads exactly these queues, independent of other members."""
         self._assigned_by_hand = True
         wanted = list(queues)
         for topic in {queue.topic for queue in wanted}:
             await self.session.route(topic)
             self._subscriptions.setdefault(topic, subscription(topic, expression))
-        await self._drop_all([queue for queue in self._running if queue not in wanted])
+        await self._stop_queues([queue for queue in self._assigned if queue not in wanted])
         for queue in wanted:
-            if queue not in self._running:
-                await self._take(queue)
+            if queue not in self._assigned:
+                await self._start_queue(queue)
 
     async def poll(self, timeout: float = 5.0, max_messages: int = 32) -> list[ReceivedMessage]:
-        """Waits up to `timeout` seconds for the first message, gives up to `max_messages` that are there."""
+        """Waits up to `timeout` seconds for a first message, and returns up to `max_messages` available ones."""
         found: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(timeout):
@@ -70,8 +70,8 @@ class PullConsumer(Consumer):
             return found
         while len(found) < max_messages and not self._ready.empty():
             self._accept(self._ready.get_nowait(), found)
-        async with self._room:
-            self._room.notify_all()
+        async with self._capacity:
+            self._capacity.notify_all()
         return found
 
     def _accept(self, item: tuple[ReceivedMessage, ProcessQueue] | None, found: list[ReceivedMessage]) -> None:
@@ -80,8 +80,8 @@ class PullConsumer(Consumer):
             item[1].done(item[0], now_ms())
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on at another offset of a queue that is read. Raises KeyError for one that is not."""
-        if queue not in self._running:
+        """Moves to another offset of an assigned queue. Raises KeyError for other queues."""
+        if queue not in self._assigned:
             raise KeyError(f"{queue} is not read by this consumer")
         await self.reset_offsets({queue: offset})
 
@@ -92,11 +92,11 @@ class PullConsumer(Consumer):
         await self.seek(queue, await self.puller.max_offset(queue))
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What the group has committed in a queue; None: nothing."""
+        """Returns the group's committed offset in a queue; None: there is none."""
         return await self.offsets.read(queue)
 
-    def _committed_with_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
-        return process.commit_offset if self._auto_commit else self.offsets.noted(queue)
+    def _offset_for_pull(self, queue: MessageQueue, process: ProcessQueue) -> int | None:
+        return process.commit_offset if self._auto_commit else self.offsets.pending(queue)
 
     async def _commit_forever(self) -> None:
         if self._auto_commit:
@@ -104,17 +104,17 @@ class PullConsumer(Consumer):
 
     async def close(self, patience_s: float = 10.0) -> None:
         if not self._auto_commit:
-            for queue in self._running:
+            for queue in self._assigned:
                 self.offsets.forget(queue)
         await super().close(patience_s)
 
-    async def _released(self, queue: MessageQueue, process: ProcessQueue) -> None:
+    async def _on_queue_stopped(self, queue: MessageQueue, process: ProcessQueue) -> None:
         if self._auto_commit:
-            await super()._released(queue, process)
+            await super()._on_queue_stopped(queue, process)
 
-    async def _take_share(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
-        return True if self._assigned_by_hand else await super()._take_share(topic, mine)
+    async def _apply_allocation(self, topic: str, mine: Sequence[MessageQueue]) -> bool:
+        return True if self._assigned_by_hand else await super()._apply_allocation(topic, mine)
 
 
-async def _never(message: ReceivedMessage) -> None:
+async def _no_handler(message: ReceivedMessage) -> None:
     raise RuntimeError(f"{message!r}: a pull consumer has no handler")

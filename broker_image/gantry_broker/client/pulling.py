@@ -1,4 +1,4 @@
-"""The primitives below every kind of consumer: pull, and the offsets of a queue."""
+"""Pull requests and queue offsets, for all kinds of consumers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from gantry_broker.protocol.headers import Long, OffsetAnswer, PullAnswer, PullH
 from gantry_broker.protocol.message import decode_records
 
 SUSPEND_MS: Final = 15_000
-"""Milliseconds that a broker may hold a pull that finds nothing."""
-HELD_SECONDS: Final = 5.0
-"""Seconds beyond that after which a pull is given up."""
+"""Milliseconds for which a broker may hold a pull without messages."""
+PULL_GRACE_SECONDS: Final = 5.0
+"""Seconds after that time at which a pull fails."""
 BATCH: Final = 32
 
 
 class PullStatus(Enum):
-    """How a pull ended."""
+    """The outcome of a pull."""
 
     FOUND = "found"
     NO_NEW = "nothing new"
-    NO_MATCH = "nothing that the subscription wants"
+    NO_MATCH = "no matching message"
     ILLEGAL = "the offset is outside of the queue"
 
 
 @dataclass(slots=True)
 class PullResult:
-    """What a pull gave; the next one begins at `next_offset`. Offsets count a queue's messages."""
+    """The messages of a pull; the next pull begins at `next_offset`. Offsets count a queue's messages."""
 
     status: PullStatus
     messages: list[ReceivedMessage]
@@ -60,7 +60,7 @@ _STATUS: Final = {
 
 
 class Puller:
-    """Pulls for one consumer group, and remembers which broker each queue should be read from."""
+    """Pulls for one consumer group, and remembers from which broker to read each queue."""
 
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
@@ -68,7 +68,7 @@ class Puller:
         self._suggested: dict[MessageQueue, int] = {}
 
     def source(self, queue: MessageQueue) -> int:
-        """The broker id that the queue is read from next."""
+        """Returns the broker id for the queue's next pull."""
         return self._suggested.get(queue, MASTER_ID)
 
     async def pull(
@@ -81,7 +81,7 @@ class Puller:
         suspend_ms: int = SUSPEND_MS,
         commit: int | None = None,
     ) -> PullResult:
-        """Messages from `offset` on; waits up to `suspend_ms` for the first. `commit`: an offset to be committed.
+        """Pulls messages from `offset` on, and waits up to `suspend_ms` for the first. `commit`: an offset to commit.
 
         Raises RemotingError, BrokerError, NoRoute, RecordError.
         """
@@ -89,9 +89,9 @@ class Puller:
         flags = PullFlag.SUSPEND if suspend_ms > 0 else 0
         if commit is not None and commit > 0 and broker_id == MASTER_ID:
             flags |= PullFlag.COMMIT_OFFSET
-        sent_along = data.expression_type == EXPRESSION_TAG
-        if sent_along:
-            flags |= PullFlag.SUBSCRIPTION  # a broker that has just become master need not know us yet
+        by_tag = data.expression_type == EXPRESSION_TAG
+        if by_tag:
+            flags |= PullFlag.SUBSCRIPTION  # a new master may not know this client yet
         header = PullHeader(
             self._group,
             queue.topic,
@@ -102,25 +102,25 @@ class Puller:
             Long(commit or 0),
             Long(suspend_ms),
             Long(data.version),
-            data.expression if sent_along else None,
+            data.expression if by_tag else None,
             data.expression_type,
             bname=queue.broker,
         )
         frame = Frame(RequestCode.PULL_MESSAGE, ext=header.ext())
-        answer = await self._session.call(address, frame, suspend_ms / 1000 + HELD_SECONDS)
+        answer = await self._session.call(address, frame, suspend_ms / 1000 + PULL_GRACE_SECONDS)
         status = _STATUS.get(answer.code)
         if status is None:
             self._suggested.pop(queue, None)
             raise BrokerError(f"pull of {queue} at {offset}", answer.code, answer.remark)
-        told = PullAnswer.from_ext(answer.ext)
-        self._suggested[queue] = told.suggestWhichBrokerId
+        reply = PullAnswer.from_ext(answer.ext)
+        self._suggested[queue] = reply.suggestWhichBrokerId
         messages = []
         if status is PullStatus.FOUND:
             for record in decode_records(answer.body):
                 message = restore_topic(record, queue.broker, self._group)
                 if wanted(message, data):
                     messages.append(message)
-        return PullResult(status, messages, told.nextBeginOffset, told.minOffset, told.maxOffset)
+        return PullResult(status, messages, reply.nextBeginOffset, reply.minOffset, reply.maxOffset)
 
     async def _address(self, queue: MessageQueue) -> tuple[int, str]:
         broker_id = self.source(queue)
@@ -134,28 +134,30 @@ class Puller:
         raise NoRoute(f"no broker of group {queue.broker} is known")
 
     def failed(self, queue: MessageQueue) -> None:
-        """The broker that was asked gave nothing that can be read: after the master a slave is asked, then the master
-        again. So a backlog is read on while there is no master."""
+        """Switches from the master to a slave after a failed pull, and back after the next one.
+
+        So a consumer can read a backlog without a master.
+        """
         if self._suggested.pop(queue, MASTER_ID) == MASTER_ID:
             slaves = [number for number in self._session.addresses(queue.broker) if number != MASTER_ID]
             if slaves:
                 self._suggested[queue] = min(slaves)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset after the queue's last message. Raises RemotingError, BrokerError, NoRoute."""
+        """Returns the offset after the queue's last message. Raises RemotingError, BrokerError, NoRoute."""
         return await self._offset(queue, RequestCode.GET_MAX_OFFSET)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the queue's first message. Raises RemotingError, BrokerError, NoRoute."""
+        """Returns the offset of the queue's first message. Raises RemotingError, BrokerError, NoRoute."""
         return await self._offset(queue, RequestCode.GET_MIN_OFFSET)
 
     async def offset_at(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at or after a time. Raises RemotingError, BrokerError, NoRoute."""
+        """Returns the first offset with a store time at or after a time. Raises RemotingError, BrokerError, NoRoute."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, Long(timestamp_ms))
-        return await self._demand(queue, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
+        return await self._call_for_offset(queue, Frame(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, ext=header.ext()))
 
     async def first_offset(self, queue: MessageQueue, where: FromWhere, timestamp_ms: int) -> int:
-        """Where a group without an offset begins. Retry topics are always read from their beginning."""
+        """Returns the start offset of a group without offsets. Retry topics are always read from their beginning."""
         retry = queue.topic.startswith(RETRY_PREFIX)
         if where is FromWhere.LAST and not retry:
             return await self.max_offset(queue)
@@ -165,9 +167,9 @@ class Puller:
 
     async def _offset(self, queue: MessageQueue, code: int) -> int:
         header = QueueHeader(queue.topic, queue.queue_id)
-        return await self._demand(queue, Frame(code, ext=header.ext()))
+        return await self._call_for_offset(queue, Frame(code, ext=header.ext()))
 
-    async def _demand(self, queue: MessageQueue, frame: Frame) -> int:
+    async def _call_for_offset(self, queue: MessageQueue, frame: Frame) -> int:
         address = await self._session.master(queue.broker, queue.topic)
-        answer = await self._session.demand(address, frame, f"request {frame.code} for {queue}")
+        answer = await self._session.call_checked(address, frame, f"request {frame.code} for {queue}")
         return OffsetAnswer.from_ext(answer.ext).offset

@@ -1,7 +1,7 @@
-"""Request and reply over topics: the reply is pushed back to the client that asked.
+"""Request and reply over topics: a broker pushes the reply to the requesting client.
 
-The consumer of the request replies with `Replier.reply`; the broker that gets the reply pushes it to the asking client,
-which it knows by heartbeat.
+The consumer of a request answers it with `reply`. The broker that stores the reply knows the requesting client by its
+heartbeat, and pushes the reply to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_REPLY = 64 * 1024 * 1024
 
 
 class Reply:
-    """What came back."""
+    """The reply to a request."""
 
     __slots__ = ("body", "properties")
 
@@ -41,10 +41,10 @@ class Requester(Producer):
 
     def __init__(self, name_servers: str | Sequence[str] | Session, group: str, **options: Any) -> None:
         super().__init__(name_servers, group, **options)
-        self._waiting = self.session.replies
+        self._pending_replies = self.session.replies
 
     async def start(self) -> None:
-        self.session.remoting.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._pushed)
+        self.session.remoting.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
         await super().start()
 
     async def request(self, message: Message, timeout: float = 3.0) -> Reply:
@@ -52,7 +52,7 @@ class Requester(Producer):
         started = time.monotonic()
         correlation = str(uuid.uuid4())
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[correlation] = future
+        self._pending_replies[correlation] = future
         extra = {
             Prop.CORRELATION_ID: correlation,
             Prop.MESSAGE_REPLY_TO_CLIENT: self.session.client_id,
@@ -62,7 +62,7 @@ class Requester(Producer):
             frame, unique_key = self._frame(message, extra)
             queues = await self._queues(message.topic)
             masters = [self.session.address(broker) for broker in sorted({queue.broker for queue in queues})]
-            await self.session.beat_now([address for address in masters if address is not None])
+            await self.session.send_heartbeats([address for address in masters if address is not None])
             await self._deliver(frame, message, unique_key, None, None, None, timeout)
             try:
                 async with asyncio.timeout(timeout - (time.monotonic() - started)):
@@ -70,16 +70,16 @@ class Requester(Producer):
             except TimeoutError:
                 raise RequestFailed(f"no reply to request {correlation} within {timeout:g} s") from None
         finally:
-            self._waiting.pop(correlation, None)
+            self._pending_replies.pop(correlation, None)
 
-    async def _pushed(self, conn: object, frame: Frame) -> Frame:
+    async def _on_reply(self, conn: object, frame: Frame) -> Frame:
         try:
             header = PushReplyHeader.parse(frame)
             body = decompress(frame.body, header.sysFlag, MAX_REPLY)
         except (BadField, RecordError) as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         properties = parse_properties(header.properties or "")
-        future = self._waiting.get(properties.get(Prop.CORRELATION_ID, ""))
+        future = self._pending_replies.get(properties.get(Prop.CORRELATION_ID, ""))
         if future is not None and not future.done():
             with contextlib.suppress(asyncio.InvalidStateError):
                 future.set_result(Reply(body, properties))
@@ -87,16 +87,16 @@ class Requester(Producer):
 
 
 async def reply(producer: Producer, request: ReceivedMessage, body: bytes, timeout: float | None = None) -> SendResult:
-    """Answers a request message. Raises InvalidMessage for a message that wants no reply, and as `send`."""
-    asked = request.properties
-    cluster = asked.get(Prop.CLUSTER)
-    if not cluster or Prop.MESSAGE_REPLY_TO_CLIENT not in asked:
-        raise InvalidMessage(f"{request!r} is not a request: it does not say whom to reply to")
+    """Replies to a request message. Raises InvalidMessage for a message that is not a request, and as `send`."""
+    properties = request.properties
+    cluster = properties.get(Prop.CLUSTER)
+    if not cluster or Prop.MESSAGE_REPLY_TO_CLIENT not in properties:
+        raise InvalidMessage(f"{request!r} is not a request: it names no client for the reply")
     message = Message(f"{cluster}_{REPLY_TOPIC_SUFFIX}", body)
     extra = {
         Prop.MESSAGE_TYPE: "reply",
-        Prop.CORRELATION_ID: asked.get(Prop.CORRELATION_ID, ""),
-        Prop.MESSAGE_REPLY_TO_CLIENT: asked[Prop.MESSAGE_REPLY_TO_CLIENT],
-        Prop.MESSAGE_TTL: asked.get(Prop.MESSAGE_TTL, "3000"),
+        Prop.CORRELATION_ID: properties.get(Prop.CORRELATION_ID, ""),
+        Prop.MESSAGE_REPLY_TO_CLIENT: properties[Prop.MESSAGE_REPLY_TO_CLIENT],
+        Prop.MESSAGE_TTL: properties.get(Prop.MESSAGE_TTL, "3000"),
     }
     return await producer.send_reply(message, extra, timeout)

@@ -1,4 +1,4 @@
-"""Which queue a message goes to. Pure."""
+"""Selection of a queue for a message. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ QueueSelector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue
 
 
 def writable_queues(topic: str, route: TopicRoute, *, as_default: int = 0) -> list[MessageQueue]:
-    """The queues of groups that have a master and allow writing.
+    """Returns the queues of groups that have a master and allow writing.
 
-    `as_default`: the route is the one of the auto-create topic, and each group has at most so many queues. An order
+    `as_default`: the route belongs to the auto-create topic, and each group has at most this many queues. An order
     configuration ("group:queues;group:queues") names the queues itself.
     """
     if route.order_conf:
@@ -33,7 +33,7 @@ def writable_queues(topic: str, route: TopicRoute, *, as_default: int = 0) -> li
 
 
 def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """The queues that may be read, in order."""
+    """Returns the readable queues, in order."""
     return sorted(
         MessageQueue(topic, data.broker, number)
         for data in route.queues
@@ -52,7 +52,7 @@ def _ordered_queues(topic: str, order_conf: str) -> list[MessageQueue]:
 
 
 class RoundRobin:
-    """One queue after the other, from a random start; after a failure on another broker if there is one."""
+    """Chooses queues in turn from a random start, and avoids failed brokers if there is another one."""
 
     __slots__ = ("_next",)
 
@@ -60,7 +60,7 @@ class RoundRobin:
         self._next = random.randrange(1 << 16) if start is None else start
 
     def choose(self, queues: Sequence[MessageQueue], avoid: frozenset[str] | set[str] = frozenset()) -> MessageQueue:
-        """`avoid`: names of brokers that failed. Raises IndexError when there is no queue."""
+        """`avoid`: names of failed brokers. Raises IndexError when there is no queue."""
         count = len(queues)
         if not count:
             raise IndexError("no queue to choose from")
@@ -76,7 +76,7 @@ class RoundRobin:
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, key: object) -> MessageQueue:
-    """The same queue for the same key, as RocketMQ's SelectMessageQueueByHash chooses it for texts and numbers."""
+    """Returns the same queue for the same key, as RocketMQ's SelectMessageQueueByHash does for strings and numbers."""
     if isinstance(key, int):
         value = key if -(2**31) <= key < 2**31 else (key ^ (key >> 32)) & 0xFFFFFFFF
         value = value - 2**32 if value >= 2**31 else value

@@ -1,4 +1,4 @@
-"""Giving a message back to its broker, to be delivered again later."""
+"""Returns a message to its broker for a later delivery."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from gantry_broker.remoting.errors import RemotingError
 log = logging.getLogger(__name__)
 
 RETRY_TIMES: Final = 16
-"""Deliveries after the first, before a message becomes a dead letter."""
+"""Deliveries after the first before a message becomes a dead letter."""
 _FIRST_LEVEL: Final = 3
-"""RocketMQ's delay level of the first retry; each further one takes the next."""
+"""RocketMQ's delay level of the first retry; each further retry uses the next level."""
 
 
 class SendBack:
-    """Sends back for one group."""
+    """Sends messages back for one group."""
 
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
 
     async def send(self, message: ReceivedMessage, delay_level: int, max_retries: int) -> bool:
-        """Tells the broker to deliver the message again; False: it could not be told, the message is still ours.
+        """Asks the broker to deliver the message again; False: the request failed, and the message stays with this
+        client.
 
-        A broker that does not have the message any more (it was cut by an unclean failover, or has expired) is sent
-        it anew.
+        A broker may no longer have the message, after an unclean failover or an expiry. Then it gets a copy.
         """
         header = SendBackHeader(
             Long(message.record.phys_offset), self._group, delay_level, message.id, message.topic, False, max_retries
         )
         try:
             address = await self._session.master(message.broker)
-            await self._session.demand(
+            await self._session.call_checked(
                 address,
                 Frame(RequestCode.CONSUMER_SEND_MSG_BACK, ext=header.ext() | {"bname": message.broker}),
                 f"sending back {message.id}",
             )
         except BrokerError as error:
-            log.warning("%s: %r is not taken back: %s", self._group, message, error)
-            return await self.send_anew(message, max_retries)
+            log.warning("%s: the broker did not take %r back: %s", self._group, message, error)
+            return await self.send_copy(message, max_retries)
         except (RemotingError, ClientError) as error:
-            log.warning("%s: %r cannot be sent back: %s", self._group, message, error)
+            log.warning("%s: cannot send %r back: %s", self._group, message, error)
             return False
         return True
 
-    async def send_anew(self, message: ReceivedMessage, max_retries: int) -> bool:
+    async def send_copy(self, message: ReceivedMessage, max_retries: int) -> bool:
         """Sends a copy to the group's retry topic; the broker makes it a dead letter after `max_retries`."""
         times = message.record.reconsume_times + 1
         properties = dict(message.properties)
@@ -70,7 +70,7 @@ class SendBack:
                 AUTO_CREATE_TOPIC,
                 1,
                 0,
-                message.record.sys_flag & ~0x3C,  # how the body is compressed stays; transaction and host bits do not
+                message.record.sys_flag & ~0x3C,  # keep the compression bits; drop transaction and host bits
                 Long(time.time_ns() // 1_000_000),
                 message.record.flag,
                 pack_properties(properties).decode(),
@@ -82,8 +82,8 @@ class SendBack:
             )
             frame = Frame(RequestCode.SEND_MESSAGE_V2, ext=header.short_ext(), body=message.record.body)
             address = await self._session.master(message.broker)
-            await self._session.demand(address, frame, f"sending {message.id} to the retry topic")
+            await self._session.call_checked(address, frame, f"sending {message.id} to the retry topic")
         except (RemotingError, BrokerError, ClientError) as error:
-            log.warning("%s: %r cannot be sent anew: %s", self._group, message, error)
+            log.warning("%s: cannot send a copy of %r: %s", self._group, message, error)
             return False
         return True

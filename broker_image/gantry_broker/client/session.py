@@ -1,7 +1,7 @@
-"""What producers, consumers and admins share: routes, connections and heartbeats.
+"""Routes, connections and heartbeats, shared by producers, consumers and admins.
 
-Routes are asked of a NameServer when they are needed, again every 30 s, and at once when a broker cannot be reached. A
-group's address stays the same over a failover, so a lost connection is simply made again, quickly.
+A session fetches a route when it needs one, every 30 s, and at once when a broker is unreachable. A group keeps its
+address over a failover, so a broken connection is made again quickly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final, Self
 
-from gantry_broker.client.answers import Answering, ConsumerAnswers
+from gantry_broker.client.consumer_admin import ConsumerAdmin, ConsumerAdminHandler
 from gantry_broker.client.errors import BrokerError, NoRoute
 from gantry_broker.client.uniqueid import local_address
 from gantry_broker.protocol import fastjson
@@ -33,26 +33,26 @@ log = logging.getLogger(__name__)
 
 ROUTE_POLL_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 30.0
-FORCED_POLL_SECONDS: Final = 0.2
-"""A route is not asked for more often than this, whatever fails."""
-LATE_ROUTE_SECONDS: Final = 0.3
-"""A send that failed goes on with the route that is known when a new one takes longer than this."""
-WATCH_SECONDS: Final = 5.0
-"""A connection over which nothing came for so long is tried: its broker may have gone without a word."""
+MIN_ROUTE_AGE_SECONDS: Final = 0.2
+"""Seconds between two fetches of a route, also after failures."""
+ROUTE_WAIT_SECONDS: Final = 0.3
+"""A failed send continues with the cached route when a new one takes longer than this."""
+IDLE_CHECK_SECONDS: Final = 5.0
+"""A connection that received nothing for this long gets a heartbeat: its broker may be gone without a reset."""
 CALL_SECONDS: Final = 3.0
-OTHER_SECONDS: Final = 0.5
-"""Patience with each further NameServer that is asked for what the first one does not know."""
+OTHER_SERVER_SECONDS: Final = 0.5
+"""Seconds for each further NameServer when the first one has no route."""
 BACKOFF_FIRST: Final = 0.005
-BACKOFF_MOST: Final = 0.05
+BACKOFF_MAX: Final = 0.05
 
 
 def next_backoff(seconds: float) -> float:
-    """The pause after a pause of `seconds`."""
-    return min(seconds * 2, BACKOFF_MOST)
+    """Returns the pause after a pause of `seconds`."""
+    return min(seconds * 2, BACKOFF_MAX)
 
 
 def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
-    """Addresses from "a:9876;b:9876" (commas do too) or a list. Raises ValueError when there is none."""
+    """Parses "a:9876;b:9876" (or with commas) or a list into addresses. Raises ValueError when there is none."""
     found = name_servers.replace(",", ";").split(";") if isinstance(name_servers, str) else list(name_servers)
     addresses = [address.strip() for address in found if address.strip()]
     if not addresses:
@@ -61,7 +61,7 @@ def parse_name_servers(name_servers: str | Sequence[str]) -> list[str]:
 
 
 class Session:
-    """One client as brokers see it. `async with Session("127.0.0.1:9876") as session`, or `start` and `close`.
+    """One client, as brokers see it. Use `async with Session("127.0.0.1:9876") as session`, or `start` and `close`.
 
     Several producers and consumers (of different groups) may share one.
     """
@@ -79,29 +79,29 @@ class Session:
         self.remoting = RemotingClient(on_disconnect=self._disconnected)
         self.producer_groups: set[str] = set()
         self.checks: dict[str, Check] = {}
-        """Producer group to what tells the state of its transactions."""
+        """Producer group to the function that checks its transactions."""
         self.replies: dict[str, asyncio.Future[Reply]] = {}
-        """Correlation id of a request to who waits for its reply."""
+        """Correlation id of a request to the future of its reply."""
         self.consumers: dict[str, Callable[[], ConsumerData]] = {}
         self.on_group_change: list[Callable[[str], None]] = []
-        """Told the name of a consumer group whose members have changed."""
+        """Called with the name of a consumer group whose members have changed."""
         self.on_disconnect: list[Callable[[str], None]] = []
-        """Told the address of a broker whose connection broke."""
+        """Called with the address of a broker whose connection broke."""
         self._route_poll_s = route_poll_s
         self._heartbeat_s = heartbeat_s
         self._current = 0
         self._routes: dict[str, TopicRoute] = {}
-        self._asked: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[TopicRoute | None]] = {}
+        self._fetched_at: dict[str, float] = {}
+        self._route_fetches: dict[str, asyncio.Task[TopicRoute | None]] = {}
         self._brokers: dict[str, dict[int, str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._revivals: set[str] = set()
+        self._registering_again: set[str] = set()
         self._users = 0
         self._closed = False
-        self._answering: dict[str, Answering] = {}
-        self.remoting.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._ids_changed)
-        answers = ConsumerAnswers(self._answering.get, self.name_servers)
-        for code in ConsumerAnswers.CODES:
+        self._consumer_admins: dict[str, ConsumerAdmin] = {}
+        self.remoting.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_ids_changed)
+        answers = ConsumerAdminHandler(self._consumer_admins.get, self.name_servers)
+        for code in ConsumerAdminHandler.CODES:
             self.remoting.register(code, answers.answer)
 
     async def __aenter__(self) -> Self:
@@ -112,12 +112,12 @@ class Session:
         await self.close()
 
     async def start(self) -> None:
-        """Each `start` asks for a `close`; the last one ends the session."""
+        """Starts the session. Each `start` needs a `close`; the last one ends the session."""
         self._users += 1
         if self._users == 1:
             self.spawn(self._poll_routes())
-            self.spawn(self._beat())
-            self.spawn(self._watch())
+            self.spawn(self._send_heartbeats_forever())
+            self.spawn(self._check_idle_connections())
 
     async def close(self) -> None:
         self._users -= 1
@@ -130,7 +130,7 @@ class Session:
         await self.remoting.close()
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Runs something that ends with the session at the latest."""
+        """Runs a task that ends with the session at the latest."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -138,8 +138,8 @@ class Session:
 
     # Routes
 
-    async def ask_name_server(self, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
-        """The answer of the first NameServer that gives one. Raises the last one's RemotingError."""
+    async def call_name_server(self, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
+        """Returns the first answer of a NameServer. Raises the last RemotingError when none answers."""
         error: RemotingError = ConnectError("no NameServer")
         deadline = time.monotonic() + timeout
         for _ in range(len(self.name_servers)):
@@ -156,54 +156,57 @@ class Session:
         raise error
 
     async def route(self, topic: str, *, fresh: bool = False, max_age: float = 0.0) -> TopicRoute | None:
-        """The route of a topic; None: no broker has it. `fresh` asks again unless it was asked `max_age` seconds ago.
+        """Returns the route of a topic; None: no broker has it. `fresh` fetches a route that is older than `max_age`
+        seconds.
 
-        Raises RemotingError when no NameServer answers and nothing is known, BrokerError, BodyError.
+        Raises RemotingError when no NameServer answers and no route is cached, BrokerError, BodyError.
         """
         known = self._routes.get(topic)
-        if known is not None and (not fresh or time.monotonic() - self._asked.get(topic, -1e9) < max_age):
+        if known is not None and (not fresh or time.monotonic() - self._fetched_at.get(topic, -1e9) < max_age):
             return known
-        asking = self._asking.get(topic)
-        if asking is None:
-            asking = self._asking[topic] = asyncio.ensure_future(self._ask_route(topic))
-            asking.add_done_callback(lambda done: self._asked_route(topic, done))
+        fetch = self._route_fetches.get(topic)
+        if fetch is None:
+            fetch = self._route_fetches[topic] = asyncio.ensure_future(self._fetch_route(topic))
+            fetch.add_done_callback(lambda done: self._on_route_fetched(topic, done))
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(fetch)
         except RemotingError:
             if known is None:
                 raise
-            return known  # an unreachable NameServer is no reason to stop
+            return known  # an unreachable NameServer does not invalidate the cached route
 
     async def route_after_failure(self, topic: str) -> TopicRoute | None:
-        """A new route when something failed; the old one when nobody has a new one, for brokers come back, and when it
-        is late: the NameServer may be gone together with the broker."""
-        asking = self.route(topic, fresh=True, max_age=FORCED_POLL_SECONDS)
+        """Fetches a route after a failure, and falls back to the cached one.
+
+        The cached route also serves when the answer is late: the NameServer may have failed together with the broker.
+        """
+        fetch = self.route(topic, fresh=True, max_age=MIN_ROUTE_AGE_SECONDS)
         known = self._routes.get(topic)
         if known is None:
-            return await asking
+            return await fetch
         try:
-            async with asyncio.timeout(LATE_ROUTE_SECONDS):
-                return await asking or known
+            async with asyncio.timeout(ROUTE_WAIT_SECONDS):
+                return await fetch or known
         except TimeoutError:
             return known
 
-    def known_route(self, topic: str) -> TopicRoute | None:
-        """The last route that there was."""
+    def cached_route(self, topic: str) -> TopicRoute | None:
+        """Returns the last fetched route."""
         return self._routes.get(topic)
 
     def address(self, broker: str, broker_id: int = MASTER_ID) -> str | None:
-        """A broker's address, as far as routes have told."""
+        """Returns a broker's address in the cached routes."""
         return self._brokers.get(broker, {}).get(broker_id)
 
     def addresses(self, broker: str) -> dict[int, str]:
         return self._brokers.get(broker, {})
 
-    async def _ask_route(self, topic: str) -> TopicRoute | None:
+    async def _fetch_route(self, topic: str) -> TopicRoute | None:
         header = RouteHeader(topic, acceptStandardJsonOnly=True)
-        answer = await self.ask_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext()))
+        answer = await self.call_name_server(Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext()))
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            answer = await self._ask_others(header) or answer
-        self._asked[topic] = time.monotonic()
+            answer = await self._fetch_from_others(header) or answer
+        self._fetched_at[topic] = time.monotonic()
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         if answer.code != ResponseCode.SUCCESS:
@@ -217,14 +220,16 @@ class Session:
             self._brokers[broker.name] = broker.addresses
         return route
 
-    async def _ask_others(self, header: RouteHeader) -> Frame | None:
-        """The route that another NameServer has: one that has just started does not know all brokers yet. The one that
-        knew it is asked first from now on."""
+    async def _fetch_from_others(self, header: RouteHeader) -> Frame | None:
+        """Returns a route from another NameServer, because one that has just started does not know all brokers.
+
+        The one that has the route becomes the first choice.
+        """
         for step in range(1, len(self.name_servers)):
             position = (self._current + step) % len(self.name_servers)
             frame = Frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=header.ext())
             try:
-                answer = await self.remoting.request(self.name_servers[position], frame, OTHER_SECONDS)
+                answer = await self.remoting.request(self.name_servers[position], frame, OTHER_SERVER_SECONDS)
             except RemotingError:
                 continue
             if answer.code == ResponseCode.SUCCESS:
@@ -232,8 +237,8 @@ class Session:
                 return answer
         return None
 
-    def _asked_route(self, topic: str, task: asyncio.Task[TopicRoute | None]) -> None:
-        self._asking.pop(topic, None)
+    def _on_route_fetched(self, topic: str, task: asyncio.Task[TopicRoute | None]) -> None:
+        self._route_fetches.pop(topic, None)
         if not task.cancelled():
             task.exception()
 
@@ -249,24 +254,24 @@ class Session:
     # Calls to brokers
 
     async def call(self, address: str, frame: Frame, timeout: float = CALL_SECONDS) -> Frame:
-        """The answer of a broker, whatever its code. Raises RemotingError."""
+        """Returns a broker's answer, with any code. Raises RemotingError."""
         return await self.remoting.request(address, frame, timeout)
 
-    async def demand(self, address: str, frame: Frame, what: str, timeout: float = CALL_SECONDS) -> Frame:
-        """The answer of a broker; raises BrokerError unless it is SUCCESS, and RemotingError."""
+    async def call_checked(self, address: str, frame: Frame, what: str, timeout: float = CALL_SECONDS) -> Frame:
+        """Returns a broker's answer with code SUCCESS. Raises BrokerError for another code, and RemotingError."""
         answer = await self.remoting.request(address, frame, timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(what, answer.code, answer.remark)
         return answer
 
     async def master(self, broker: str, topic: str | None = None) -> str:
-        """The address of a group's master. Raises NoRoute."""
+        """Returns the address of a group's master. Raises NoRoute."""
         address = self.address(broker)
         if address is None and topic is not None:
             await self.route_after_failure(topic)
             address = self.address(broker)
         if address is None:
-            raise NoRoute(f"broker group {broker} has no master in the routes that are known")
+            raise NoRoute(f"broker group {broker} has no master in the known routes")
         return address
 
     # Heartbeats
@@ -274,73 +279,73 @@ class Session:
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(self.client_id, sorted(self.producer_groups), [build() for build in self.consumers.values()])
 
-    async def beat_now(self, addresses: Sequence[str] | None = None) -> list[str]:
-        """Tells brokers (None: all that routes have told) who we are; gives the addresses that answered."""
-        beat = self.heartbeat()
-        if not beat.producers and not beat.consumers:
+    async def send_heartbeats(self, addresses: Sequence[str] | None = None) -> list[str]:
+        """Sends heartbeats to brokers (None: all in the cached routes), and returns the addresses that answered."""
+        heartbeat = self.heartbeat()
+        if not heartbeat.producers and not heartbeat.consumers:
             return []
-        body = fastjson.dumps(beat.to_json())
+        body = fastjson.dumps(heartbeat.to_json())
         if addresses is None:
-            # Slaves need to know consumers only: those may read from them.
+            # Slaves need heartbeats of consumers only, because consumers may read from them.
             addresses = [
                 address
                 for broker in self._brokers.values()
                 for broker_id, address in broker.items()
-                if broker_id == MASTER_ID or beat.consumers
+                if broker_id == MASTER_ID or heartbeat.consumers
             ]
 
-        async def tell(address: str) -> str | None:
+        async def call(address: str) -> str | None:
             try:
-                await self.demand(address, Frame(RequestCode.HEART_BEAT, body=body), f"heartbeat to {address}")
+                await self.call_checked(address, Frame(RequestCode.HEART_BEAT, body=body), f"heartbeat to {address}")
             except (RemotingError, BrokerError) as error:
                 log.info("heartbeat: %s", error)
                 return None
             return address
 
-        answers = await asyncio.gather(*(tell(address) for address in dict.fromkeys(addresses)))
+        answers = await asyncio.gather(*(call(address) for address in dict.fromkeys(addresses)))
         return [address for address in answers if address is not None]
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats_forever(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            await self.beat_now()
+            await self.send_heartbeats()
 
-    async def _watch(self) -> None:
-        """Finds connections whose other end is frozen or unreachable; a failed call makes the client connect anew."""
+    async def _check_idle_connections(self) -> None:
+        """Finds connections with a frozen or unreachable peer; a failed call makes the client reconnect."""
         before: dict[str, int | None] = {}
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
             brokers = {address for broker in self._brokers.values() for address in broker.values()}
             now = {address: self.remoting.reads(address) for address in self.remoting.addresses if address in brokers}
-            silent = [address for address, reads in now.items() if before.get(address) == reads]
-            if silent:
-                await self.beat_now(silent)
+            idle = [address for address, reads in now.items() if before.get(address) == reads]
+            if idle:
+                await self.send_heartbeats(idle)
             before = now
 
     async def unregister(self, *, producer: str | None = None, consumer: str | None = None) -> None:
-        """Tells all brokers that a group's member leaves, as far as they can be reached."""
+        """Unregisters a group's member from all connected brokers."""
         header = UnregisterClientHeader(self.client_id, producer, consumer)
         reached = set(self.remoting.addresses)
 
-        async def tell(address: str) -> None:
+        async def call(address: str) -> None:
             with contextlib.suppress(RemotingError):
                 await self.call(address, Frame(RequestCode.UNREGISTER_CLIENT, ext=header.ext()), 1.0)
 
         everywhere = {address for broker in self._brokers.values() for address in broker.values()}
-        await asyncio.gather(*(tell(address) for address in everywhere & reached))
+        await asyncio.gather(*(call(address) for address in everywhere & reached))
 
     def _disconnected(self, address: str) -> None:
-        """A broker whose connection broke, or its successor at the same address, has to be told of consumers again."""
-        if self._closed or not self.consumers or address in self._revivals:
+        """Registers consumers again with a broker whose connection broke, or with its successor at the same address."""
+        if self._closed or not self.consumers or address in self._registering_again:
             return
         if not any(address in broker.values() for broker in self._brokers.values()):
             return
         for listener in self.on_disconnect:
             listener(address)
-        self._revivals.add(address)
-        self.spawn(self._revive(address))
+        self._registering_again.add(address)
+        self.spawn(self._register_again(address))
 
-    async def _revive(self, address: str) -> None:
+    async def _register_again(self, address: str) -> None:
         pause = BACKOFF_FIRST
         deadline = time.monotonic() + 60.0
         try:
@@ -348,21 +353,21 @@ class Session:
                 await asyncio.sleep(pause)
                 if not any(address in broker.values() for broker in self._brokers.values()):
                     return
-                if await self.beat_now([address]):
+                if await self.send_heartbeats([address]):
                     return
                 pause = next_backoff(pause)
         finally:
-            self._revivals.discard(address)
+            self._registering_again.discard(address)
 
-    # What brokers ask of consumers
+    # Requests of brokers about consumers
 
-    def answer_for(self, consumer: Answering) -> None:
-        """From now on requests of brokers that name this consumer's group are answered."""
-        self._answering[consumer.group] = consumer
+    def register_consumer_admin(self, consumer: ConsumerAdmin) -> None:
+        """Directs brokers' requests about this consumer's group to it."""
+        self._consumer_admins[consumer.group] = consumer
 
-    def forget_answers_for(self, consumer: Answering) -> None:
-        self._answering.pop(consumer.group, None)
+    def unregister_consumer_admin(self, consumer: ConsumerAdmin) -> None:
+        self._consumer_admins.pop(consumer.group, None)
 
-    async def _ids_changed(self, conn: object, frame: Frame) -> None:
+    async def _on_ids_changed(self, conn: object, frame: Frame) -> None:
         for listener in self.on_group_change:
             listener(frame.ext.get("consumerGroup", ""))

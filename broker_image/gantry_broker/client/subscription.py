@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: tags ("A || B", "*") or an SQL92 condition over properties."""
+"""Subscriptions to a topic, by tags ("A || B", "*") or by an SQL92 condition over properties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantry_broker.protocol.message import java_hash
 
 
 def subscription(topic: str, expression: str = "*", *, sql: bool = False) -> SubscriptionData:
-    """The wire's form of a subscription. Raises InvalidMessage for an expression without any tag."""
+    """Returns a subscription in wire form. Raises InvalidMessage for an expression without any tag."""
     version = time.time_ns() // 1_000_000
     if sql:
         if not expression.strip():
@@ -29,5 +29,5 @@ def subscription(topic: str, expression: str = "*", *, sql: bool = False) -> Sub
 
 
 def wanted(message: ReceivedMessage, data: SubscriptionData) -> bool:
-    """Brokers compare hashes of tags, which may agree by chance: here the tags themselves are compared."""
+    """Compares the tags themselves: brokers compare only hashes, which may collide."""
     return not data.tags or data.class_filter or message.tags in data.tags

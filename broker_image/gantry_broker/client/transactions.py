@@ -1,6 +1,6 @@
 """Transactional messages: a half message, the application's own work, then commit or rollback.
 
-A broker that hears nothing asks back (`check`), also another client of the same group. END_TRANSACTION wants no answer:
+A broker without a decision asks back (`check`), also another client of the same group. END_TRANSACTION has no answer:
 if it is lost, the broker asks.
 """
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class TransactionState(Enum):
-    """What became of the application's own work; UNKNOWN: the broker shall ask later."""
+    """The outcome of the application's own work; UNKNOWN: the broker asks again later."""
 
     COMMIT = SysFlag.TRANSACTION_COMMIT
     ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
@@ -35,22 +35,22 @@ class TransactionState(Enum):
 LocalWork = Callable[[Message, str], Awaitable[TransactionState]]
 """(message, transaction id): does the work that the message belongs to."""
 Check = Callable[[ReceivedMessage], Awaitable[TransactionState]]
-"""Tells what became of the work of a half message that the broker still holds."""
+"""Returns the outcome of the work for a half message that the broker still holds."""
 
 
 class TransactionProducer(Producer):
-    """A producer whose messages appear only when the application's own work is done."""
+    """A producer whose messages become visible only after the application's own work is done."""
 
     def __init__(self, name_servers: str | Sequence[str] | Session, group: str, check: Check, **options: Any) -> None:
-        """Options are Producer's. `check` may be asked about messages of any client of the group."""
+        """Options are Producer's. `check` gets the messages of any client of the group."""
         super().__init__(name_servers, group, **options)
         self._check = check
 
     async def start(self) -> None:
         self.session.checks[self.group] = self._check
-        self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
+        self.session.remoting.register(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
         await super().start()
-        await self.session.beat_now()
+        await self.session.send_heartbeats()
 
     async def close(self) -> None:
         await super().close()
@@ -61,8 +61,8 @@ class TransactionProducer(Producer):
     ) -> tuple[SendResult, TransactionState]:
         """Sends a half message, does the work, and commits or rolls back by its result.
 
-        Work that raises is left to the check; a half message that is not safely stored is rolled back without doing
-        the work. Raises as `send`.
+        When the work raises, the check decides later. A half message without SEND_OK is rolled back, and the work is
+        not done. Raises as `send`.
         """
         extra = {Prop.TRANSACTION_PREPARED: "true", Prop.PRODUCER_GROUP: self.group}
         frame, unique_key = self._frame(message, extra, SysFlag.TRANSACTION_PREPARED)
@@ -70,7 +70,7 @@ class TransactionProducer(Producer):
         result = await self._deliver(frame, message, unique_key, None, None, None, timeout or self.timeout)
         address = await self.session.master(result.queue.broker, message.topic)
         if address not in known:
-            await self.session.beat_now([address])  # or the broker would not know whom to ask
+            await self.session.send_heartbeats([address])  # so that the broker knows this client and can ask it
         transaction_id = result.transaction_id or unique_key
         if result.status is not SendStatus.SEND_OK:
             state = TransactionState.ROLLBACK
@@ -96,7 +96,7 @@ class TransactionProducer(Producer):
             log.warning("end of transaction %s was not sent; the broker will ask: %s", transaction_id, error)
         return result, state
 
-    async def _asked(self, conn: Connection, frame: Frame) -> Frame | None:
+    async def _on_check(self, conn: Connection, frame: Frame) -> Frame | None:
         try:
             header = CheckTransactionHeader.parse(frame)
             message = ReceivedMessage(decode_record(frame.body), frame.ext.get("bname", ""))
@@ -104,7 +104,7 @@ class TransactionProducer(Producer):
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         message.topic = message.properties.get(Prop.REAL_TOPIC, message.topic)
         group = message.properties.get(Prop.PRODUCER_GROUP, self.group)
-        check = self.session.checks.get(group)  # perhaps another producer's of this session
+        check = self.session.checks.get(group)  # it may belong to another producer of this session
         if check is None:
             return None
         try:

@@ -1,7 +1,7 @@
-"""Unique message keys as RocketMQ's clients make them: 32 hexadecimal digits that tell where and when.
+"""Unique message keys in the form of RocketMQ's clients: 32 hexadecimal digits with address and time.
 
-4 bytes IPv4 address, 2 process id, 4 of this process's own, 4 milliseconds since the month began, 2 counter. `mqadmin`
-reads the time back out of them, so the form matters.
+4 bytes IPv4 address, 2 process id, 4 random per process, 4 milliseconds since the month began, 2 counter. `mqadmin`
+reads the time from them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 
 
 def local_address(towards: str = "192.0.2.1") -> str:
-    """The IPv4 address that this machine uses towards another; nothing is sent."""
+    """Returns the IPv4 address of this machine towards another one, without sending anything."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))
@@ -48,7 +48,7 @@ _counter = itertools.count()
 
 
 def create_unique_key(now_ms: int | None = None) -> str:
-    """A key that no other message has."""
+    """Returns a new unique key."""
     if now_ms is None:
         now_ms = time.time_ns() // 1_000_000
     return f"{_prefix(os.getpid())}{_Month.since(now_ms):08X}{next(_counter) & 0xFFFF:04X}"

@@ -51,7 +51,7 @@ class NameServer:
             guard = self.service.guard = HandshakeGuard(membership, budget.members)
             self._registration = RemotingServer(
                 self.service, settings.listen_host, settings.registration_port, guard=guard,
-                max_connections=budget.members, backlog=budget.remoting_backlog, limits=RequestLimits(),
+                max_connections=budget.members, backlog=budget.remoting_backlog, limits=RequestLimits(members=True),
                 shared=Shared(self.service.shared.budget),
             )  # fmt: skip
         self._http: PageServer | None = None

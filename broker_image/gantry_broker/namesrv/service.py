@@ -106,7 +106,7 @@ class NameService:
     def on_frames(self, conn: Connection, frames: list[Frame]) -> None:
         out = []
         for index, frame in enumerate(frames):
-            if "busy" in conn.attrs or (frame.code == RequestCode.REGISTER_BROKER and len(frame.body) > AT_ONCE_BYTES):
+            if "busy" in conn.attrs or _is_long(conn, frame):
                 self._in_turn(conn, frames[index:])
                 break
             code = frame.code if frame.code in SERVED else UNSUPPORTED  # unknown ones are many: counted as one
@@ -156,11 +156,12 @@ class NameService:
     async def _answer_in_slices(self, conn: Connection, frame: Frame) -> Frame:
         code = frame.code if frame.code in _ANSWERS else UNSUPPORTED
         self.requests[code] = self.requests.get(code, 0) + 1
-        if frame.code != RequestCode.REGISTER_BROKER or len(frame.body) <= AT_ONCE_BYTES:
+        if not _is_long(conn, frame):
             await self.slices.grant()
             return self.answer(conn, frame)
         try:
             header = _registration_header(frame)
+            _check_name(conn, header.clusterName, header.brokerName, header.gantryMember)
             body = RegisterBody()
             async with self._one_at_a_time:
                 if conn.closed:  # its objects would be made for nobody
@@ -170,6 +171,8 @@ class NameService:
                 if conn.closed:
                     return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR)
                 return self._take_in(conn, frame, header, body.configs)
+        except NotYours as error:
+            return Frame.response_to(frame, ResponseCode.NO_PERMISSION, str(error))
         except BadField as error:
             return Frame.response_to(frame, error.code, str(error))
         except BodyError as error:
@@ -397,6 +400,16 @@ class NameService:
             changes[key] = value
         self.settings.update(changes)
         return Frame.response_to(frame, ResponseCode.SUCCESS)
+
+
+def _is_long(conn: Connection, frame: Frame) -> bool:
+    """A registration that is read in slices. The ports for clients refuse it before they read its body.
+
+    Every compressed one: how much it holds shows when it is decompressed.
+    """
+    if frame.code != RequestCode.REGISTER_BROKER or conn.identity is None:
+        return False
+    return len(frame.body) > AT_ONCE_BYTES or (bool(frame.body) and frame.ext.get("compressed", "").lower() == "true")
 
 
 def _check_name(conn: Connection, cluster: str, group: str, member: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Typed bodies that NameServers, brokers, clients and `mqadmin` exchange.
+"""Typed bodies of requests and answers between NameServers, brokers, clients and `mqadmin`.
 
-Every class reads itself with `from_json` (a parsed value; BodyError names the field that is wrong) and writes itself
-with `to_json` (a value for `fastjson.dumps`). Names on the wire are fastjson's, from the recorded traffic.
+Every class has `from_json` (from a parsed value; BodyError names the bad field) and `to_json` (a value for
+`fastjson.dumps`). Names on the wire are fastjson's, from recorded traffic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gantry_broker.protocol import fastjson
 from gantry_broker.protocol.codes import EXPRESSION_TAG, Perm
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.fields import BodyError, Fields, parse, queue_from_json, queue_to_json, short
-from gantry_broker.protocol.figures import (
+from gantry_broker.protocol.offset_tables import (
     ConsumeOffset,
     TopicOffset,
     consume_stats_from_json,
@@ -59,7 +59,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class DataVersion:
-    """How new a table is: compared as a whole, changed with every change of the table."""
+    """The version of a table. It changes with every change of the table, and is compared as a whole."""
 
     timestamp: int = 0
     counter: int = 0
@@ -121,7 +121,7 @@ class TopicConfig:
 
 @dataclass(slots=True)
 class TopicConfigs:
-    """All topics of a broker: `config/topics.json`, and the heart of a registration."""
+    """All topics of a broker: `config/topics.json`, and the main part of a registration."""
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     version: DataVersion = field(default_factory=DataVersion)
@@ -160,7 +160,7 @@ class RegisterBody:
 
 @dataclass(slots=True)
 class QueueData:
-    """How many queues of a topic a broker group has, in a route."""
+    """Queue counts of a topic on a broker group, in a route."""
 
     broker: str
     read_queues: int
@@ -220,7 +220,7 @@ class BrokerData:
 
 @dataclass(slots=True)
 class TopicRoute:
-    """Where a topic's queues are: the answer to GET_ROUTEINFO_BY_TOPIC."""
+    """The queues and brokers of a topic: the answer to GET_ROUTEINFO_BY_TOPIC."""
 
     queues: list[QueueData] = field(default_factory=list)
     brokers: list[BrokerData] = field(default_factory=list)
@@ -249,7 +249,7 @@ class TopicRoute:
 
 @dataclass(slots=True)
 class ClusterInfo:
-    """All broker groups and the clusters that they are in: the answer to GET_BROKER_CLUSTER_INFO."""
+    """All broker groups and their clusters: the answer to GET_BROKER_CLUSTER_INFO."""
 
     brokers: dict[str, BrokerData] = field(default_factory=dict)
     clusters: dict[str, list[str]] = field(default_factory=dict)
@@ -280,7 +280,7 @@ def topic_list(topics: Iterable[str], broker_addr: str | None = None) -> bytes:
 
 @dataclass(slots=True)
 class SubscriptionData:
-    """What a consumer group wants of a topic."""
+    """A consumer group's subscription to a topic."""
 
     topic: str
     expression: str = "*"
@@ -293,7 +293,7 @@ class SubscriptionData:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         fields = Fields(value, "subscriptionData")
-        codes = fields.numbers("codeSet")  # RocketMQ's Go client writes them as texts
+        codes = fields.numbers("codeSet")  # RocketMQ's Go client writes them as strings
         return cls(
             fields.text("topic"),
             fields.text("subString", "*"),
@@ -352,9 +352,10 @@ class ConsumerData:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """What a client tells a broker every 30 s: the body of HEART_BEAT.
+    """A client's heartbeat to a broker, every 30 s: the body of HEART_BEAT.
 
-    `fingerprint` and `without_subscriptions` are 5.x's second form; a broker that does not offer it never gets it.
+    `fingerprint` and `without_subscriptions` are the second form of 5.x. Clients use it only with a broker that offers
+    it.
     """
 
     client_id: str
@@ -439,7 +440,7 @@ class SubscriptionGroup:
 
 @dataclass(slots=True)
 class LockRequest:
-    """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): who wants which queues."""
+    """LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): a member and the queues that it locks."""
 
     group: str
     client_id: str
@@ -463,7 +464,7 @@ class LockRequest:
 
 
 def locked_queues(body: bytes) -> list[MessageQueue]:
-    """The queues in the answer to LOCK_BATCH_MQ. Raises BodyError."""
+    """Returns the queues in the answer to LOCK_BATCH_MQ. Raises BodyError."""
     return [queue_from_json(item) for item in parse(body, "locked").items("lockOKMQSet")]
 
 

@@ -1,7 +1,7 @@
-"""Every number and system name of the RocketMQ protocol, and our own in one private range.
+"""All numbers and system names of the RocketMQ protocol, and Gantry's own in a private range.
 
 Source: the constant classes of the published 4.9.7 and 5.5.0 jars (`RequestCode`, `ResponseCode`, `MessageSysFlag`,
-`PullSysFlag`, `PermName`, `TopicValidator`, `MixAll`, `MessageConst`). What only 5.x has is marked.
+`PullSysFlag`, `PermName`, `TopicValidator`, `MixAll`, `MessageConst`). A comment marks the codes of 5.x.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class RequestCode(IntEnum):
-    """Codes of requests, of 4.9.7 and 5.5.0; those that only 5.x has are marked."""
+    """Codes of requests in 4.9.7 and 5.5.0; a comment marks those of 5.x."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -266,7 +266,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """Who wrote a frame; a name in the JSON form, one byte in the ROCKETMQ form."""
+    """The language of a frame's sender; a name in the JSON form, one byte in the ROCKETMQ form."""
 
     JAVA = 0
     CPP = 1
@@ -285,15 +285,17 @@ class LanguageCode(IntEnum):
 
 
 class SerializeType(IntEnum):
-    """How a frame's header is written."""
+    """The encoding of a frame's header."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 class GantryCode(IntEnum):
-    """Requests that only our own processes send to each other, on the ports between members. The compact header has two
-    signed bytes for a code."""
+    """Requests between Gantry's own processes, on the ports between members.
+
+    The compact header has two signed bytes for a code.
+    """
 
     FETCH = 31_001
     FORWARD = 31_002
@@ -303,7 +305,7 @@ class GantryCode(IntEnum):
 
 
 MQ_VERSION: Final = 407
-"""The `version` that we put into frames: the ordinal of 4.9.7, whose features we promise."""
+"""The `version` in Gantry's frames: the ordinal of 4.9.7, whose features Gantry supports."""
 
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
@@ -356,7 +358,7 @@ class TopicFlag:
 
 
 class SendStatus(IntEnum):
-    """What a producer is told of a stored message."""
+    """The status of a stored message in the answer to a send."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 1
@@ -365,7 +367,7 @@ class SendStatus(IntEnum):
 
 
 class GetStatus(IntEnum):
-    """How a read from a consume queue ended (`GetMessageStatus`)."""
+    """The outcome of a read from a consume queue (`GetMessageStatus`)."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -379,7 +381,7 @@ class GetStatus(IntEnum):
 
 
 class Prop:
-    """Names of message properties that RocketMQ gives a meaning to (`MessageConst`)."""
+    """Names of message properties with a meaning in RocketMQ (`MessageConst`)."""
 
     KEYS: Final = "KEYS"
     TAGS: Final = "TAGS"
@@ -466,15 +468,15 @@ TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 FAQ: Final = "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
-"""Ends some remarks of 4.9.7; its client then adds no hint of its own."""
+"""The end of some remarks of 4.9.7; its client then adds no hint of its own."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 OFFSET_MOVED_EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 CONTROL_TOPIC: Final = "rmq_sys_GANTRY_CONTROL"
-"""Ours: the topic of control records (beginnings of epochs, changes of topics, groups and offsets)."""
+"""Gantry's topic of control records (starts of epochs, changes of topics, groups and offsets)."""
 PROBE_TOPIC: Final = "rmq_sys_GANTRY_PROBE"
-"""Ours: what "a client can send and read" is tried with. RocketMQ's own self-test topic refuses sends."""
+"""Gantry's topic for the availability probe. RocketMQ's own self-test topic refuses sends."""
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -507,7 +509,7 @@ RETRY_OR_DLQ_TOPIC_MAX_LENGTH: Final = 255
 EXPRESSION_TAG: Final = "TAG"
 EXPRESSION_SQL92: Final = "SQL92"
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-"""Namespace of the NameServer's KV configuration that holds the orders of ordered topics."""
+"""Namespace of the NameServer's KV configuration for the order configurations of ordered topics."""
 
 PREDEFINED_GROUPS: Final = frozenset(
     {

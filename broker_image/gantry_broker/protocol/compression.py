@@ -1,8 +1,8 @@
-"""Bodies that their producer compressed: zlib (all clients' default), and LZ4 or Zstandard as 5.x clients may choose.
+"""Compression of bodies: zlib (the default of all clients), LZ4 or Zstandard (5.x clients).
 
-What kind it is lies in the system flag. LZ4 bodies are LZ4 frames and Zstandard bodies may lack their length, because
-RocketMQ writes both as streams (`CompressionType`, 5.5.0). Their libraries are loaded by the first such body: brokers
-and operators, which only move messages, do without them.
+The system flag names the kind. RocketMQ writes LZ4 and Zstandard bodies as streams (`CompressionType`, 5.5.0): LZ4
+bodies are LZ4 frames, and Zstandard bodies may lack their length. Both libraries are loaded with the first such body,
+because brokers and operators only move messages and need neither.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Final
 from gantry_broker.protocol.codes import SysFlag
 from gantry_broker.protocol.message import RecordError
 
-_PIECE: Final = 256
-"""Bytes of a Zstandard body that are read at once: 4 may stand for 128 KiB, and `limit` is looked at in between."""
+_CHUNK_BYTES: Final = 256
+"""Bytes of a Zstandard body in one step: 4 bytes can become 128 KiB, and `limit` is checked between steps."""
 
 
 class Compression(Enum):
-    """How a producer compresses; the value is the mark in the system flag. Clients of 4.x know ZLIB only."""
+    """The compression of a producer's bodies; the value is the mark in the system flag. Clients of 4.x read only
+    ZLIB.
+    """
 
     ZLIB = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
     LZ4 = SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4
@@ -27,7 +29,9 @@ class Compression(Enum):
 
 
 def compress(body: bytes, kind: Compression = Compression.ZLIB) -> bytes:
-    """The body smaller, at RocketMQ's default levels (zlib 5, Zstandard 5); mark it with the kind's value."""
+    """Compresses a body at RocketMQ's default levels (zlib 5, Zstandard 5). The caller marks it with the kind's
+    value.
+    """
     if kind is Compression.LZ4:
         import lz4.frame
 
@@ -41,7 +45,7 @@ def compress(body: bytes, kind: Compression = Compression.ZLIB) -> bytes:
 
 
 def decompress(body: bytes, sys_flag: int, limit: int) -> bytes:
-    """A body as it was sent. Raises RecordError: damaged, over `limit` bytes, or of a kind that nobody knows."""
+    """Decompresses a body. Raises RecordError for a damaged body, one over `limit` bytes, or an unknown kind."""
     if not sys_flag & SysFlag.COMPRESSED:
         return body
     kind = sys_flag & SysFlag.COMPRESSION_MASK
@@ -54,7 +58,7 @@ def decompress(body: bytes, sys_flag: int, limit: int) -> bytes:
             return _zstd(body, limit)
     except (zlib.error, RuntimeError) as error:
         raise _damaged(error) from None
-    raise RecordError(f"body is compressed in a way of number {kind >> 8}; 1 LZ4, 2 Zstandard and 3 zlib are known")
+    raise RecordError(f"unknown compression {kind >> 8} of the body; 1 (LZ4), 2 (Zstandard) and 3 (zlib) are known")
 
 
 def _zlib(body: bytes, limit: int) -> bytes:
@@ -63,7 +67,7 @@ def _zlib(body: bytes, limit: int) -> bytes:
     if engine.unconsumed_tail:
         raise _too_long(limit)
     if not engine.eof:
-        raise _cut()
+        raise _truncated()
     return plain
 
 
@@ -75,7 +79,7 @@ def _lz4(body: bytes, limit: int) -> bytes:
     if len(plain) > limit:
         raise _too_long(limit)
     if not engine.eof:
-        raise _cut()
+        raise _truncated()
     return plain
 
 
@@ -84,17 +88,17 @@ def _zstd(body: bytes, limit: int) -> bytes:
 
     engine = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     plain = bytearray()
-    for start in range(0, len(body), _PIECE):
+    for start in range(0, len(body), _CHUNK_BYTES):
         if engine.eof:
             break
         try:
-            plain += engine.decompress(body[start : start + _PIECE])
+            plain += engine.decompress(body[start : start + _CHUNK_BYTES])
         except zstandard.ZstdError as error:
             raise _damaged(error) from None
         if len(plain) > limit:
             raise _too_long(limit)
     if not engine.eof:
-        raise _cut()
+        raise _truncated()
     return bytes(plain)
 
 
@@ -106,5 +110,5 @@ def _damaged(error: Exception) -> RecordError:
     return RecordError(f"compressed body is damaged: {error}")
 
 
-def _cut() -> RecordError:
-    return RecordError("compressed body is cut")
+def _truncated() -> RecordError:
+    return RecordError("compressed body is incomplete")

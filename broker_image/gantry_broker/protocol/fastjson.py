@@ -1,8 +1,8 @@
-"""The JSON dialect of RocketMQ's bodies: what fastjson writes and other parsers refuse.
+"""The JSON dialect of RocketMQ's bodies, as fastjson writes it and other parsers refuse it.
 
-Two things differ from JSON: keys may be bare numbers (`{0:"10.0.0.1:10911"}`) and keys may be objects
-(`{{"brokerName":"a","queueId":0,"topic":"T"}:13}`, a map whose key is a message queue). `loads` reads both, and
-plain JSON at full speed; `dumps` writes them where the value asks for it.
+It differs from JSON in two points: keys may be bare numbers (`{0:"10.0.0.1:10911"}`) and keys may be objects
+(`{{"brokerName":"a","queueId":0,"topic":"T"}:13}`, a map whose key is a message queue). `loads` reads both, and plain
+JSON at full speed; `dumps` writes such keys where the value has them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 MAX_DIALECT_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of the longest text in the dialect: it is read in Python, at some 10 MB/s, by the thread that serves all."""
+"""Bytes of the longest text in the dialect. The parser is Python, reads some 10 MB/s, and blocks the event loop."""
 MAX_DEPTH: Final = 32
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -41,7 +41,7 @@ class JsonError(ValueError):
 
 
 def loads(data: bytes) -> Any:
-    """The value of a body. Bare number keys become strings, message-queue keys `MessageQueue`. Raises JsonError.
+    """Parses a body. Bare number keys become strings, message-queue keys `MessageQueue`. Raises JsonError.
 
     Keys that are other objects become tuples of their (name, value) pairs.
     """
@@ -69,7 +69,9 @@ def loads(data: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """A value in the dialect: mapping keys may be `int` (bare) or `MessageQueue` (an object). Raises TypeError."""
+    """Writes a value in the dialect: mapping keys may be `int` (bare) or `MessageQueue` (an object). Raises
+    TypeError.
+    """
     try:
         return orjson.dumps(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Careful access to the JSON of bodies: whatever is wrong is a BodyError that names the field."""
+"""Validated access to the JSON of bodies: every fault is a BodyError that names the field."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gantry_broker.protocol.fastjson import MessageQueue
 
 
 class BodyError(ValueError):
-    """A request's or answer's body that is not what its code demands."""
+    """A body of a request or an answer is malformed."""
 
 
 class Fields:
-    """Careful access to a JSON object: each getter raises BodyError that names the field, or gives its default."""
+    """Validated access to a JSON object: each getter returns the field or its default, or raises BodyError."""
 
     __slots__ = ("_map", "_where")
 
@@ -47,7 +47,7 @@ class Fields:
         return self._whole(name, value)
 
     def numbers(self, name: str) -> list[int]:
-        """Whole numbers, each of which may be written as a text."""
+        """Returns whole numbers, each of which may be a string."""
         return [self._whole(name, value) for value in self.items(name)]
 
     def _whole(self, name: str, value: Any) -> int:
@@ -102,7 +102,7 @@ def short(value: Any) -> str:
 
 
 def parse(body: bytes, where: str) -> Fields:
-    """The object in a body. Raises BodyError."""
+    """Parses a body that is an object. Raises BodyError."""
     try:
         return Fields(fastjson.loads(body), where)
     except fastjson.JsonError as error:
@@ -110,7 +110,7 @@ def parse(body: bytes, where: str) -> Fields:
 
 
 def queue_from_json(value: Any) -> MessageQueue:
-    """A message queue that is a value (not a key). Raises BodyError."""
+    """Reads a message queue that is a value (not a key). Raises BodyError."""
     fields = Fields(value, "messageQueue")
     return MessageQueue(fields.text("topic"), fields.text("brokerName"), fields.number("queueId"))
 

@@ -1,10 +1,10 @@
-"""Remoting frames, sans-I/O: bytes to `Frame` and back.
+"""Encoding and decoding of remoting frames, without I/O.
 
 On the wire: `int32 length | int32 (serialize type << 24 | header length) | header | body`, big endian; `length` counts
-what follows it. Header forms: 0 JSON (fastjson's `RemotingCommand`), 1 ROCKETMQ (compact binary). Source: traffic of
+all bytes after it. Header forms: 0 JSON (fastjson's `RemotingCommand`), 1 ROCKETMQ (compact binary). Source: traffic of
 4.9.7 and 5.5.0.
 
-`FrameDecoder.feed` takes one read of a socket and gives all frames that it completes; it is the broker's hottest
+`FrameDecoder.feed` takes one read of a socket and returns all frames that it completes. It is the broker's hottest
 code: one header parse and one object per frame, nothing else.
 """
 
@@ -51,10 +51,10 @@ _unpack_lengths = _LENGTHS.unpack_from
 
 
 class FrameError(Exception):
-    """Bytes that are not a frame; the connection that sent them cannot be read any further.
+    """Bytes are not a frame; the connection that sent them is unusable.
 
-    `opaque` and `serialize` say where an error answer belongs, if that could be read; `frames` are the good frames
-    that came before it in the same read.
+    `opaque` and `serialize` identify the request for an error answer, if they could be read; `frames` are the good
+    frames before it in the same read.
     """
 
     def __init__(self, reason: str, *, opaque: int | None = None, serialize: int = _JSON) -> None:
@@ -98,7 +98,7 @@ class Frame:
 
     @property
     def is_oneway(self) -> bool:
-        """A request that wants no answer."""
+        """Whether this is a request without an answer."""
         return self.flag & FLAG_ONEWAY != 0
 
     @classmethod
@@ -110,7 +110,7 @@ class Frame:
         ext: dict[str, str] | None = None,
         body: bytes = b"",
     ) -> Frame:
-        """The answer to `request`: same opaque, same serialization."""
+        """Creates the answer to `request`: same opaque, same serialization."""
         return cls(code, request.opaque, FLAG_RESPONSE, ext, body, remark, request.serialize)
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Frame:
         return f"<Frame {kind} code={self.code} opaque={self.opaque} ext={self.ext} body={len(self.body)}B>"
 
     def __eq__(self, other: object) -> bool:
-        """Equal meaning: every field, and the body's bytes."""
+        """Compares every field, and the body's bytes."""
         if not isinstance(other, Frame):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
@@ -127,7 +127,7 @@ class Frame:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The bytes of a frame, its length field included. Raises FrameError when a field does not fit its form."""
+    """Encodes a frame with its length field. Raises FrameError when a field does not fit its form."""
     try:
         if frame.serialize == _ROCKETMQ:
             header = _encode_compact(frame)
@@ -175,23 +175,32 @@ def _encode_compact(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. After a FrameError it must not be fed again."""
+    """Splits a byte stream into frames. After a FrameError it accepts no more data."""
 
-    __slots__ = ("_chunks", "_held", "_limits", "_max_frame", "_needed", "_skip", "_small", "_small_header", "refused")
+    __slots__ = (
+        "_buffered",
+        "_chunks",
+        "_limits",
+        "_max_frame",
+        "_needed",
+        "_skip",
+        "_small",
+        "_small_header",
+        "refused",
+    )
 
     def __init__(self, max_frame: int = MAX_FRAME, limits: RequestLimits | None = None) -> None:
         """`max_frame`: bytes of the largest frame that is accepted, without the length field.
 
-        `limits`: what each request code may bring; None: any frame up to `max_frame`. A request over its limit is
-        noted in `refused` as soon as its header is there; its body is dropped while it arrives, and the next frame is
-        read as usual.
+        `limits`: the size limits of each request code; None accepts any frame up to `max_frame`. A request over its limit
+        goes to `refused` as soon as its header is complete. The decoder drops its body, then reads the next frame.
         """
         self._max_frame = max_frame
         self._limits = limits
         self._small = max_frame if limits is None else min(max_frame, SMALL_FRAME)
         self._small_header = MAX_HEADER if limits is None else SMALL_HEADER
         self._chunks: list[bytes] = []
-        self._held = 0
+        self._buffered = 0
         self._needed = 0
         self._skip = 0
         self.refused: list[Refusal] = []
@@ -199,18 +208,18 @@ class FrameDecoder:
 
     @property
     def held(self) -> int:
-        """Bytes of an unfinished frame that are kept."""
-        return self._held
+        """Bytes of an unfinished frame in memory."""
+        return self._buffered
 
     @property
     def unfinished(self) -> bool:
         """Whether a frame has begun and not ended, kept or dropped."""
-        return self._held > 0 or self._skip > 0
+        return self._buffered > 0 or self._skip > 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """All frames that `data` completes, in order.
+        """Returns all frames that `data` completes, in order.
 
-        Raises FrameError at the first one that cannot be read; those before it are in `error.frames`.
+        Raises FrameError at the first bad one; the good ones before it are in `error.frames`.
         """
         if self._skip:
             if len(data) <= self._skip:
@@ -220,14 +229,14 @@ class FrameDecoder:
             self._skip = 0
         if self._chunks:
             self._chunks.append(data)
-            self._held += len(data)
-            if self._held < self._needed:
-                if len(self._chunks) > _FEW_CHUNKS + self._held // _CHUNK:
+            self._buffered += len(data)
+            if self._buffered < self._needed:
+                if len(self._chunks) > _FEW_CHUNKS + self._buffered // _CHUNK:
                     self._chunks = [b"".join(self._chunks)]
-                return []  # joined only once: a large frame in small reads costs no quadratic copying
+                return []  # joined once, so that a large frame in small reads causes no quadratic copying
             data = b"".join(self._chunks)
             self._chunks.clear()
-            self._held = 0
+            self._buffered = 0
         frames: list[Frame] = []
         append = frames.append
         loads = orjson.loads
@@ -259,7 +268,7 @@ class FrameDecoder:
                         head = loads(data[start:body_start])
                         ext = head.get("extFields")
                         if ext:
-                            "".join(ext.values())  # one C call proves that every value is a string
+                            "".join(ext.values())  # one C call checks that every value is a string
                         else:
                             ext = {}
                         code = head["code"]
@@ -267,7 +276,7 @@ class FrameDecoder:
                         flag = head["flag"]
                         version = head["version"]
                         remark = head.get("remark")
-                        code | flag | version  # texts, fractions and lists raise TypeError
+                        code | flag | version  # strings, fractions and lists raise TypeError
                         if -0x80000000 <= opaque | 0 <= 0x7FFFFFFF and (remark is None or type(remark) is str):
                             append(
                                 Frame(
@@ -287,8 +296,8 @@ class FrameDecoder:
                     except orjson.JSONDecodeError as error:
                         raise FrameError(f"header is not JSON: {error}") from None
                     except (KeyError, TypeError, AttributeError):
-                        pass  # a header that is merely unusual is read with care
-                    append(_careful(data[start:body_start], data[body_start:stop]))
+                        pass  # the slow path reads unusual headers
+                    append(_decode_unusual_json(data[start:body_start], data[body_start:stop]))
                 elif mark >> 24 == _ROCKETMQ:
                     append(_decode_compact(data, start, body_start, stop))
                 else:
@@ -300,8 +309,8 @@ class FrameDecoder:
         if position < end:
             rest = data[position:] if position else data
             self._chunks.append(rest)
-            self._held = len(rest)
-            if self._held < 8:
+            self._buffered = len(rest)
+            if self._buffered < 8:
                 self._needed = 8
         return frames
 
@@ -319,7 +328,7 @@ class FrameDecoder:
             return False, False
         head = data[start : start + size]
         serialize = mark >> 24
-        frame = _careful(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
+        frame = _decode_unusual_json(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
         refusal = limits.refusal(frame, size, length - 4 - size)
         if refusal is None:
             return True, True
@@ -327,7 +336,7 @@ class FrameDecoder:
         return True, False
 
     def _refuse(self, data: bytes, position: int, length: int, mark: int) -> bool:
-        """Raises FrameError for impossible lengths; False: wait, the header that tells whom to answer is on its way."""
+        """Raises FrameError for impossible lengths; False: the header with the opaque for the answer is incomplete."""
         size = mark & 0xFFFFFF
         serialize = mark >> 24
         if length < 4 or size > length - 4 or serialize not in (_JSON, _ROCKETMQ):
@@ -339,14 +348,14 @@ class FrameDecoder:
             self._needed = 8 + size
             return False
         head = data[start : start + size]
-        frame = _careful(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
+        frame = _decode_unusual_json(head, b"") if serialize == _JSON else _decode_compact(head, 0, size, size)
         raise FrameError(
             f"frame of {length} bytes is over the limit of {self._max_frame}", opaque=frame.opaque, serialize=serialize
         )
 
 
-def _careful(header: bytes, body: bytes) -> Frame:
-    """A JSON header with unusual values, read as fastjson does: numbers for strings, nulls and gaps allowed."""
+def _decode_unusual_json(header: bytes, body: bytes) -> Frame:
+    """Reads an unusual JSON header as fastjson does: numbers for strings, nulls and gaps allowed."""
     try:
         head = orjson.loads(header)
     except orjson.JSONDecodeError as error:

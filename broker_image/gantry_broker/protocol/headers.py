@@ -1,8 +1,8 @@
-"""Typed request headers: a frame's string fields to values and back.
+"""Typed request headers, from and to a frame's string fields.
 
-Each class lists its fields under RocketMQ's wire names, with a type and a default when the sender may leave it out.
-`X.parse(frame)` raises BadField, whose text names the field, what came and what is expected; `header.ext()` is the
-way back. Numbers are held to their Java range. Source: traffic and header classes of 4.9.7 and 5.5.0.
+Each class lists its fields under RocketMQ's wire names, with a type, and a default for optional ones. `X.parse(frame)`
+raises BadField, whose text has the field, its value and the expected type. `header.ext()` is the reverse. Numbers have
+their Java range. Source: traffic and header classes of 4.9.7 and 5.5.0.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _INT_RANGE = (-(2**31), 2**31 - 1)
 _LONG_RANGE = (-(2**63), 2**63 - 1)
 
 
-LONG_TEXTS: Final = {
+LONG_FIELDS: Final = {
     "properties": 1 << 20, "subscription": 1 << 16, "attributes": 1 << 16, "filterGroups": 1 << 16, "key": 1 << 16,
     "gantryAddresses": 1 << 16, "value": 1 << 21,
 }  # fmt: skip
-"""Characters of the fields that are more than a name."""
+"""Character limits of fields that are longer than a name."""
 
 
 class BadField(ValueError):
-    """A header field that is absent or of the wrong type; `code` is that of the answer."""
+    """A header field is absent or of the wrong type; `code` is the answer's code."""
 
     def __init__(self, field: str, value: str | None, expected: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         self.field = field
@@ -40,7 +40,7 @@ class BadField(ValueError):
 
 
 def parse_int(name: str, value: str | None, low: int = _INT_RANGE[0], high: int = _INT_RANGE[1]) -> int:
-    """A decimal number within its range. Raises BadField."""
+    """Parses a decimal number within its range. Raises BadField."""
     if value is not None and value.isascii() and len(value) <= 20:
         digits = value[1:] if value[:1] in ("-", "+") else value
         if digits.isdigit() and low <= (number := int(value)) <= high:
@@ -61,22 +61,22 @@ class Header:
     """Base of all typed headers; subclasses are frozen dataclasses whose fields have the wire's names."""
 
     __slots__ = ()
-    _plan: ClassVar[tuple[tuple[str, str, bool, Any], ...] | None] = None
+    _parsed_fields: ClassVar[tuple[tuple[str, str, bool, Any], ...] | None] = None
     WIRE_NAMES: ClassVar[dict[str, str]] = {}
     """Field name to wire name where they differ."""
-    LONGEST: ClassVar[int] = 1_024
-    """Characters of a name or an id; `LONG_TEXTS` have a limit of their own, or that of the record they go into."""
-    ABSENT: ClassVar[int] = ResponseCode.SYSTEM_ERROR
-    """What is answered when a required field is not there."""
-    FILLED: ClassVar[frozenset[str]] = frozenset()
-    """Texts that say nothing when they are empty. RocketMQ looks for a thing without a name, and does not find it."""
+    MAX_CHARACTERS: ClassVar[int] = 1_024
+    """Characters of a name or an id. Fields in `LONG_FIELDS` have their own limit."""
+    MISSING_FIELD_CODE: ClassVar[int] = ResponseCode.SYSTEM_ERROR
+    """Code of the answer to a request without a required field."""
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset()
+    """Strings that must not be empty. RocketMQ looks up the empty name and does not find it."""
     CODES: ClassVar[dict[str, int]] = {}
-    """What RocketMQ answers to such a text, or to one that is too long, where that is not SYSTEM_ERROR."""
+    """RocketMQ's answer code for an empty or too long string, where it is not SYSTEM_ERROR."""
 
     @classmethod
     def _fields(cls) -> tuple[tuple[str, str, bool, Any], ...]:
-        plan = cls.__dict__.get("_plan")
-        if plan is None:
+        parsed = cls.__dict__.get("_plan")
+        if parsed is None:
             hints = get_type_hints(cls)
             rows = []
             for field in fields(cls):  # type: ignore[arg-type]
@@ -94,18 +94,18 @@ class Header:
                     kind = "str"
                 required = field.default is MISSING
                 rows.append((field.name, kind, required, None if required else field.default))
-            plan = tuple(rows)
-            cls._plan = plan
-        return plan
+            parsed = tuple(rows)
+            cls._parsed_fields = parsed
+        return parsed
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """The header of a request. Raises BadField."""
+        """Parses the header of a request. Raises BadField."""
         return cls.from_ext(frame.ext)
 
     @classmethod
     def from_ext(cls, ext: dict[str, str]) -> Self:
-        """The header in these fields. Raises BadField."""
+        """Parses the header from its fields. Raises BadField."""
         values: list[Any] = []
         for name, kind, required, default in cls._fields():
             wire = cls.WIRE_NAMES.get(name, name)
@@ -113,13 +113,13 @@ class Header:
             if value is None:
                 if required:
                     expected = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number")
-                    raise BadField(wire, None, expected, cls.ABSENT)
+                    raise BadField(wire, None, expected, cls.MISSING_FIELD_CODE)
                 values.append(default)
             elif kind == "str":
-                if len(value) > cls.LONGEST and len(value) > (most := LONG_TEXTS.get(name, cls.LONGEST)):
+                if len(value) > cls.MAX_CHARACTERS and len(value) > (most := LONG_FIELDS.get(name, cls.MAX_CHARACTERS)):
                     code = cls.CODES.get(name, ResponseCode.SYSTEM_ERROR)
                     raise BadField(wire, value, f"a text of at most {most} characters", code)
-                if not value and name in cls.FILLED:
+                if not value and name in cls.NOT_EMPTY:
                     raise BadField(wire, value, "a name", cls.CODES.get(name, ResponseCode.SYSTEM_ERROR))
                 values.append(value)
             elif kind == "int":
@@ -131,7 +131,7 @@ class Header:
         return cls(*values)
 
     def ext(self) -> dict[str, str]:
-        """The fields as they go over the wire; None is left out."""
+        """Returns the fields as strings for the wire, without those that are None."""
         out = {}
         for name, kind, _, _ in self._fields():
             value = getattr(self, name)
@@ -142,7 +142,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class SendHeader(Header):
-    """SEND_MESSAGE (10), with long names; 310, 320 and 325 carry the same under short ones."""
+    """SEND_MESSAGE (10), with long names; 310, 320 and 325 use the same fields under short names."""
 
     producerGroup: str
     topic: str
@@ -161,18 +161,18 @@ class SendHeader(Header):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Short or long names, by the request's code. Raises BadField."""
+        """Parses short or long names, by the request's code. Raises BadField."""
         if frame.code in _SHORT_NAMED:
             return cls.from_short(frame.ext)
         return cls.from_ext(frame.ext)
 
     @classmethod
     def from_short(cls, ext: dict[str, str]) -> Self:
-        """The header under the names a to n. Raises BadField, with the long name."""
+        """Parses the names a to n. Raises BadField, with the long name."""
         return cls.from_ext({_LONG_NAMES.get(name, name): value for name, value in ext.items()})
 
     def short_ext(self) -> dict[str, str]:
-        """The fields for 310, 320 and 325."""
+        """Returns the fields for 310, 320 and 325."""
         return {_SHORT_NAMES[name]: value for name, value in self.ext().items()}
 
 
@@ -319,7 +319,7 @@ class ConsumerGroupHeader(Header):
 
     consumerGroup: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +328,13 @@ class ConsumerConnectionsHeader(Header):
 
     consumerGroup: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
     CODES: ClassVar[dict[str, int]] = {"consumerGroup": ResponseCode.CONSUMER_NOT_ONLINE}
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStatsHeader(Header):
-    """GET_CONSUME_STATS (208): without a topic, all that the group consumes."""
+    """GET_CONSUME_STATS (208): without a topic, for all topics of the group."""
 
     consumerGroup: str
     topic: str | None = None
@@ -346,7 +346,7 @@ class ProducerGroupHeader(Header):
 
     producerGroup: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"producerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"producerGroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class GroupHeader(Header):
 
     group: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"group"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"group"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,12 +381,12 @@ class SubscriptionOfGroupHeader(Header):
     group: str
     topic: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"group", "topic"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"group", "topic"})
 
 
 @dataclass(frozen=True, slots=True)
 class RouteHeader(Header):
-    """GET_ROUTEINFO_BY_TOPIC (105). Without a topic it is answered as for one that does not exist."""
+    """GET_ROUTEINFO_BY_TOPIC (105). Without a topic the answer is that for an unknown topic."""
 
     topic: str = ""
     acceptStandardJsonOnly: bool | None = None
@@ -447,18 +447,18 @@ class ConsumerStatusHeader(Header):
     group: str
     clientAddr: str | None = None
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"topic", "group"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"topic", "group"})
 
 
 @dataclass(frozen=True, slots=True)
 class RunningInfoHeader(Header):
-    """GET_CONSUMER_RUNNING_INFO (307), asked of the broker and passed on to the client."""
+    """GET_CONSUMER_RUNNING_INFO (307), a request to the broker, which forwards it to the client."""
 
     consumerGroup: str
     clientId: str
     jstackEnable: bool = False
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup", "clientId"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup", "clientId"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,7 +470,7 @@ class ConsumeDirectlyHeader(Header):
     msgId: str | None = None
     brokerName: str | None = None
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"consumerGroup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +480,7 @@ class StatsDataHeader(Header):
     statsName: str
     statsKey: str
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"statsName", "statsKey"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"statsName", "statsKey"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,10 +560,10 @@ class PushReplyHeader(Header):
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerHeader(Header):
-    """REGISTER_BROKER (103). The fields that begin with `gantry` are ours.
+    """REGISTER_BROKER (103). The fields that begin with `gantry` are Gantry's own.
 
     `gantryEpoch` fences old masters, `gantryMember` is the number that does not change with the role, and
-    `gantryAddresses` is a JSON object: NameServer listener to the address that its clients are given.
+    `gantryAddresses` is a JSON object: NameServer listener to the address for its clients.
     """
 
     brokerName: str
@@ -579,7 +579,7 @@ class RegisterBrokerHeader(Header):
     gantryMember: int | None = None
     gantryAddresses: str | None = None
 
-    FILLED: ClassVar[frozenset[str]] = frozenset({"brokerName", "brokerAddr", "clusterName"})
+    NOT_EMPTY: ClassVar[frozenset[str]] = frozenset({"brokerName", "brokerAddr", "clusterName"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,7 +619,7 @@ class GetKvHeader(Header):
     key: str
     value: str | None = None
 
-    ABSENT: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
+    MISSING_FIELD_CODE: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -628,7 +628,7 @@ class NamespaceHeader(Header):
 
     namespace: str
 
-    ABSENT: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
+    MISSING_FIELD_CODE: ClassVar[int] = ResponseCode.QUERY_NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,7 +647,7 @@ class ClusterHeader(Header):
 
 @dataclass(frozen=True, slots=True)
 class SendAnswer(Header):
-    """What a broker answers to a send; `msgId` is the offset id, several joined by commas for a batch."""
+    """The answer to a send; `msgId` is the offset id, several joined by commas for a batch."""
 
     msgId: str
     queueId: int
@@ -656,12 +656,12 @@ class SendAnswer(Header):
     MSG_REGION: str | None = None
     TRACE_ON: str | None = None
 
-    LONGEST: ClassVar[int] = 1 << 24
+    MAX_CHARACTERS: ClassVar[int] = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class PullAnswer(Header):
-    """What a broker answers to a pull."""
+    """The answer to a pull."""
 
     suggestWhichBrokerId: Long
     nextBeginOffset: Long
@@ -677,5 +677,5 @@ class OffsetAnswer(Header):
 
 
 def error_answer(request: Frame, code: int, remark: str) -> Frame:
-    """An answer that tells why not."""
+    """Creates an answer with an error code and its reason."""
     return Frame(code, request.opaque, FLAG_RESPONSE, None, b"", remark, request.serialize)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import FLAG_RESPONSE, GantryCode, RequestCode, ResponseCode
 from gantry_broker.protocol.frame import MAX_FRAME, MAX_HEADER, SMALL_FRAME, Frame
 
@@ -41,10 +42,14 @@ BODIES: Final[dict[int, int]] = {
     int(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST): 512 * KIB,
     int(RequestCode.LOCK_BATCH_MQ): 256 * KIB,
     int(RequestCode.UNLOCK_BATCH_MQ): 256 * KIB,
+}
+"""Bytes of the body by request code, where that is more than `SMALL_BODY`."""
+MEMBERS_BODIES: Final[dict[int, int]] = {
+    int(GantryCode.FETCH): plausible.MAX_HISTORY_BYTES,
     int(RequestCode.REGISTER_BROKER): 8 * KIB * KIB,  # some 50,000 topics; parsed in slices
     int(GantryCode.FORWARD): MAX_FRAME,  # other members' bundles, which are bounded by their sender
 }
-"""Bytes of the body by request code, where that is more than `SMALL_BODY`."""
+"""The same for requests that only the ports between members take."""
 HEADERS: Final[dict[int, int]] = {int(RequestCode.PUT_KV_CONFIG): MAX_HEADER}
 """Bytes of the header by request code, where that is more than `HEADER`: a value of the NameServer's configuration."""
 
@@ -60,15 +65,19 @@ class Refusal(NamedTuple):
 class RequestLimits:
     """The table with the settings that it depends on."""
 
-    def __init__(self, max_message_size: Callable[[], int] = lambda: MAX_FRAME) -> None:
-        """`max_message_size` gives the body limit of sends, which may change while the process runs."""
+    def __init__(self, max_message_size: Callable[[], int] = lambda: MAX_FRAME, *, members: bool = False) -> None:
+        """`max_message_size` gives the body limit of sends, which may change while the process runs.
+
+        `members`: the port is one between members.
+        """
         self._max_message_size = max_message_size
+        self._bodies = MEMBERS_BODIES if members else BODIES
 
     def body(self, code: int) -> int:
         """Bytes that the body of a request of this code may have."""
         if code in SENDS:
             return self._max_message_size()
-        return BODIES.get(code, SMALL_BODY)
+        return self._bodies.get(code, SMALL_BODY)
 
     def refusal(self, frame: Frame, header: int, body: int) -> Refusal | None:
         """Why a request with a header and a body of so many bytes is refused; None: it is within its limits.

@@ -1,4 +1,4 @@
-"""RocketMQ's stored message: the record of the commit log, which is also what a pull answers.
+"""RocketMQ's stored message: the record of the commit log and of pull answers.
 
 Layout, big endian: size i32, magic, body CRC, queue id i32, flag i32, queue offset i64, physical offset i64, system
 flag i32, born ms i64, born host (4 or 16 bytes of address, i32 port), store ms i64, store host (likewise), reconsume
@@ -19,11 +19,11 @@ from gantry_broker.protocol.codes import KEY_SEPARATOR, Prop, SysFlag
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
-"""5.x, when a topic is longer than 127 bytes: its length has two bytes."""
+"""5.x, for topics longer than 127 bytes: the topic's length has two bytes."""
 MAGIC_BLANK: Final = 0xCBD43194
-"""Fills the end of a segment into which the next record did not fit: size i32, magic, zeros."""
+"""Fills the rest of a segment when the next record does not fit: size i32, magic, zeros."""
 
-# Offsets of fields that are the same in every record, whatever the hosts' length.
+# Offsets of the fields that are the same in every record, independent of the hosts' length.
 SIZE_AT: Final = 0
 MAGIC_AT: Final = 4
 BODY_CRC_AT: Final = 8
@@ -35,7 +35,7 @@ SYS_FLAG_AT: Final = 36
 BORN_MS_AT: Final = 40
 BORN_HOST_AT: Final = 48
 FIXED_V4: Final = 88
-"""Bytes before the body, its length field included, when both hosts are IPv4; 12 more for each IPv6 host."""
+"""Bytes before the body, with its length field, when both hosts are IPv4; 12 more for each IPv6 host."""
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
@@ -51,11 +51,11 @@ _U16 = Struct(">H")
 _BATCH_HEAD = Struct(">iIIii")
 _MESSAGE_ID = Struct(">iq")
 RECORD_V4 = Struct(">iIIiiqqiq8sq8siqi")
-"""All that comes before the body when both hosts are IPv4."""
+"""All fields before the body when both hosts are IPv4."""
 
 
 class RecordError(ValueError):
-    """Bytes that are not a whole and undamaged record."""
+    """Bytes are not a complete and undamaged record."""
 
 
 class Record:
@@ -114,22 +114,22 @@ class Record:
 
     @property
     def uniq_key(self) -> str | None:
-        """The id that the producer's client gave the message."""
+        """The unique key from the producer's client."""
         return self.props.get(Prop.UNIQ_CLIENT_MESSAGE_ID_KEYIDX)
 
     @property
     def offset_id(self) -> str:
-        """The id made of the store host and the physical offset."""
+        """The message id made of the store host and the physical offset."""
         return offset_message_id(self.store_host[0], self.store_host[1], self.phys_offset)
 
     def payload(self, limit: int = 64 * 1024 * 1024) -> bytes:
-        """The body as it was sent, decompressed if need be. Raises RecordError; `limit` is in bytes."""
-        from gantry_broker.protocol.compression import decompress  # not needed by who only moves messages
+        """Returns the decompressed body. Raises RecordError; `limit` is in bytes."""
+        from gantry_broker.protocol.compression import decompress  # brokers only move messages and never need it
 
         return decompress(self.body, self.sys_flag, limit)
 
     def encode(self) -> bytes:
-        """The record's bytes, as they were read."""
+        """Returns the record's bytes."""
         return encode_record(
             topic=self.topic.encode(),
             body=self.body,
@@ -151,7 +151,7 @@ class Record:
 
 
 def body_crc(body: bytes) -> int:
-    """RocketMQ's CRC of a body: CRC-32 without its highest bit (`UtilAll.crc32`)."""
+    """Returns RocketMQ's CRC of a body: CRC-32 without its highest bit (`UtilAll.crc32`)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
@@ -174,10 +174,10 @@ def encode_record(
     body_crc: int | None = None,
     version_2: bool = False,
 ) -> bytes:
-    """The bytes of a record. Hosts are packed (`pack_host`); their length sets the IPv6 bits of the system flag.
+    """Encodes a record. Hosts are packed (`pack_host`); their length sets the IPv6 bits of the system flag.
 
-    `body_crc` None: computed. A topic of more than 127 bytes makes a version 2 record. Raises RecordError when a
-    field does not fit.
+    `body_crc` None: computed. A topic of more than 127 bytes makes a version 2 record. Raises RecordError when a field
+    does not fit.
     """
     version_2 = version_2 or len(topic) > 127
     if not 0 < len(topic) <= 32_767:
@@ -217,7 +217,7 @@ def encode_record(
 
 
 def decode_record(buf: bytes | bytearray | memoryview, offset: int = 0, *, check_crc: bool = True) -> Record:
-    """The record that begins at `offset`. Raises RecordError when it is cut, damaged or a segment's filler."""
+    """Decodes the record at `offset`. Raises RecordError when it is incomplete, damaged or a segment's filler."""
     end = len(buf)
     if end - offset < FIXED_V4 + 3:
         raise RecordError(f"{end - offset} bytes at {offset} are less than the smallest record")
@@ -287,7 +287,7 @@ def decode_record(buf: bytes | bytearray | memoryview, offset: int = 0, *, check
 
 
 def decode_records(buf: bytes) -> list[Record]:
-    """All records of a pull answer's body. Raises RecordError."""
+    """Decodes all records of a pull answer's body. Raises RecordError."""
     records = []
     offset = 0
     while offset < len(buf):
@@ -298,12 +298,12 @@ def decode_records(buf: bytes) -> list[Record]:
 
 
 def pack_host(address: str, port: int) -> bytes:
-    """8 bytes for an IPv4 address and its port, 20 for IPv6. Raises ValueError for anything else."""
+    """Packs an address and a port: 8 bytes for IPv4, 20 for IPv6. Raises ValueError for anything else."""
     return ip_address(address).packed + _PORT.pack(port & 0xFFFFFFFF)
 
 
 def unpack_host(packed: bytes) -> tuple[str, int]:
-    """The address and port in 8 or 20 packed bytes. Raises ValueError for another length."""
+    """Unpacks an address and a port from 8 or 20 bytes. Raises ValueError for another length."""
     if len(packed) == 8:
         a, b, c, d = packed[:4]
         return f"{a}.{b}.{c}.{d}", _PORT.unpack_from(packed, 4)[0]
@@ -313,7 +313,7 @@ def unpack_host(packed: bytes) -> tuple[str, int]:
 
 
 def parse_properties(properties: bytes | str) -> dict[str, str]:
-    """`name 0x01 value 0x02 ...` as a dict; bytes that are not UTF-8 are replaced, pieces without a name left out."""
+    """Parses `name 0x01 value 0x02 ...`. It replaces bytes that are not UTF-8, and ignores pieces without a name."""
     text = properties if isinstance(properties, str) else properties.decode("utf-8", "replace")
     found = {}
     for piece in text.split(PROPERTY_SEPARATOR):
@@ -324,14 +324,14 @@ def parse_properties(properties: bytes | str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
-    """The stored form of properties. Raises RecordError when a name or value holds a separator or all are too long."""
+    """Encodes properties. Raises RecordError when a name or value contains a separator, or all are too long."""
     joined = PROPERTY_SEPARATOR.join([f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items()])
     if (
         joined.count(NAME_VALUE_SEPARATOR) != len(properties)
         or joined.count(PROPERTY_SEPARATOR) != max(len(properties) - 1, 0)
         or "" in properties
     ):
-        name = next((name for name, value in properties.items() if not _plain(name, value)), "")
+        name = next((name for name, value in properties.items() if not _has_no_separator(name, value)), "")
         raise RecordError(f"property {name!r}: names and values must not hold the characters 0x01 and 0x02")
     packed = joined.encode()
     if len(packed) > MAX_PROPERTIES:
@@ -339,13 +339,13 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
     return packed
 
 
-def _plain(name: str, value: str) -> bool:
+def _has_no_separator(name: str, value: str) -> bool:
     both = name + value
     return bool(name) and NAME_VALUE_SEPARATOR not in both and PROPERTY_SEPARATOR not in both
 
 
 def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 code units, a signed 32-bit number."""
+    """Returns Java's `String.hashCode`: over UTF-16 code units, a signed 32-bit number."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):
@@ -359,17 +359,17 @@ def java_hash(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def tags_hash(tags: str) -> int:
-    """The tag code of a consume-queue entry: the hash of the TAGS property, 0 without one."""
+    """Returns the tag code of a consume-queue entry: the hash of the TAGS property, 0 without one."""
     return java_hash(tags) if tags else 0
 
 
 def offset_message_id(address: str, port: int, phys_offset: int) -> str:
-    """Host and physical offset in hexadecimal: 32 characters for IPv4, 56 for IPv6."""
+    """Returns host and physical offset in hexadecimal: 32 characters for IPv4, 56 for IPv6."""
     return (ip_address(address).packed + _MESSAGE_ID.pack(port, phys_offset)).hex().upper()
 
 
 def parse_message_id(message_id: str) -> tuple[str, int, int]:
-    """(address, port, physical offset) of an offset message id. Raises ValueError."""
+    """Splits an offset message id into (address, port, physical offset). Raises ValueError."""
     if len(message_id) not in (32, 56):
         raise ValueError(f"message id {message_id[:80]!r} has {len(message_id)} characters; 32 or 56 are expected")
     try:
@@ -384,7 +384,7 @@ def parse_message_id(message_id: str) -> tuple[str, int, int]:
 
 
 class BatchItem:
-    """One message within the body of a batch send."""
+    """One message in the body of a batch send."""
 
     __slots__ = ("body", "flag", "properties")
 
@@ -395,7 +395,9 @@ class BatchItem:
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:
-    """The body of SEND_BATCH_MESSAGE: per message size, magic 0, CRC 0, flag, body, properties (`encodeMessage`)."""
+    """Encodes the body of SEND_BATCH_MESSAGE: per message size, magic 0, CRC 0, flag, body, properties
+    (`encodeMessage`).
+    """
     parts: list[bytes] = []
     for item in items:
         if len(item.properties) > MAX_PROPERTIES:
@@ -424,7 +426,7 @@ def count_batch(body: bytes) -> int:
 
 
 def decode_batch(body: bytes) -> list[BatchItem]:
-    """The messages in the body of SEND_BATCH_MESSAGE. Raises RecordError."""
+    """Decodes the messages in the body of SEND_BATCH_MESSAGE. Raises RecordError."""
     if len(body) > MAX_BATCH * 22 and (count := count_batch(body)) > MAX_BATCH:
         raise RecordError(f"the batch has {count} messages, the limit is {MAX_BATCH}")
     items: list[BatchItem] = []

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gantry_operator.analytics.cli import register as register_analytics
+from gantry_operator.cli.analytics import register as register_analytics
 from gantry_operator.cli.errors import CliError, Exit
 from gantry_operator.cli.options import (
     KUBERNETES,

@@ -10,11 +10,11 @@ from typing import IO
 
 from gantry_operator.cli.errors import CliError
 from gantry_operator.cli.target import find_local
-from gantry_operator.local import control
-from gantry_operator.local.folder import ClusterFolder
-from gantry_operator.local.lock import AlreadySupervised, take_lock
-from gantry_operator.local.process import end, load_record, start_mark, started_with
-from gantry_operator.local.render import BROKER, NAME_SERVER
+from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.process import end, load_record, start_mark, started_with
+from gantry_operator.platforms.local.process_plan import BROKER, NAME_SERVER
+from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 SUPERVISOR_S = 10.0
 PROCESSES_S = 15.0

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from gantry_operator.cli.errors import CliError, Exit, api_server
 from gantry_operator.cli.options import on_kubernetes
-from gantry_operator.local.folder import ClusterFolder, ClusterNotFound, find_folder
+from gantry_operator.platforms.local.folder import ClusterFolder, ClusterNotFound, find_folder
 
 T = TypeVar("T")
 
@@ -41,13 +41,13 @@ class LocalTarget:
         self.folder = folder
 
     async def resource(self) -> dict[str, Any]:
-        from gantry_operator.local.status import local_status
+        from gantry_operator.platforms.local.status import local_status
 
         return (await local_status(self.folder)).to_object()
 
     async def switchover(self, group: str, to: str | None) -> str:
-        from gantry_operator.local import control
-        from gantry_operator.local.once import switchover_once
+        from gantry_operator.platforms.local import control
+        from gantry_operator.platforms.local.switchover_once import switchover_once
 
         try:
             if control.supervisor_of(self.folder) is None:
@@ -59,7 +59,7 @@ class LocalTarget:
 
     @asynccontextmanager
     async def name_servers(self) -> AsyncIterator[str]:
-        from gantry_operator.local.status import name_server_addresses
+        from gantry_operator.platforms.local.status import name_server_addresses
 
         yield name_server_addresses(self.folder)
 
@@ -73,7 +73,7 @@ class KubernetesTarget:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Any]:
         try:
-            target = importlib.import_module("gantry_operator.kube.target")
+            target = importlib.import_module("gantry_operator.platforms.kubernetes.target")
         except ModuleNotFoundError as error:
             raise CliError(
                 f"Kubernetes needs more than a plain install ({error.name} is missing): "
@@ -129,7 +129,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     from gantry_broker.remoting.errors import RemotingError
     from pydantic import ValidationError
 
-    from gantry_operator.local.ports import NoPort
+    from gantry_operator.platforms.local.ports import NoPort
 
     try:
         return asyncio.run(work)

@@ -12,9 +12,15 @@ from typing import IO, Any
 
 from gantry_operator.api import BrokerCluster, ManifestError, load_manifest
 from gantry_operator.cli.errors import CliError, Exit
-from gantry_operator.local import control
-from gantry_operator.local.folder import ClusterFolder, default_folder, known_clusters, make_private, read_json
-from gantry_operator.local.lock import AlreadySupervised, take_lock
+from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local.folder import (
+    ClusterFolder,
+    default_folder,
+    known_clusters,
+    make_private,
+    read_json,
+)
+from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
 
 POLL_S = 0.05
 
@@ -34,7 +40,14 @@ def up(file: Path, directory: Path | None, detach: bool, timeout: float) -> None
     with _claim(folder) as lock:
         _prepare(folder, cluster)
         # The supervisor goes on with the lock: no other command comes in between.
-        argv = [sys.executable, "-P", "-m", "gantry_operator.local.supervisor", str(folder.root), str(lock.fileno())]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "gantry_operator.platforms.local.supervisor",
+            str(folder.root),
+            str(lock.fileno()),
+        ]
         if not detach:
             sys.stdout.flush()
             os.set_inheritable(lock.fileno(), True)
@@ -91,7 +104,7 @@ def _claim(folder: ClusterFolder) -> IO[str]:
 def _prepare(folder: ClusterFolder, cluster: BrokerCluster) -> None:
     from pydantic import ValidationError
 
-    from gantry_operator.local.supervisor import load_saved, refuse_change, save_manifest
+    from gantry_operator.platforms.local.supervisor import load_saved, refuse_change, save_manifest
 
     try:
         folder.make()

@@ -8,39 +8,39 @@ from __future__ import annotations
 
 from gantry_broker.replication.types import Assignment, Cell
 
-from gantry_operator.failover.choose import candidates, next_cell, promote, somebody_fit, unclean, unproven
+from gantry_operator.failover.bootstrap import bootstrap, recover
 from gantry_operator.failover.detect import MasterState, master_state
-from gantry_operator.failover.first import first_cell, recovered_cell
-from gantry_operator.failover.inset import answer_ask, names, shrink
+from gantry_operator.failover.in_sync_set import names, review_proposal, shrink
 from gantry_operator.failover.model import (
-    AskHandover,
+    CancelHandover,
     Decision,
-    EndHandover,
-    Fence,
+    Demote,
     MemberView,
     Observation,
     Promote,
     Report,
+    RequestHandover,
+    SendAssignment,
     Switchover,
-    Tell,
     Wait,
 )
+from gantry_operator.failover.promotion import candidates, has_healthy_candidate, next_cell, promote, unclean, unproven
 
 
 def decide(obs: Observation) -> list[Decision]:
     """At most one write, then what may be told meanwhile. An empty list: all is well."""
     cell = obs.cell
     if cell is None:
-        return [first_cell(obs)]
+        return [bootstrap(obs)]
     ahead = [m for m in obs.members if m.report is not None and m.report.order > cell.order]
     if ahead:
         who = ", ".join(m.name for m in ahead)
-        return [recovered_cell(obs, f"the registry holds less than {who} was told")]
+        return [recover(obs, f"the registry holds less than {who} was told")]
     state = master_state(obs, cell)
     if state.state in ("leading", "untold"):
         return _with_master(obs, cell, state)
     decision = _without_master(obs, cell, state)
-    return [decision, *_fences(obs, cell)]
+    return [decision, *_demotions(obs, cell)]
 
 
 def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decision]:
@@ -57,27 +57,29 @@ def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decis
         isolated = _isolated(obs, cell)
         if isolated is not None:
             return [isolated]
-        write = answer_ask(obs, cell, leader, view.age_ms) or shrink(obs, cell, leader, view.age_ms)
+        write = review_proposal(obs, cell, leader, view.age_ms) or shrink(obs, cell, leader, view.age_ms)
         if write is not None:
             return [write]
         if leader.parked and not view.pending and leader.order == cell.order:
-            return [EndHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")]
-    decisions = _tells(obs, cell, view)
-    if state.state == "leading" and all(_in_vain(obs, d, view) for d in decisions):
+            return [
+                CancelHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")
+            ]
+    decisions = _assignments(obs, cell, view)
+    if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
         waits: list[Decision] = []
         for wanted in _wanted(obs, cell, view, leader):
             step = _start_handover(obs, cell, view, wanted)
-            if isinstance(step, AskHandover):
+            if isinstance(step, RequestHandover):
                 # Whoever asked for another one is still told what that waits for.
                 return [step, *decisions, *waits]
             waits.append(step)
-        return [*decisions, *(waits[:1] or _tells_of_unclean(obs, cell))]
+        return [*decisions, *(waits[:1] or _unclean_assignments(obs, cell))]
     return decisions
 
 
-def _in_vain(obs: Observation, decision: Decision, master: MemberView) -> bool:
+def _refused_by_follower(obs: Observation, decision: Decision, master: MemberView) -> bool:
     """A follower that refuses what it is told, as one without room does, is told again and keeps no hand-over back."""
-    if not isinstance(decision, Tell) or decision.member == master.number:
+    if not isinstance(decision, SendAssignment) or decision.member == master.number:
         return False
     view = obs.view(decision.member)
     return view is not None and view.refused != ""
@@ -85,7 +87,7 @@ def _in_vain(obs: Observation, decision: Decision, master: MemberView) -> bool:
 
 def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decision:
     if state.state == "doubt":
-        return Wait("master-in-doubt", state.reason, available=False)
+        return Wait("master-state-unknown", state.reason, available=False)
     lost = cell.master if state.state == "dead" else None
     able = candidates(obs, cell, without=lost)
     forced = obs.switchover is not None and obs.switchover.force
@@ -94,14 +96,15 @@ def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decisio
         # Where nobody has to be asked the group does not stay without a master for somebody who cannot be one.
         chosen = [r for r in able if r.id.member == wanted]
         if not chosen and not obs.settings.automatic:
-            return Wait("switchover-target", f"member {wanted} is not in sync or does not answer", available=False)
+            reason = f"member {wanted} is not in sync or does not answer"
+            return Wait("switchover-target-not-ready", reason, available=False)
         able = chosen or able
     if not obs.settings.automatic and not forced:
         # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
         able = [r for r in able if r.id == cell.master]
         if not able:
             reason = f"{state.reason}; failover.automatic is false: `gantry switchover` promotes another"
-            return Wait("manual", reason, available=False)
+            return Wait("manual-failover-required", reason, available=False)
     if able:
         return promote(obs, cell, able[0], lost, state.reason)
     best = unproven(obs, cell)
@@ -145,22 +148,22 @@ def _isolated(obs: Observation, cell: Cell) -> Promote | None:
 
 
 def _wanted(obs: Observation, cell: Cell, view: MemberView, leader: Report) -> list[Switchover]:
-    """Why the master should hand over, the first reason first. A wish that cannot be fulfilled keeps no other back."""
+    """The reasons for a handover, most urgent first. A request that cannot be fulfilled blocks no other reason."""
     found = [] if obs.switchover is None else [obs.switchover]
-    if view.deleting and _somebody_stays(obs, cell):
+    if view.deleting and _candidate_stays(obs, cell):
         found.append(Switchover(reason=f"{view.name} is about to be stopped"))
-    if leader.unfit and obs.settings.automatic and somebody_fit(obs, cell):
+    if leader.unfit and obs.settings.automatic and has_healthy_candidate(obs, cell):
         found.append(Switchover(reason=f"{view.name} should not lead: {leader.unfit}"))
     return found
 
 
-def _somebody_stays(obs: Observation, cell: Cell) -> bool:
+def _candidate_stays(obs: Observation, cell: Cell) -> bool:
     """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
     views = [obs.view(r.id.member) for r in candidates(obs, cell, without=cell.master)]
     return any(v is not None and not v.deleting for v in views)
 
 
-def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> AskHandover | Wait:
+def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> RequestHandover | Wait:
     if wanted.to == view.number:
         return Wait("switchover-done", f"{view.name} is master already")
     able = candidates(obs, cell, without=cell.master)
@@ -171,24 +174,24 @@ def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Swit
         who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
         said = None if target is None or target.report is None else obs.heard_as(target.report.id)
         if said is not None and said.id in cell.in_sync and said.unfit:
-            return Wait("switchover-target", f"{who} should not lead: {said.unfit}")
-        return Wait("switchover-target", f"{who} is not in sync with {view.name} yet")
-    wish = wanted if wanted is obs.switchover else None
-    return AskHandover(view.number, able[0].id, cell, wanted.reason, wish)
+            return Wait("switchover-target-not-ready", f"{who} should not lead: {said.unfit}")
+        return Wait("switchover-target-not-ready", f"{who} is not in sync with {view.name} yet")
+    request = wanted if wanted is obs.switchover else None
+    return RequestHandover(view.number, able[0].id, cell, wanted.reason, request)
 
 
-def _finish_handover(obs: Observation, cell: Cell) -> Promote | EndHandover:
+def _finish_handover(obs: Observation, cell: Cell) -> Promote | CancelHandover:
     ready = obs.handover
     assert ready is not None
     usable = ready.order == cell.order and ready.target in cell.in_sync and obs.heard_as(ready.target) is not None
     if not usable:
-        return EndHandover(cell.touched(), "the target of the hand-over is no longer in sync")
+        return CancelHandover(cell.touched(), "the target of the hand-over is no longer in sync")
     # The old master stays in the set: it has everything, and the new one does not have to wait for it to ask.
     stays = {id for id in cell.in_sync if obs.heard_as(id) is not None} | {ready.target}
     return Promote(next_cell(obs, cell, ready.target, stays), cell.master, ready.target, ready.reason, kind="handover")
 
 
-def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
+def _assignments(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
     """The master first: a follower that comes before it would only be refused. An old master is fenced at once,
     except one that parks: it forwards what it parked, for which the new one must lead already."""
     assert master.report is not None
@@ -198,22 +201,24 @@ def _tells(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
     found: list[Decision] = []
     for m in obs.members:
         # What is pending holds only itself back: a newer cell is told at once.
-        if not m.heard or m.report is None or (m.pending and m.told_order >= cell.order):
+        if not m.heard or m.report is None or (m.pending and m.assigned_order >= cell.order):
             continue
         r = m.report
         to = _assignment(obs, cell, m)
         if m.number == master.number:
             if r.order < cell.order:
-                found.insert(0, Tell(m.number, to, f"{m.name} leads epoch {cell.epoch}, version {cell.version}"))
+                found.insert(
+                    0, SendAssignment(m.number, to, f"{m.name} leads epoch {cell.epoch}, version {cell.version}")
+                )
         elif r.role == "Master":
             if told or not r.parked:
-                found.append(Fence(m.number, to, f"{m.name} is not master any more"))
+                found.append(Demote(m.number, to, f"{m.name} is not master any more"))
         elif (told and r.order < cell.order) or (leads and (r.epoch < cell.epoch or r.role == "Waiting")):
-            found.append(Tell(m.number, to, f"{m.name} follows {master.name} in epoch {cell.epoch}"))
+            found.append(SendAssignment(m.number, to, f"{m.name} follows {master.name} in epoch {cell.epoch}"))
     return found
 
 
-def _tells_of_unclean(obs: Observation, cell: Cell) -> list[Decision]:
+def _unclean_assignments(obs: Observation, cell: Cell) -> list[Decision]:
     """A changed `failover.unclean` changes no cell, so whoever holds this one is told it again. What the last operator
     told is not known, and a member keeps it."""
     found: list[Decision] = []
@@ -222,19 +227,19 @@ def _tells_of_unclean(obs: Observation, cell: Cell) -> list[Decision]:
         if not follows or cell.master is None or m.number == cell.master.member:
             continue
         to = _assignment(obs, cell, m)
-        if m.told_unclean is not to.unclean:
+        if m.assigned_unclean is not to.unclean:
             may = "may" if to.unclean else "must not"
-            found.append(Tell(m.number, to, f"{m.name} {may} give confirmed records up"))
+            found.append(SendAssignment(m.number, to, f"{m.name} {may} give confirmed records up"))
     return found
 
 
-def _fences(obs: Observation, cell: Cell) -> list[Decision]:
+def _demotions(obs: Observation, cell: Cell) -> list[Decision]:
     found: list[Decision] = []
     for m in obs.members:
         r = m.report
-        told = m.pending and m.told_order >= cell.order
+        told = m.pending and m.assigned_order >= cell.order
         if m.heard and not told and r is not None and r.role == "Master" and r.order < cell.order:
-            found.append(Fence(m.number, _assignment(obs, cell, m), f"{m.name} is not master any more"))
+            found.append(Demote(m.number, _assignment(obs, cell, m), f"{m.name} is not master any more"))
     return found
 
 

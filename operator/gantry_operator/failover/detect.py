@@ -15,8 +15,8 @@ from typing import Literal
 
 from gantry_broker.replication.types import Cell, MemberId
 
-from gantry_operator.failover.choose import somebody_fit
 from gantry_operator.failover.model import MemberView, Observation
+from gantry_operator.failover.promotion import has_healthy_candidate
 
 State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
 
@@ -57,7 +57,7 @@ def _heard(obs: Observation, view: MemberView, cell: Cell, master: MemberId) -> 
     # brings it no token that it has not got yet, and nothing where nobody else would be better off.
     may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
     lasts = view.refused_ms >= obs.settings.detection_ms and not view.lacks_token
-    if view.refused and (not leads or (may_move and lasts and somebody_fit(obs, cell))):
+    if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, cell))):
         return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
         return MasterState("untold", f"{view.name} is being told")

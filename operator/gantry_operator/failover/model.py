@@ -106,11 +106,11 @@ class MemberView:
     """It is known to have no disk yet, so there is nothing on it that could be asked."""
     pending: bool = False
     """An assignment is on its way, or `report` is older than the answer to the last one."""
-    told_order: tuple[int, int] = (0, 0)
+    assigned_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that is pending."""
     accepted_order: tuple[int, int] = (0, 0)
     """(epoch, version) of the assignment that it accepted last; its next status line says the same a moment later."""
-    told_unclean: bool | None = False
+    assigned_unclean: bool | None = False
     """Whether the assignment that it accepted last lets it give confirmed records up; None: not known."""
     stalled_ms: int = 0
     """For how long it has not acknowledged what its master had at the beginning of that time."""
@@ -216,7 +216,7 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
-class ShrinkSet:
+class ShrinkInSyncSet:
     """Members leave the in-sync set (rule 17)."""
 
     cell: Cell
@@ -225,7 +225,7 @@ class ShrinkSet:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptAsk:
+class ExpandInSyncSet:
     """The master's proposal is recorded on the version that it named (rule 17)."""
 
     cell: Cell
@@ -234,7 +234,7 @@ class AcceptAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseAsk:
+class RejectProposal:
     """The master's proposal is refused; the version moves, so that it no longer waits for it (rule 18)."""
 
     cell: Cell
@@ -242,7 +242,7 @@ class RefuseAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class EndHandover:
+class CancelHandover:
     """A hand-over was given up: the version moves, so that being told is what lets the master un-park (rule 23)."""
 
     cell: Cell
@@ -250,7 +250,7 @@ class EndHandover:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendAssignment:
     """Give a member the recorded cell."""
 
     member: int
@@ -259,7 +259,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Demote:
     """Give the recorded cell to one that believes itself master and is not."""
 
     member: int
@@ -268,7 +268,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHandover:
+class RequestHandover:
     """Ask the master to park and to bring `target` to its end."""
 
     master: int
@@ -276,7 +276,7 @@ class AskHandover:
     cell: Cell
     """The swap that follows must expect exactly this one."""
     reason: str
-    wish: Switchover | None = None
+    request: Switchover | None = None
     """What somebody asked for, if it is for that."""
 
 
@@ -289,5 +289,5 @@ class Wait:
     available: bool = True
 
 
-Write = Bootstrap | Promote | Recover | ShrinkSet | AcceptAsk | RefuseAsk | EndHandover
-Decision = Write | Tell | Fence | AskHandover | Wait
+Write = Bootstrap | Promote | Recover | ShrinkInSyncSet | ExpandInSyncSet | RejectProposal | CancelHandover
+Decision = Write | SendAssignment | Demote | RequestHandover | Wait

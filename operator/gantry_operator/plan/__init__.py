@@ -2,7 +2,7 @@
 
 from gantry_operator.plan.order import MemberState, Step, StepKind, next_step, replacement_order
 from gantry_operator.plan.plan import GroupPlan, MemberPlan, NameServerPlan, Plan, member_name, plan
-from gantry_operator.plan.render import BrokerAddresses, broker_config, name_server_config
+from gantry_operator.plan.process_config import BrokerAddresses, broker_config, name_server_config
 
 __all__ = [
     "BrokerAddresses",

@@ -74,10 +74,10 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     if away:
         names = ", ".join(m.name for m in away)
         return Step("wait", f"{names} is not in sync; the next member is replaced once everyone is")
-    heirs = [m for m in staying if not m.outdated and not m.master]
-    if master.leaving and heirs:
+    candidates = [m for m in staying if not m.outdated and not m.master]
+    if master.leaving and candidates:
         # First of all: members leave from the highest number down, and the master is never the one to go.
-        return _handover(master, heirs, "leaves the group")
+        return _handover(master, candidates, "leaves the group")
     slaves = [m for m in todo if not m.master]
     if master.leaving:
         # Who stays first: whoever takes over must be new, and the leaving ones go after the master has handed over.
@@ -85,13 +85,13 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     if slaves:
         slave = max(slaves, key=lambda m: (m.leaving, m.number))
         return Step("replace", f"{slave.name} is a slave, and everyone is in sync", slave.name)
-    if heirs:
-        return _handover(master, heirs, "is the last to be replaced")
+    if candidates:
+        return _handover(master, candidates, "is the last to be replaced")
     if master.leaving:
         return Step("wait", f"{master.name} is master and nobody can take over, so it stays")
     return Step("replace", f"{master.name} is the only member: the group is away while it restarts", master.name)
 
 
-def _handover(master: MemberState, heirs: Sequence[MemberState], why: str) -> Step:
-    heir = min(heirs, key=lambda m: (not m.fit, m.number))
-    return Step("handover", f"{master.name} {why}, so it hands over first", master.name, heir.name)
+def _handover(master: MemberState, candidates: Sequence[MemberState], why: str) -> Step:
+    candidate = min(candidates, key=lambda m: (not m.fit, m.number))
+    return Step("handover", f"{master.name} {why}, so it hands over first", master.name, candidate.name)

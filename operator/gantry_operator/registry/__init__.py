@@ -1,6 +1,6 @@
-"""The role registry: the truth about who is master, one cell per group (DESIGN section 4).
+"""The role registry holds the leadership record of each group: epoch, version, master and in-sync set.
 
-`RoleRegistry` is what the failover needs of it. Local mode keeps files (`FileRegistry`), Kubernetes keeps Leases.
+`RoleRegistry` is the interface. Local mode stores files (`FileRegistry`), Kubernetes stores Leases.
 """
 
 from gantry_operator.registry.base import Entry, RegistryUnavailable, RoleRegistry

@@ -1,4 +1,4 @@
-"""What the failover asks of a role registry."""
+"""The interface of the role registry."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from gantry_broker.replication.types import Cell
 
 
 class RegistryUnavailable(Exception):
-    """The registry did not answer, or what it holds cannot be read. Nothing is decided meanwhile."""
+    """The registry did not answer, or its content cannot be read. No failover decision is made meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A cell as it was read. `token` says which write of it this is, where the registry knows such a thing."""
+    """A leadership record as it was read. `token` identifies the write, if the registry supports it."""
 
     cell: Cell
     token: str = ""
 
 
 class RoleRegistry(Protocol):
-    """Compare-and-swap of whole cells (rule 13)."""
+    """Compare-and-swap of whole leadership records (rule 13)."""
 
     async def read(self, group: str) -> Entry | None:
-        """The group's cell; None: the registry is sure that there is none.
+        """The group's leadership record; None: the registry is sure that there is none.
 
-        Called several times a second: answer from a watch where a read is dear. An outdated answer costs a failed swap.
+        Called several times a second, so a slow registry answers from a watch. A stale answer costs a failed swap.
         Raises RegistryUnavailable.
         """
         ...
 
     async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
-        """Write `new` if the registry still holds `expected` (None: holds nothing). False: it does not.
+        """Writes `new` if the registry holds `expected` (None: nothing). False: it holds another record.
 
-        True only once the write is durable. Raises RegistryUnavailable when the outcome is not known.
+        Returns True only after the write is durable. Raises RegistryUnavailable if the outcome is unknown.
         """
         ...

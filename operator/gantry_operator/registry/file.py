@@ -1,4 +1,4 @@
-"""Cells as JSON files in one folder: replaced atomically, flushed to disk, compared and swapped under a lock."""
+"""Leadership records as JSON files in one folder. A swap takes a lock, replaces the file and flushes it to disk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gantry_operator.registry.base import Entry, RegistryUnavailable
 
 
 class FileRegistry:
-    """One file `<group>.json` per group in `folder`. Several processes may use it at once."""
+    """One file `<group>.json` per group in `folder`. Several processes may use the folder at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unsynced = False
-        """The sync of the folder failed: a name may be on no disk yet, so what it holds does not count."""
+        """The sync of the folder failed. A file name may not be on disk yet, so its content does not count."""
 
     async def read(self, group: str) -> Entry | None:
         return self.read_now(group)
 
     def read_now(self, group: str) -> Entry | None:
-        """As `read`, without an event loop: a file of a hundred bytes takes less time than a task switch."""
+        """Like `read`, without an event loop. Reading a hundred bytes is faster than a task switch."""
         path = self._path(group)
         try:
             if self._unsynced:
@@ -38,14 +38,14 @@ class FileRegistry:
             return Entry(Cell.from_json(json.loads(text)), text)
         except (ValueError, KeyError, TypeError) as error:
             raise RegistryUnavailable(
-                f"{path} does not hold a cell ({error}); move it away to have it made anew from what the members know"
+                f"{path} holds no leadership record ({error}); move it away, and it is recovered from the members"
             ) from error
 
     async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
         return self.swap_now(group, expected, new)
 
     def swap_now(self, group: str, expected: Entry | None, new: Cell) -> bool:
-        """Blocks for one fsync, a few milliseconds, a handful of times in the life of a group."""
+        """Like `swap`. Blocks for one fsync, a few milliseconds, only when the leadership record changes."""
         path = self._path(group)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

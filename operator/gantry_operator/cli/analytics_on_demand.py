@@ -1,0 +1,142 @@
+"""From a laptop to Kubernetes: ask the operator for a run and wait for what the status says; fetch the last report."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from gantry_operator.cli.errors import CliError, Exit, api_server
+from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
+from gantry_operator.platforms.kubernetes.analytics.manifests import ANALYZE_ANNOTATION
+from gantry_operator.platforms.kubernetes.analytics.status import left_by
+from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB, POD, ApiError, ApiUnavailable
+from gantry_operator.platforms.kubernetes.target import KubeTarget, TargetError
+
+POLL_S = 1.0
+SHOW_TIMEOUT_S = 120.0
+SHOW_BEGIN = "-----BEGIN GANTRY REPORT-----"
+SHOW_END = "-----END GANTRY REPORT-----"
+"""The lines around a file, as `gantry_spark.showlog` writes them; that package may not be installed here."""
+
+
+async def analyze(context: str | None, namespace: str | None, name: str | None, timeout_s: float) -> dict[str, Any]:
+    """`status.analytics` after the run. Raises CliError: no such cluster, a spec that is refused, no spec.analytics, or
+    why the run failed."""
+    try:
+        async with KubeTarget(context, namespace, name) as target:
+            resource = await target.resource()
+            refused = _refusal(resource)
+            if refused:
+                raise CliError(refused)
+            if not resource["spec"].get("analytics"):
+                raise CliError(f"{target.name} has no spec.analytics: write it first, for example its schedule")
+            before = _status(resource)
+            stamp = datetime.now(UTC).isoformat(timespec="seconds")
+            patch = {"metadata": {"annotations": {ANALYZE_ANNOTATION: stamp}}}
+            await target.api.merge(BROKER_CLUSTER, target.namespace, target.name, patch)
+            return await _wait(target, before, timeout_s)
+    except TargetError as error:
+        raise CliError(str(error), Exit.NO_CLUSTER) from None
+    except (ApiError, ApiUnavailable) as error:
+        raise api_server(error) from None
+
+
+def _status(resource: dict[str, Any]) -> dict[str, Any]:
+    return dict((resource.get("status") or {}).get("analytics") or {})
+
+
+def _refusal(resource: dict[str, Any]) -> str:
+    """Why nothing is run, under a spec that the operator refuses; empty: it does not, as far as it has said."""
+    status = resource.get("status") or {}
+    if status.get("phase") != "Refused" or status.get("observedGeneration") != resource["metadata"].get("generation"):
+        return ""
+    said = [c.get("message", "") for c in status.get("conditions") or [] if c.get("reason") == "InvalidSpec"]
+    return f"no report is made: {said[0] if said else 'the spec is refused'}"
+
+
+async def _wait(target: KubeTarget, before: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """A run that was at work already counts as the one that was asked for: there are never two."""
+    deadline = time.monotonic() + timeout_s
+    ran = before.get("lastResult") == "Running"
+    while time.monotonic() < deadline:
+        await asyncio.sleep(POLL_S)
+        resource = await target.resource()
+        waiting = ANALYZE_ANNOTATION in (resource["metadata"].get("annotations") or {})
+        now = _status(resource)
+        running = now.get("lastResult") == "Running"
+        ran = ran or running
+        if waiting or running:
+            refused = _refusal(resource)
+            if refused and waiting:
+                # Else a run would begin with the next good spec, after it was said that there is none.
+                withdrawn = {"metadata": {"annotations": {ANALYZE_ANNOTATION: None}}}
+                await target.api.merge(BROKER_CLUSTER, target.namespace, target.name, withdrawn)
+            if refused:
+                raise CliError(refused)
+            continue
+        failed = now.get("lastResult") == "Failed"
+        if ran or now.get("lastRun") != before.get("lastRun"):
+            if failed:
+                raise CliError(f"the run failed: {now.get('message', '')}")
+            return now
+        if failed and now.get("message") != before.get("message"):
+            raise CliError(str(now.get("message", "")))
+    raise CliError(f"no run ended within {timeout_s:.0f} s; gantry status shows what became of it", Exit.NOT_IN_TIME)
+
+
+async def fetch(context: str | None, namespace: str | None, name: str | None, file: str) -> tuple[str, bytes]:
+    """`report.json` or `report.html` of the last good report, and `namespace-name` of its cluster.
+
+    A pod of the cluster mounts the output and writes it to its log. Raises CliError: there is none, or why it cannot
+    be had.
+    """
+    try:
+        async with KubeTarget(context, namespace, name) as target:
+            status = _status(await target.resource())
+            if not status.get("report"):
+                raise CliError(f"there is no report yet{': ' + status['message'] if status.get('message') else ''}")
+            cron_job = await target.api.get(CRON_JOB, target.namespace, manifests.name_of(target.name))
+            if cron_job is None:
+                raise CliError(f"{target.name} has no spec.analytics any more, which says how to reach its reports")
+            pod = jobs.show_pod(cron_job, file, datetime.now(UTC).strftime("%y%m%d%H%M%S"))
+            return f"{target.namespace}-{target.name}", await _shown(target, pod)
+    except TargetError as error:
+        raise CliError(str(error), Exit.NO_CLUSTER) from None
+    except (ApiError, ApiUnavailable) as error:
+        raise CliError(f"the report cannot be fetched: {error}") from None
+
+
+async def _shown(target: KubeTarget, pod: dict[str, Any]) -> bytes:
+    api, namespace, name = target.api, target.namespace, pod["metadata"]["name"]
+    await api.create(pod)
+    try:
+        deadline = time.monotonic() + SHOW_TIMEOUT_S
+        while time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S / 2)
+            state = ((await api.get(POD, namespace, name)) or {}).get("status") or {}
+            if state.get("phase") == "Succeeded":
+                return from_log((await api.pod_log(namespace, name)).decode("utf-8", "replace"))
+            if state.get("phase") == "Failed":
+                left = left_by(state)
+                raise CliError(f"the report cannot be fetched: {(left or {}).get('message') or state.get('message')}")
+        raise CliError(
+            f"the pod that fetches the report is {state.get('phase', 'gone')} after {SHOW_TIMEOUT_S:.0f} s; its volume "
+            f"may be in use on another node, or its image missing: see kubectl -n {namespace} get events",
+            Exit.NOT_IN_TIME,
+        )
+    finally:
+        await api.delete(POD, namespace, name)
+
+
+def from_log(text: str) -> bytes:
+    """A file out of the lines that `gantry_spark.showlog` writes. Raises CliError: they are not all there."""
+    lines = text.splitlines()
+    try:
+        begin, end = lines.index(SHOW_BEGIN), lines.index(SHOW_END)
+        return gzip.decompress(base64.b64decode("".join(lines[begin + 1 : end]), validate=True))
+    except (ValueError, OSError, EOFError):
+        raise CliError("the report cannot be fetched: the log of the pod that shows it is not complete") from None

@@ -1,0 +1,100 @@
+"""Keeps asking whether clients can use each group: at once when something changed on which that depends, and from time
+to time.
+
+Until a check has gone through it is repeated every second; then it rests. A group of which the failover says that it
+has no master is not asked: the reason is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gantry_broker.remoting.client import RemotingClient
+
+from gantry_operator.cluster.probe import check_group
+
+AGAIN_S = 1.0
+TRIES = 4
+TRY_AGAIN_S = 0.5
+"""A check counts as failed after so many tries, with such pauses."""
+REST_S = 60.0
+
+
+@dataclass
+class _Group:
+    epoch: int = -1
+    waits: str = ""
+    answering: object = None
+    name_servers: Sequence[str] = ()
+    registered: str = ""
+    reached: str = ""
+    said: str | None = None
+    known: bool = False
+    since: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Availability:
+    """Of one cluster. `on_news` is called when an answer changes."""
+
+    def __init__(self, client: RemotingClient, on_news: Callable[[], None]) -> None:
+        self._client = client
+        self._on_news = on_news
+        self._groups: dict[str, _Group] = {}
+
+    def watch(
+        self, group: str, epoch: int, waits: str, answering: object, name_servers: Sequence[str], registered: str,
+        reached: str,
+    ) -> None:  # fmt: skip
+        """What is known of the group now. `waits`: why it has no master that serves; empty: it has. `answering`: which
+        members answer and take writes, by anything that is another value when that has changed."""
+        g = self._groups.setdefault(group, _Group())
+        if waits and (g.said != waits or not g.known):
+            g.said, g.known = waits, True
+            self._on_news()
+        servers = tuple(name_servers)
+        known = (g.epoch, g.waits, g.answering, g.name_servers, g.reached)
+        if (epoch, waits, answering, servers, reached) != known:
+            g.changed.set()
+        g.epoch, g.waits, g.answering, g.name_servers = epoch, waits, answering, servers
+        g.registered, g.reached = registered, reached
+        if g.task is None or g.task.done():
+            g.task = asyncio.create_task(self._check_forever(group, g))
+
+    def answers(self) -> dict[str, str | None]:
+        """By group: None when the last check went through, else why not. Not checked yet: absent."""
+        return {name: g.said for name, g in self._groups.items() if g.known}
+
+    async def close(self) -> None:
+        tasks = [g.task for g in self._groups.values() if g.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check_forever(self, group: str, g: _Group) -> None:
+        while True:
+            g.changed.clear()
+            if not g.waits and g.epoch > 0:
+                said = await self._check(group, g)
+                if not g.waits and (not g.known or said != g.said):
+                    g.said, g.known, g.since = said, True, time.monotonic()
+                    self._on_news()
+            rest = REST_S if g.known and g.said is None else AGAIN_S
+            try:
+                async with asyncio.timeout(rest):
+                    await g.changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _check(self, group: str, g: _Group) -> str | None:
+        """While clients' route moves to a new master a check may fail where a client's own retry would not."""
+        for _ in range(TRIES):
+            said = await check_group(self._client, g.name_servers, group, g.registered, g.reached)
+            if said is None or g.waits:
+                break
+            await asyncio.sleep(TRY_AGAIN_S)
+        return said

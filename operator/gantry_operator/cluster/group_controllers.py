@@ -1,0 +1,102 @@
+"""The group controllers of one cluster: one for each group, and the leader balancer over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.base import parse_duration
+from gantry_operator.api.spec import BrokerClusterSpec
+from gantry_operator.cluster.group_controller import GroupController
+from gantry_operator.cluster.leader_preference import LeaderBalancer, LeaderPreference
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.raft_controller import RaftController
+from gantry_operator.cluster.restart import run_with_restarts
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.failover.model import FailoverSettings
+from gantry_operator.platforms.base import Event, Platform
+from gantry_operator.registry import RoleRegistry
+
+
+def failover_settings(spec: BrokerClusterSpec) -> FailoverSettings:
+    """The fields of the spec that failover decisions depend on."""
+    return FailoverSettings(
+        automatic=spec.failover.automatic,
+        detection_ms=int(parse_duration(spec.failover.detectionTimeout) * 1000),
+        unclean=spec.failover.unclean,
+        async_flush=spec.flush == "Async",
+        min_in_sync=spec.minInSyncReplicas,
+    )
+
+
+class GroupControllers:
+    """Runs from the first `update` to `close`."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        registry: RoleRegistry,
+        client: httpx.AsyncClient,
+        clock: StallCompensatedClock,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.controllers: dict[str, GroupController] = {}
+        self._platform = platform
+        self._registry = registry
+        self._http = client
+        self._clock = clock
+        self._on_event = on_event
+        self._settings = FailoverSettings()
+        self._preference: LeaderPreference | None = None
+        self._balancer = LeaderBalancer(
+            self.controllers, lambda: self._preference, platform.process_state, self._not_moved
+        )
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def configure(self, spec: BrokerClusterSpec) -> None:
+        """Use the settings of this spec from the next pass on. Starts nothing."""
+        self._settings = failover_settings(spec)
+        self._preference = LeaderPreference.of(spec)
+
+    def update(self, cluster: BrokerCluster) -> None:
+        """Run a controller for each group of this spec, with its settings."""
+        spec = cluster.spec
+        self.configure(spec)
+        if not self._tasks:
+            self._tasks[""] = asyncio.create_task(self._balancer.run())
+        for g in spec.brokerGroups:
+            if g.name not in self._tasks:
+                make = partial(self.make, g.name, spec.mode)
+                self._tasks[g.name] = asyncio.create_task(run_with_restarts(make(), make, self._on_event))
+        self.wake()
+
+    def make(self, group: str, mode: str) -> GroupController:
+        """A new controller of this group, in place of a former one. The caller runs it."""
+        made = self.controllers[group] = self._controller(group, mode)
+        return made
+
+    def _controller(self, group: str, mode: str) -> GroupController:
+        if mode == "Raft":
+            return RaftController(group, self._platform, self._http, lambda: self._settings, self._clock)
+        return MasterSlaveController(
+            group, self._registry, self._platform, self._http, lambda: self._settings, self._clock
+        )
+
+    def wake(self) -> None:
+        for controller in self.controllers.values():
+            controller.wake()
+
+    def problems(self) -> Iterable[str]:
+        return (controller.problem for controller in self.controllers.values() if controller.problem)
+
+    async def close(self) -> None:
+        """Ends all controllers. The members keep running."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _not_moved(self, group: str, why: str) -> None:
+        self._on_event(Event("Warning", "SwitchoverFailed", why, group))

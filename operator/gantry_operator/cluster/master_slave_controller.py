@@ -1,0 +1,372 @@
+"""The failover of one group in mode MasterSlave: observe, decide, swap, assign, announce.
+
+One pass reads the registry, puts together what the watches heard, asks `decide`, and carries the answer out. A pass
+follows every piece of news at once and a timer otherwise. Swaps are awaited in the pass; what is told to members runs
+beside it, so that one that does not answer holds nobody up. A pass that raises is reported and followed by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from gantry_broker.protocol import plausible
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
+from gantry_operator.cluster.member_http import httpx, make_client
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import (
+    Bootstrap,
+    CancelHandover,
+    Demote,
+    ExpandInSyncSet,
+    FailoverSettings,
+    HandoverReady,
+    MemberView,
+    Observation,
+    Promote,
+    Recover,
+    RejectProposal,
+    RequestHandover,
+    SendAssignment,
+    ShrinkInSyncSet,
+    Switchover,
+    Wait,
+    Write,
+)
+from gantry_operator.platforms.base import Change, MemberEndpoint, Platform
+from gantry_operator.registry import Entry, RegistryUnavailable, RoleRegistry
+
+log = logging.getLogger(__name__)
+
+READY_S = 2.0
+"""A hand-over that is ready is swapped within this time or ended; the master parks for longer.
+Once it is recorded the new master is waited for as long."""
+ANNOUNCE_AFTER_S = 1.0
+"""The address moves after the old master has forwarded what it parked, but does not wait longer for it."""
+
+
+PROMOTION_REASONS = {"handover": "SwitchoverStarted", "unclean": "UncleanFailoverStarted"}
+"""The event reason of a promotion, by its kind; any other kind: FailoverStarted."""
+WRITE_REASONS: dict[type, str] = {
+    Bootstrap: "GroupBootstrapped",
+    Recover: "RegistryRecovered",
+    ShrinkInSyncSet: "InSyncSetShrunk",
+    ExpandInSyncSet: "InSyncSetExpanded",
+    RejectProposal: "InSyncSetProposalRejected",
+    CancelHandover: "HandoverCancelled",
+}
+"""The event reason of every other write to the registry."""
+
+
+class MasterSlaveController(GroupController):
+    """One group in mode MasterSlave: the operator decides who is master."""
+
+    def __init__(
+        self,
+        group: str,
+        registry: RoleRegistry,
+        platform: Platform,
+        client: httpx.AsyncClient,
+        settings: Callable[[], FailoverSettings],
+        clock: StallCompensatedClock | None = None,
+    ) -> None:
+        super().__init__(group, platform, client, settings, clock)
+        self.entry: Entry | None = None
+        self._registry = registry
+        self._goals: dict[MemberId, tuple[int, int, float]] = {}
+        """By follower: an epoch, an end that its master had in it, and when."""
+        self._switchover: Switchover | None = None
+        self._handover_asked = False
+        self._handover_ready: tuple[HandoverReady, float] | None = None
+        self._handover_not_before = 0.0
+        self._handover_problem = ""
+        """Why the last hand-over for the present request did not come about."""
+        self._waited_for: Wait | None = None
+        """What the last pass waited for that found no hand-over under way: it may be under way for another reason."""
+        self._recorded_until = 0.0
+        self._promoting = False
+        """The last pass found that there must be another master, which may be hard to record."""
+        self._pending_change: tuple[Promote, float] | None = None
+        self._unsure: tuple[Write, dict[MemberId, str]] | None = None
+        """A write of which it is not known whether the registry has taken it, and the members' names."""
+
+    # ---- from outside
+
+    @property
+    def cell(self) -> Cell | None:
+        return None if self.entry is None else self.entry.cell
+
+    async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
+        while self.cell is None and self._keep_waiting(request, deadline, under_way=False):
+            await self._next_look()  # What was before is not known yet.
+        before = self.cell
+        self._switchover = request
+        self._handover_not_before, self._handover_problem = 0.0, ""
+        try:
+            while self._keep_waiting(request, deadline, self._under_way()):
+                await self._next_look()
+                cell = self.cell
+                if before is None or cell is None or cell.master is None or not self._leads(cell):
+                    continue
+                name = self.watches[cell.master.member].name
+                if cell.epoch == before.epoch and cell.master.member == request.to:
+                    return f"{name} is master already"
+                if cell.epoch > before.epoch and request.fulfilled(before.master, cell.master):
+                    return f"{name} leads {self.group} in epoch {cell.epoch}"
+        finally:
+            self._switchover = None
+        # What the last pass waited for says nothing where there can be no pass.
+        failed = self._handover_problem or self._problems.get("pass", "")
+        said = failed or (self._waited_for.reason if self._waited_for is not None else "") or self.problem
+        raise SwitchoverFailed(said or "no new master came about in time")
+
+    def _under_way(self) -> bool:
+        """A hand-over was asked for, is ready to be recorded, is being recorded, or was just now."""
+        now, ready = time.monotonic(), self._handover_ready
+        return self._handover_asked or now <= self._recorded_until or (ready is not None and now <= ready[1])
+
+    def _leads(self, cell: Cell) -> bool:
+        """The recorded master says that it leads."""
+        watch = None if cell.master is None else self.watches.get(cell.master.member)
+        if watch is None or watch.report is None or watch.reach != "ok":
+            return False
+        said = watch.report
+        return said.id == cell.master and said.role == "Master" and said.epoch == cell.epoch
+
+    # ---- the pass
+
+    def _changing(self) -> bool:
+        return self._promoting or self._pending_change is not None
+
+    async def _pass(self) -> bool:
+        """True: the cell was changed, so look again at once."""
+        endpoints = list(self._platform.members(self.group))
+        self._follow(endpoints)
+        self.entry = await self._registry.read(self.group)
+        self._look_for_write()
+        obs = self.observe(endpoints)
+        self._look_for_role(obs)
+        decisions = decide(obs)
+        # What is told may fail: it is told again soon, not at the next occasion.
+        self._unfinished = bool(decisions)
+        self._promoting = any(isinstance(d, Promote) and d.kind != "handover" for d in decisions)
+        wait = next((d for d in decisions if isinstance(d, Wait)), None)
+        self._note_wait(wait)
+        if self._promoting and self._noticed_at is None:
+            self._noticed_at = time.monotonic()
+        if wait is None or wait.code != "handover":
+            self._waited_for = wait
+        for decision in decisions:
+            if isinstance(decision, SendAssignment | Demote):
+                self._send_assignment(obs, decision.member, decision.assignment)
+            elif isinstance(decision, RequestHandover):
+                self._ask_handover(obs, decision)
+            elif not isinstance(decision, Wait):
+                return await self._write(obs, decision)
+        await self._announce_if_due(endpoints)
+        return False
+
+    def observe(self, endpoints: list[MemberEndpoint]) -> Observation:
+        """What is known at this moment."""
+        now = self._clock.now()
+        settings = self._settings()
+        cell = self.cell
+        views = []
+        for e in endpoints:
+            watch = self.watches[e.member]
+            process_state = self._platform.process_state(e.name)
+            report, heard_at = watch.last
+            age = int((now - heard_at) * 1000)
+            reach, reach_ms = watch.reach, int((now - watch.reach_at) * 1000)
+            if reach == "ok" and age >= settings.detection_ms:
+                reach, reach_ms = "silent", age
+            if self._unusable(e.member, None if cell is None else cell.epoch):
+                # As one that answers nothing: what it said before still counts as the last that is known of it.
+                reach, reach_ms = "silent", int((now - self._unusable_since[e.member]) * 1000)
+                if not watch.unusable:
+                    report = None
+            refused = "" if cell is None else self._member_client.refusal(e.member, cell)
+            said = (0, 0) if report is None else report.order
+            views.append(
+                MemberView(
+                    number=e.member,
+                    name=e.name,
+                    address=e.replication_address,
+                    report=report,
+                    age_ms=age,
+                    reach=reach,
+                    reach_ms=reach_ms,
+                    gone=process_state.gone,
+                    deleting=process_state.deleting,
+                    never_ran=process_state.never_ran,
+                    pending=self._member_client.pending(e.member, heard_at, said),
+                    assigned_order=self._member_client.assigned_order(e.member),
+                    accepted_order=self._member_client.accepted_order(e.member),
+                    assigned_unclean=self._member_client.assigned_unclean(e.member),
+                    stalled_ms=self._stalled_ms(cell, watch, now),
+                    refused=refused,
+                    lacks_token=self._member_client.lacks_token(e.member),
+                    refused_ms=int(self._member_client.refusing_s(e.member) * 1000) if refused else 0,
+                )
+            )
+        ready = self._handover_ready
+        if ready is not None and time.monotonic() > ready[1]:
+            ready = self._handover_ready = None
+        return Observation(
+            group=self.group,
+            members=tuple(views),
+            cell=cell,
+            settings=settings,
+            switchover=self._switchover,
+            handover=None if ready is None else ready[0],
+            handover_asked=self._handover_asked,
+        )
+
+    def _stalled_ms(self, cell: Cell | None, follower: MemberWatch, now: float) -> int:
+        """For how long a follower has not acknowledged what its master had at the beginning of that time."""
+        if cell is None or cell.master is None or follower.report is None:
+            return 0
+        id = follower.report.id
+        master = self.watches.get(cell.master.member)
+        if master is None or master.report is None or id == cell.master or id not in cell.in_sync:
+            self._goals.pop(id, None)
+            return 0
+        acked = next((f.acked for f in master.report.followers if f.id == id), -1)
+        epoch, goal, since = self._goals.get(id, (0, 0, now))
+        if epoch != cell.epoch or acked >= goal:
+            self._goals[id] = (cell.epoch, master.report.end, now)
+            return 0
+        return int((now - since) * 1000)
+
+    # ---- acting
+
+    async def _write(self, obs: Observation, write: Write) -> bool:
+        names = {m.report.id: m.name for m in obs.members if m.report is not None}
+        jump = plausible.jump_refusal(write.cell.epoch if self.cell is None else self.cell.epoch, write.cell.epoch)
+        if jump or write.cell.version > plausible.MAX_EPOCH:
+            self._report_problem("record", f"not recorded: {jump or f'version {write.cell.version} is out of range'}")
+            return False
+        self._solved("record")
+        if isinstance(write, Promote):
+            self._recorded_until = math.inf
+        try:
+            swapped = await self._registry.swap(self.group, self.entry, write.cell)
+        except RegistryUnavailable:
+            self._unsure = (write, names)
+            raise
+        finally:
+            if isinstance(write, Promote):
+                self._recorded_until = 0.0
+        if swapped:
+            self._written(write, names)
+        else:
+            log.info("group %s: somebody else has written the cell; looking again", self.group)
+        return True
+
+    def _look_for_write(self) -> None:
+        """The answer to a write may have been lost: then the registry holds it. An older cell says nothing yet."""
+        if self._unsure is None or self.cell is None:
+            return
+        write, names = self._unsure
+        if self.cell == write.cell:
+            self._written(write, names)
+        elif self.cell.order >= write.cell.order:
+            self._unsure = None
+
+    def _written(self, write: Write, name: dict[MemberId, str]) -> None:
+        """What follows from a cell that the registry has taken."""
+        now = time.monotonic()
+        self._unsure = self._handover_ready = None
+        request = self._switchover
+        if isinstance(write, Promote) and request is not None and request.fulfilled(write.old, write.new):
+            self._switchover = None
+        if isinstance(write, Promote):
+            self._recorded_until = now + READY_S
+            noticed = self._noticed_at if self._noticed_at is not None and write.kind != "handover" else now
+            self._promoting = False
+            self._pending_change = (write, noticed)
+            message = f"{name.get(write.new, write.new)} becomes master in epoch {write.cell.epoch}: {write.reason}"
+            kind = "Normal" if write.kind in ("handover", "restart") else "Warning"
+            self._event(kind, PROMOTION_REASONS.get(write.kind, "FailoverStarted"), message)
+        else:
+            self._event("Normal", WRITE_REASONS[type(write)], write.reason)
+
+    def _send_assignment(self, obs: Observation, member: int, assignment: Assignment) -> None:
+        watch = self.watches[member]
+        is_master = assignment.cell.master is not None and assignment.cell.master.member == member
+        then: Callable[[], None] | None = self._master_took_role if is_master else None
+        self._member_client.send_assignment(member, watch.url, assignment, then)
+
+    def _look_for_role(self, obs: Observation) -> None:
+        """The answer to its assignment may have been lost: then the new master's own status line says that it leads."""
+        if self._pending_change is not None:
+            promoted = self._pending_change[0]
+            said = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)
+            if any(r.role == "Master" and r.epoch == promoted.cell.epoch for r in said):
+                self._master_took_role()
+
+    def _master_took_role(self) -> None:
+        change = self._pending_change
+        if change is None:
+            return
+        promoted, noticed = change
+        self._pending_change, self._noticed_at = None, None
+        names = {w.report.id: w.name for w in self.watches.values() if w.report is not None}
+        numbers = {n: w.name for n, w in self.watches.items()}
+        old = None if promoted.old is None else names.get(promoted.old, numbers.get(promoted.old.member))
+        done = Change(
+            group=self.group,
+            old=old,
+            new=names.get(promoted.new, numbers.get(promoted.new.member, str(promoted.new))),
+            reason=promoted.reason,
+            epoch=promoted.cell.epoch,
+            at_unix_ms=time.time_ns() // 1_000_000,
+            duration_ms=int((time.monotonic() - noticed) * 1000),
+            planned=promoted.kind == "handover",
+        )
+        self._platform.changed(done)
+
+    def _ask_handover(self, obs: Observation, ask: RequestHandover) -> None:
+        if self._handover_asked or time.monotonic() < self._handover_not_before:
+            return
+        self._handover_asked = True
+        self._spawn(self._handover(ask, self.watches[ask.master].url))
+
+    async def _handover(self, ask: RequestHandover, url: str) -> None:
+        try:
+            ready, reason = await self._member_client.handover(url, ask.target, ask.cell, HANDOVER_MS)
+            if ready:
+                expires = time.monotonic() + READY_S
+                self._handover_ready = (HandoverReady(ask.cell.order, ask.target, ask.reason), expires)
+            else:
+                self._handover_not_before = time.monotonic() + HANDOVER_AGAIN_S
+                if ask.request is not None and ask.request is self._switchover:
+                    self._handover_problem = reason
+        finally:
+            self._handover_asked = False
+            self.wake()
+
+    async def _announce_if_due(self, endpoints: list[MemberEndpoint]) -> None:
+        cell = self.cell
+        if cell is None or cell.master is None or not self._may_announce(cell.epoch):
+            return
+        master = next((e for e in endpoints if e.member == cell.master.member), None)
+        if master is None or not self._leads(cell) or self._old_master_forwards(cell):
+            return
+        self._spawn(self._announce(master, cell.epoch))
+
+    def _old_master_forwards(self, cell: Cell) -> bool:
+        """Rule 23: the address is announced after the parked sends are stored, in their order."""
+        if self._announced == 0 or not self._member_client.any_underway():
+            return False
+        parks = any(w.report is not None and w.report.parked and w.reach == "ok" for w in self.watches.values())
+        return parks and self._member_client.busy_for_s() < ANNOUNCE_AFTER_S
+
+
+__all__ = ["MasterSlaveController", "SwitchoverFailed", "make_client"]

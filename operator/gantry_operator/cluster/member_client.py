@@ -1,0 +1,208 @@
+"""What is told to members: assignments and requests to hand over, each beside the loop, none twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_messages import assignment_body, handover_body
+
+log = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 1.5
+AGAIN_AFTER_FAILURE_S = 0.1
+AGAIN_AFTER_REFUSAL_S = 0.5
+AGAIN_AFTER_SUCCESS_S = 1.0
+"""The same assignment is not repeated sooner to a member that took it."""
+REFUSED_FOR_S = 2.0
+"""What a member refused is told again after this long: the reason may have ended with the process that gave it."""
+REFUSING_S = 3 * REFUSED_FOR_S
+"""After this long without another one, a refusal is the first of its kind again."""
+LINE_AFTER_ANSWER_S = 3.0
+"""A status line that is newer than the answer must come within this time, else the old one counts again."""
+
+
+JSON: Final = {"content-type": "application/json"}
+_TOKEN: Final = frozenset({401, 403, 503})
+"""Status of an answer for want of the right token; the last one: the member cannot read its own."""
+
+
+class _Refusal(NamedTuple):
+    cell: Cell | None
+    """None: it would not do anything else, either."""
+    why: str
+    at: float
+    token: bool
+
+
+class MemberClient:
+    """For one group. `wake` is called after each answer."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        wake: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._wake = wake
+        self._now = now
+        self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
+        self._orders: dict[int, tuple[int, int]] = {}
+        self._accepted: dict[int, Assignment] = {}
+        self._answered_at: dict[int, float] = {}
+        self._not_before: dict[int, tuple[Cell, float]] = {}
+        self._refusals: dict[int, _Refusal] = {}
+        self._refusing_since: dict[int, float] = {}
+
+    def send_assignment(
+        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
+    ) -> None:
+        """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
+        busy = self._underway.get(member)
+        if busy is not None:
+            if busy[0] == assignment.cell:
+                return
+            busy[1].cancel()
+        not_before = self._not_before.get(member)
+        if not_before is not None and not_before[0] == assignment.cell and self._now() < not_before[1]:
+            return
+        self._orders[member] = assignment.cell.order
+        task = asyncio.create_task(self._send(member, url, assignment, then))
+        self._underway[member] = (assignment.cell, task, self._now())
+
+    def pending(self, member: int, line_at: float, order: tuple[int, int]) -> bool:
+        """What was last heard of the member is older than what it was last told. `order`: (epoch, version) in its last
+        line, which often comes before the answer: one that has what was told is not older, whenever it came."""
+        if self._orders.get(member, (0, 0)) == order:
+            return False
+        if member in self._underway:
+            return True
+        answered_at = self._answered_at.get(member)
+        return answered_at is not None and line_at <= answered_at and self._now() - answered_at < LINE_AFTER_ANSWER_S
+
+    def assigned_order(self, member: int) -> tuple[int, int]:
+        """(epoch, version) of what it is being told, or was told last."""
+        return self._orders.get(member, (0, 0))
+
+    def accepted_order(self, member: int) -> tuple[int, int]:
+        """(epoch, version) of what it accepted last."""
+        accepted = self._accepted.get(member)
+        return (0, 0) if accepted is None else accepted.cell.order
+
+    def assigned_unclean(self, member: int) -> bool | None:
+        """Whether what it accepted last let it give confirmed records up; None: it was told nothing from here."""
+        accepted = self._accepted.get(member)
+        return None if accepted is None else accepted.unclean
+
+    def refusal(self, member: int, cell: Cell) -> str:
+        """Why it refused this very cell a moment ago, or could do nothing that it was told; empty: it did not."""
+        refused = self._refusals.get(member)
+        if refused is None or refused.cell not in (None, cell) or self._now() - refused.at >= REFUSED_FOR_S:
+            return ""
+        return refused.why
+
+    def lacks_token(self, member: int) -> bool:
+        """What it refused last it refused for the token."""
+        refused = self._refusals.get(member)
+        return refused is not None and refused.token
+
+    def refusing_s(self, member: int) -> float:
+        """Since the first of its refusals, between which it accepted nothing and was told again soon; 0: none."""
+        return self._now() - self._refusing_since.get(member, self._now())
+
+    def _refused(self, member: int, url: str, told: Cell, why: str, *, status: int = 200) -> None:
+        now, last = self._now(), self._refusals.get(member)
+        if last is None or now - last.at >= REFUSING_S:
+            self._refusing_since[member] = now
+        # Where it could not do it, its answer to the next epoch would be the same: where all answer so, epochs would
+        # follow each other without pause.
+        self._refusals[member] = _Refusal(told if status == 200 else None, why, now, status in _TOKEN)
+        if last is None or last.why != why:
+            log.warning("%s refuses epoch %s version %s: %s", url, told.epoch, told.version, why)
+
+    def any_underway(self) -> bool:
+        return bool(self._underway)
+
+    def busy_for_s(self) -> float:
+        """Since the oldest of what is under way began."""
+        return max((self._now() - since for _, _, since in self._underway.values()), default=0.0)
+
+    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+        """Ask the master to park and to bring `target` to its end: (ready, why not)."""
+        try:
+            answer = await self._client.post(
+                f"{url}/v1/handover",
+                content=handover_body(target, cell, timeout_ms),
+                headers=JSON,
+                timeout=httpx.Timeout(1.0, read=timeout_ms / 1000 + 1.0),
+            )
+            if answer.status_code != 200:
+                return False, f"the master answered {answer.status_code} to the hand-over: {answer.text[:200]}"
+            said = HandoverAnswer.model_validate_json(answer.content)
+        except (httpx.HTTPError, ValueError) as error:
+            return False, f"the master did not answer the hand-over: {error!r}"
+        return said.ready, said.reason
+
+    async def remove(self, url: str, member: int) -> str:
+        """Mode Raft: ask the leader to take a member that has gone out of the group. Answers why not, or nothing."""
+        try:
+            answer = await self._client.post(
+                f"{url}/v1/members/remove",
+                content=RemovalRequest(member=member).model_dump_json(),
+                headers=JSON,
+                timeout=SEND_TIMEOUT_S,
+            )
+            if answer.status_code != 200:
+                return f"the leader answered {answer.status_code}: {answer.text[:200]}"
+            said = RemovalAnswer.model_validate_json(answer.content)
+        except (httpx.HTTPError, ValueError) as error:
+            return f"the leader did not answer: {error!r}"
+        return said.reason
+
+    async def close(self) -> None:
+        tasks = [task for _, task, _ in self._underway.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None) -> None:
+        cell = assignment.cell
+        again = AGAIN_AFTER_FAILURE_S
+        try:
+            answer = await self._client.put(
+                f"{url}/v1/assignment",
+                content=assignment_body(assignment),
+                headers=JSON,
+                timeout=SEND_TIMEOUT_S,
+            )
+            if answer.status_code != 200:
+                # It could not write it down, or has another token, for example: another one may do it.
+                again = AGAIN_AFTER_REFUSAL_S
+                why = f"it answered {answer.status_code}: {answer.text[:200]}"
+                self._refused(member, url, cell, why, status=answer.status_code)
+                return
+            said = AssignmentAnswer.model_validate_json(answer.content)
+            self._answered_at[member] = self._now()
+            if said.accepted:
+                again = AGAIN_AFTER_SUCCESS_S
+                self._accepted[member] = assignment
+                self._refusals.pop(member, None)
+                self._refusing_since.pop(member, None)
+                if then is not None:
+                    then()
+            elif (said.epoch, said.version) <= cell.order:
+                self._refused(member, url, cell, said.reason or "it gave no reason")
+        except (httpx.HTTPError, ValueError) as error:
+            log.info("telling %s: %r", url, error)
+        finally:
+            if self._underway.get(member, (cell, None, 0.0))[0] == cell:
+                self._underway.pop(member, None)
+            self._not_before[member] = (cell, self._now() + again)
+            self._wake()

@@ -1,0 +1,155 @@
+"""One member, followed over its status stream: what it said last, when, and how the connection fares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_messages import BadStatus, report_from
+from gantry_operator.failover.model import Reach, Report
+
+CONNECT_S = 1.0
+SILENCE_S = 3.5
+"""The stream brings a line a second; after this long without one the connection is made anew."""
+QUIET_MS = 1_200
+"""Members hear each other each second at least; after this long without it every line is looked at."""
+RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""Pauses between attempts; the last one is repeated."""
+
+
+class MemberWatch:
+    """Follows one member until cancelled. `on_news` is called when something may have to be decided."""
+
+    def __init__(
+        self, name: str, url: str, client: httpx.AsyncClient, on_news: Callable[[], None], now: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.url = url
+        self.status: dict[str, Any] | None = None
+        """The last line, as it came."""
+        self.report: Report | None = None
+        self.line_at = now()
+        """When the last line came, by the clock given."""
+        self.former: tuple[Report, float] | None = None
+        """What was heard last at another address of this member, and when."""
+        self.reach: Reach = "silent"
+        self.reach_at = self.line_at
+        self.problem = ""
+        """Why it is not heard, in words."""
+        self.unusable = ""
+        """Why its last line could not be used, though it came; empty: it could."""
+        self._client = client
+        self._now = now
+        self._on_news = on_news
+
+    @property
+    def last(self) -> tuple[Report | None, float]:
+        """What the member said last, wherever that was, and when; without a word of it since when it is listened for.
+
+        A pod that is gone and one that came in its place have other addresses, and what was promised stays promised."""
+        return self.former if self.report is None and self.former is not None else (self.report, self.line_at)
+
+    async def run(self) -> None:
+        """Never returns. Its exceptions are faults of this program."""
+        attempt = 0
+        while True:
+            heard_before = self.line_at
+            try:
+                await self._follow()
+                self._lost("silent", "it ended the stream")
+            except httpx.HTTPError as error:
+                self._lost(_reach_of(error), f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            except BadStatus as error:
+                self._lost("silent", str(error))
+            attempt = 0 if self.line_at > heard_before else attempt + 1
+            await asyncio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
+
+    async def _follow(self) -> None:
+        timeout = httpx.Timeout(CONNECT_S, read=SILENCE_S)
+        async with self._client.stream("GET", f"{self.url}/v1/status/stream", timeout=timeout) as answer:
+            if answer.status_code != 200:
+                raise BadStatus(f"{answer.url} answered {answer.status_code}")
+            rest = b""
+            async for chunk in answer.aiter_raw():
+                lines = (rest + chunk).split(b"\n")
+                rest = lines.pop()
+                for line in lines:
+                    if line.strip():
+                        self._line(line)
+
+    def _line(self, line: bytes) -> None:
+        try:
+            status = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise BadStatus(f"{self.url} sent no JSON: {error}") from error
+        try:
+            report = report_from(status)
+        except BadStatus as error:
+            self.unusable = str(error)
+            raise
+        self.unusable = ""
+        if status.get("name") != self.name:
+            raise BadStatus(
+                f"{self.url} belongs to {status.get('name')} of {status.get('cluster')}, not to {self.name}"
+            )
+        calm = self.reach == "ok" and self.report is not None and says_nothing_new(self.report, report)
+        self.line_at = self._now()
+        self.status, self.report, self.problem = status, report, ""
+        self._set_reach("ok")
+        if not calm:
+            self._on_news()
+
+    def _lost(self, reach: Reach, problem: str) -> None:
+        self.problem = problem
+        if reach == "silent" and self.reach == "refused":
+            # A listener that is gone does not become merely silent by an attempt that timed out.
+            reach = "refused"
+        self._set_reach(reach)
+        self._on_news()
+
+    def _set_reach(self, reach: Reach) -> None:
+        if reach != self.reach:
+            self.reach, self.reach_at = reach, self._now()
+
+
+def says_nothing_new(before: Report, now: Report) -> bool:
+    """Nothing has to be decided because of this line: only offsets have moved, and everybody hears everybody. The
+    loop looks at it in its next pass, which comes within a second."""
+    heard = (now.link_answer_ms, *(f.last_fetch_ms for f in now.followers))
+    if any(ms >= QUIET_MS for ms in heard):
+        return False
+    return _decisive(before) == _decisive(now)
+
+
+def _decisive(r: Report) -> tuple[object, ...]:
+    roles = (
+        r.id,
+        r.role,
+        r.epoch,
+        r.version,
+        r.told_epoch,
+        r.proven,
+        r.last_epoch,
+        r.in_sync,
+        r.ask,
+        r.parked,
+        r.unfit,
+        r.disk_full,
+    )
+    return (*roles, r.link, r.link_master, frozenset(f.id for f in r.followers))
+
+
+def _reach_of(error: BaseException) -> Reach:
+    """Whether nobody listens there. A connection that breaks says little by itself: the next attempt tells."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ConnectionRefusedError):
+            return "refused"
+        if isinstance(seen, BaseExceptionGroup):
+            return "refused" if all(_reach_of(e) == "refused" for e in seen.exceptions) else "silent"
+        seen = seen.__cause__ or seen.__context__
+    return "silent"

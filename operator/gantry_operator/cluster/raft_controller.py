@@ -1,0 +1,275 @@
+"""A group in mode Raft elects its leader by itself. Here it is watched, its address moved, and a transfer asked for.
+
+Nothing is recorded or assigned: what the members say is the truth, and the highest epoch wins. A leader that is sick
+but alive (its disk is full) or about to be stopped is asked to hand over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gantry_broker.replication.types import Cell, MemberId
+
+from gantry_operator.cluster.group_controller import (
+    EVENT_AFTER_S,
+    HANDOVER_AGAIN_S,
+    HANDOVER_MS,
+    GroupController,
+    SwitchoverFailed,
+)
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.failover.model import Report, Switchover, Wait
+from gantry_operator.platforms.base import Change, MemberEndpoint
+
+ELECTED_S = 2.0
+"""Once a leader has said that another one leads, that one is waited for so long."""
+IN_SYNC_BYTES = 16 << 20
+"""Who lacks more holds senders up where it is needed for a majority. Under load one that is well may lack some MiB."""
+START_S = 15.0
+"""While no leader was ever seen the members may be starting: nobody is missed sooner."""
+
+
+def leader_of(reports: Sequence[Report]) -> Report | None:
+    """The one that leads in the highest epoch; one of an older epoch does not know yet that it leads no more."""
+    epoch = max((r.epoch for r in reports), default=0)
+    return next((r for r in reports if r.role == "Master" and r.epoch == epoch), None)
+
+
+def keeping_up(leader: Report) -> frozenset[MemberId]:
+    """The voters that are in sync, the leader included. A voter stays one however far it is behind, but a majority that
+    needs it confirms nothing before it has caught up."""
+    near = leader.confirmed - IN_SYNC_BYTES
+    return leader.in_sync & ({f.id for f in leader.followers if f.acked >= near} | {leader.id})
+
+
+def transfer_candidates(leader: Report, others: Sequence[Report]) -> list[Report]:
+    """Who may be transferred to: voters that answer, the furthest log first."""
+    able = [r for r in others if r.id in leader.in_sync and r.id != leader.id and r.role == "Slave"]
+    return sorted(able, key=lambda r: (r.rank, -r.id.member), reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """What a leader was asked for."""
+
+    target: MemberId
+    epoch: int
+    """Which the leader led that was asked."""
+    reason: str
+    since: float
+    """When it was wished for, by the monotonic clock."""
+
+
+class RaftController(GroupController):
+    """One group in mode Raft."""
+
+    _cell: Cell | None = None
+    _request: Switchover | None = None
+    _requested_at = 0.0
+    _asked = False
+    _transfer_asked: _Transfer | None = None
+    _handed_over = 0
+    """The epoch whose leader said that another one leads now."""
+    _handed_over_until = 0.0
+    """Until when that one is waited for."""
+    _not_before = 0.0
+    _refused = ""
+    _removing = False
+    _removed_in: tuple[int, int] | None = None
+    """What the leader's line said, (epoch, version), on which a member was removed."""
+    _stuck_since: float | None = None
+    _former: tuple[int, ...] = ()
+
+    @property
+    def still_counted(self) -> Sequence[int]:
+        return self._former
+
+    @property
+    def cell(self) -> Cell | None:
+        """As the leader says: its epoch, the number of changes of members, the voters. The last known one while there
+        is none."""
+        return self._cell
+
+    def in_sync(self, report: Report) -> bool:
+        master = None if self._cell is None else self._cell.master
+        leader = None if master is None or master.member not in self.watches else self.watches[master.member].report
+        return leader is not None and leader.role == "Master" and report.id in keeping_up(leader)
+
+    async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
+        while self._cell is None and self._keep_waiting(request, deadline, under_way=False):
+            await self._next_look()  # Who leads is not known yet.
+        before = self._cell
+        if before is None or before.master is None:
+            raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
+        if request.to == before.master.member and self.waits is None:
+            return f"{self.watches[request.to].name} is master already"
+        self._request, self._refused, self._not_before = request, "", 0.0
+        self._requested_at = time.monotonic()
+        try:
+            while self._keep_waiting(request, deadline, self._asked or time.monotonic() <= self._handed_over_until):
+                await self._next_look()
+                now = self._cell
+                if now is None or now.master is None or now.epoch <= before.epoch:
+                    continue
+                if request.fulfilled(before.master, now.master):
+                    return f"{self.watches[now.master.member].name} leads {self.group} in epoch {now.epoch}"
+        finally:
+            self._request = None
+        raise SwitchoverFailed(self._refused or "no new leader came about in time")
+
+    def _patience_s(self) -> float:
+        return START_S if self._cell is None else EVENT_AFTER_S
+
+    async def _pass(self) -> bool:
+        endpoints = list(self._platform.members(self.group))
+        self._follow(endpoints)
+        heard = self._heard(endpoints)
+        leader = leader_of([w.report for w in heard if w.report is not None])
+        if leader is None:
+            self._note_wait(Wait("election-in-progress", self._why_no_leader(heard, endpoints), available=False))
+            return False
+        noticed_at = self._noticed_at  # Before it is forgotten, since the wait is over.
+        self._note_wait(None)
+        former, self._cell = self._cell, Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
+        if former is None or former.epoch != leader.epoch:
+            self._leads(leader, former, noticed_at)
+        self._announce_if_due(endpoints, leader)
+        self._hand_over(heard, leader)
+        self._remove_former(endpoints, leader)
+        return False
+
+    def _heard(self, endpoints: list[MemberEndpoint]) -> list[MemberWatch]:
+        detection = self._settings().detection_ms / 1000
+        found = []
+        for e in endpoints:
+            watch = self.watches[e.member]
+            usable = not self._unusable(e.member, None if self._cell is None else self._cell.epoch)
+            answers = watch.reach == "ok" and usable and self.silence_s(e.member) < detection
+            if answers and not self._platform.process_state(e.name).gone:
+                found.append(watch)
+        return found
+
+    def _why_no_leader(self, heard: list[MemberWatch], endpoints: list[MemberEndpoint]) -> str:
+        away = [e.name for e in endpoints if self.watches[e.member] not in heard]
+        if 2 * len(heard) <= len(endpoints):
+            return f"no majority: {', '.join(away)} does not answer"
+        return "the members elect a leader" + (f"; {', '.join(away)} does not answer" if away else "")
+
+    def _leads(self, leader: Report, former: Cell | None, noticed_at: float | None) -> None:
+        name = self.watches[leader.id.member].name
+        asked, self._transfer_asked = self._transfer_asked, None
+        self._handed_over_until = 0.0
+        if former is None or former.master is None:
+            # What was before this program watched is not known, so it is no change.
+            self._event("Normal", "LeaderDiscovered", f"{name} leads epoch {leader.epoch}")
+            return
+        if self._request is not None and self._request.fulfilled(former.master, leader.id):
+            self._request = None
+        now = time.monotonic()
+        started = noticed_at if noticed_at is not None else now
+        planned, reason = False, "elected by the group"
+        if asked is not None and (asked.target, asked.epoch) == (leader.id, former.epoch):
+            planned, reason, started = True, asked.reason, asked.since
+        old = self.watches.get(former.master.member)
+        self._event("Normal" if planned else "Warning", "LeadershipTransferred" if planned else "LeaderElected",
+                    f"{name} leads epoch {leader.epoch}: {reason}")  # fmt: skip
+        self._platform.changed(
+            Change(
+                group=self.group,
+                old=None if old is None else old.name,
+                new=name,
+                reason=reason,
+                epoch=leader.epoch,
+                at_unix_ms=time.time_ns() // 1_000_000,
+                duration_ms=int((now - started) * 1000),
+                planned=planned,
+            )
+        )
+
+    def _announce_if_due(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
+        if not self._may_announce(leader.epoch):
+            return
+        master = next(e for e in endpoints if e.member == leader.id.member)
+        self._spawn(self._announce(master, leader.epoch))
+
+    def _hand_over(self, heard: list[MemberWatch], leader: Report) -> None:
+        if self._asked or time.monotonic() < self._not_before or leader.epoch == self._handed_over:
+            return
+        able = transfer_candidates(
+            leader, [w.report for w in heard if w.report is not None and not self._sick(w.report)]
+        )
+        # A request that cannot be fulfilled does not keep a leader that should not lead.
+        for request in (self._request, self._sick(leader)):
+            if request is None or request.to == leader.id.member:
+                continue
+            chosen = [r for r in able if request.to in (None, r.id.member)]
+            if chosen:
+                self._ask(request, chosen[0].id, leader)
+                return
+            if request is self._request:
+                none = "no member that could lead answers"
+                self._refused = none if request.to is None else f"member {request.to} cannot lead"
+
+    def _ask(self, request: Switchover, target: MemberId, leader: Report) -> None:
+        self._asked = True
+        since = self._requested_at if request is self._request else time.monotonic()
+        self._transfer_asked = _Transfer(target, leader.epoch, request.reason, since)
+        cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
+        self._spawn(self._transfer(self.watches[leader.id.member].url, target, cell, request))
+
+    def _remove_former(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
+        """Who has gone from the plan leaves the group, one at a time, once it is silent: while it fetched it would be
+        taken for a learner and be added again."""
+        planned = {e.member for e in endpoints}
+        self._former = tuple(sorted(m.member for m in leader.in_sync if m.member not in planned))
+        silent_ms = {f.id.member: f.last_fetch_ms for f in leader.followers if f.id in leader.in_sync}
+        gone = [n for n in self._former if silent_ms.get(n, 0) >= self._settings().detection_ms]
+        if not gone:
+            self._stuck_since = None
+            self._solved("removal")
+        elif not self._removing and time.monotonic() >= self._not_before and leader.order != self._removed_in:
+            self._removing = True
+            self._spawn(self._remove(self.watches[leader.id.member].url, gone[-1], leader.order))
+
+    async def _remove(self, url: str, member: int, order: tuple[int, int]) -> None:
+        try:
+            reason = await self._member_client.remove(url, member)
+            now = time.monotonic()
+            if reason:
+                # The change before it may be a moment from being confirmed: that is nothing to tell.
+                self._stuck_since = now if self._stuck_since is None else self._stuck_since
+                if now - self._stuck_since >= EVENT_AFTER_S:
+                    self._report_problem("removal", f"member {member} cannot leave the group: {reason}")
+                self._not_before = now + HANDOVER_AGAIN_S
+            else:
+                # The next line from the leader is yet to come; the one that is known still has the member.
+                self._removed_in, self._stuck_since = order, None
+                self._solved("removal")
+                self._event("Normal", "MemberRemoved", f"member {member} has left the group")
+        finally:
+            self._removing = False
+            self.wake()
+
+    def _sick(self, report: Report) -> Switchover | None:
+        """Why it should not lead though it lives."""
+        watch = self.watches[report.id.member]
+        if self._platform.process_state(watch.name).deleting:
+            return Switchover(reason=f"{watch.name} is about to be stopped")
+        return Switchover(reason=f"{watch.name} should not lead: {report.unfit}") if report.unfit else None
+
+    async def _transfer(self, url: str, target: MemberId, cell: Cell, request: Switchover) -> None:
+        try:
+            ready, reason = await self._member_client.handover(url, target, cell, HANDOVER_MS)
+            if request is self._request:
+                self._refused = reason
+            if ready:
+                self._handed_over = cell.epoch  # Its last line may still say that it leads.
+                self._handed_over_until = time.monotonic() + ELECTED_S
+            else:
+                self._transfer_asked = None  # Whoever leads next was not asked to.
+                self._not_before = time.monotonic() + HANDOVER_AGAIN_S
+        finally:
+            self._asked = False
+            self.wake()

@@ -1,0 +1,152 @@
+"""Rolling changes of one cluster: replaces and removes members, one at a time, in the order of `plan.order`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.plan import MemberState, Step, next_step
+from gantry_operator.platforms.base import Deployment, Event, ReplacementPlatform
+
+log = logging.getLogger(__name__)
+
+STEP_S = 0.25
+"""Between two rounds while a change is under way."""
+IDLE_S = 1.0
+
+
+def member_states(deployments: Sequence[Deployment], controller: GroupController) -> list[MemberState]:
+    """The members of a group for `plan.order`. A member that is being stopped counts as not in sync.
+
+    The broker's own report counts more than the platform's view. A broker that serves is not broken, even if its
+    kubelet has stopped or another container of its pod fails."""
+    cell = controller.cell
+    out = []
+    for d in deployments:
+        watch = controller.watches.get(d.number)
+        report = watch.report if watch is not None and watch.reach == "ok" else None
+        serves = report is not None and (report.role == "Master" or report.link == "connected")
+        ready = d.ready if d.ready is not None else report is not None and report.role in ("Master", "Slave")
+        out.append(
+            MemberState(
+                name=d.name,
+                number=d.number,
+                outdated=d.outdated,
+                ready=ready,
+                in_sync=not d.stopping and report is not None and controller.in_sync(report),
+                master=cell is not None and cell.master is not None and cell.master.member == d.number,
+                leaving=d.leaving,
+                broken=d.broken and not serves,
+                fit=report is None or not report.unfit,
+            )
+        )
+    return out
+
+
+class RollingChange:
+    """Of one cluster. `on_event` receives events; `on_news` is called when `progress` changes."""
+
+    def __init__(
+        self,
+        platform: ReplacementPlatform,
+        controllers: Mapping[str, GroupController],
+        on_event: Callable[[Event], None],
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.progress: dict[str, str] = {}
+        """By group: the step that is being done or waited for."""
+        self.joining: set[str] = set()
+        """Members added to a group that ran already, until they are in sync."""
+        self._platform = platform
+        self._controllers = controllers
+        self._on_event = on_event
+        self._on_news = on_news
+        self._requested = ""
+        self._wake = asyncio.Event()
+
+    @property
+    def reason(self) -> str:
+        """What is being done or waited for; empty: everything is as planned."""
+        joining = [f"{name} has not joined its group yet" for name in sorted(self.joining)]
+        return self._requested or "; ".join([*self.progress.values(), *joining])
+
+    def start(self, reason: str) -> None:
+        """The plan changed: begin the next round now. `reason` is reported until that round is done."""
+        self._requested = reason
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Never returns. An exception becomes an event, and the next round follows."""
+        while True:
+            try:
+                busy = await self._round()
+            except Exception as error:
+                log.exception("rolling change")
+                self._on_event(Event("Warning", "RollingChangeFailed", f"{type(error).__name__}: {error}", ""))
+                busy = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STEP_S if busy else IDLE_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
+    async def _round(self) -> bool:
+        """True: there is more to do."""
+        if not self._platform.may_change():
+            return False
+        busy, known = False, set[str]()
+        for group in list(self._controllers):
+            deployments = self._platform.deployments(group)
+            if deployments is None:
+                continue
+            known |= {d.name for d in deployments}
+            busy = await self._step(group, deployments) or busy
+        if not busy:
+            busy = await self._platform.finish_change()
+        self.joining &= known
+        if not self._wake.is_set():  # A change that came during this round is not done yet.
+            self._requested = ""
+        return busy or bool(self.joining)
+
+    async def _step(self, group: str, deployments: Sequence[Deployment]) -> bool:
+        """The next step of a group's change. False: there is none."""
+        controller = self._controllers[group]
+        states = member_states(deployments, controller)
+        self.joining -= {m.name for m in states if m.in_sync or m.leaving}
+        step = next_step(states, controller.still_counted)
+        self._note(group, step)
+        if step.kind == "replace":
+            await self._replace(group, step, states, deployments)
+        elif step.kind == "handover":
+            number = next(s.number for s in states if s.name == step.to)
+            try:
+                await controller.switchover(number, step.reason, force=False)
+            except SwitchoverFailed as error:
+                self._on_event(Event("Warning", "SwitchoverFailed", f"{error}; it is tried again", group))
+        return step.kind != "done"
+
+    async def _replace(
+        self, group: str, step: Step, states: Sequence[MemberState], deployments: Sequence[Deployment]
+    ) -> None:
+        state = next(s for s in states if s.name == step.member)
+        deployment = next(d for d in deployments if d.name == step.member)
+        # A former master may still forward paused writes until the address has moved. A broken member forwards none.
+        moved = self._controllers[group].announced or state.master or state.broken
+        if not self._platform.may_stop(deployment, group, address_moved=moved):
+            return
+        if deployment.leaving:
+            self._on_event(Event("Normal", "RemovingMember", f"{state.name} leaves, its data stays", group))
+            await self._platform.remove_member(group, state.name)
+        else:
+            self._on_event(Event("Normal", "ReplacingMember", f"{state.name}: {step.reason}", group))
+            await self._platform.replace_member(group, state.name)
+
+    def _note(self, group: str, step: Step) -> None:
+        if step.kind == "done":
+            if self.progress.pop(group, None) is not None:
+                self._on_news()
+        elif self.progress.get(group) != step.reason:
+            self.progress[group] = step.reason
+            self._on_news()

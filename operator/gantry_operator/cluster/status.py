@@ -1,0 +1,224 @@
+"""From what was observed to the status of the resource: the one place that computes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.status import (
+    Addresses,
+    AnalyticsStatus,
+    BrokerClusterStatus,
+    Condition,
+    LastFailover,
+    MemberRow,
+    NameServerRow,
+    Phase,
+)
+from gantry_operator.cluster.timestamps import utc
+from gantry_operator.platforms.base import Change
+
+Answer = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedMember:
+    """One broker as observed now. `status`: its last status line, or None when it does not answer."""
+
+    name: str
+    group: str
+    number: int
+    status: Mapping[str, Any] | None
+    pod_ready: bool
+    node: str | None = None
+    in_sync: bool = False
+    master: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedState:
+    """Everything that the status is made from."""
+
+    members: Sequence[ObservedMember]
+    name_servers: Sequence[NameServerRow]
+    available: Mapping[str, str | None]
+    """By group: why a client cannot send and read, None when the check went through; absent: not checked yet."""
+    problems: Sequence[str] = ()
+    """What keeps the objects from being as they should be."""
+    progress: Sequence[str] = ()
+    """What is being changed now."""
+    refused: str = ""
+    """Why the spec is refused."""
+    addresses: Addresses = field(default_factory=Addresses)
+    last_failover: LastFailover | None = None
+    analytics: AnalyticsStatus | None = None
+
+
+def status_of(
+    cluster: BrokerCluster | None,
+    old: BrokerClusterStatus,
+    observed: ObservedState,
+    now: str,
+    generation: int,
+    paused: bool = False,
+) -> BrokerClusterStatus:
+    """The new status. `now` is an RFC 3339 time; conditions keep their time unless they change."""
+    rows = [_row(m) for m in observed.members]
+    if observed.refused:
+        return _refused(old, observed, rows, now, generation)
+    ready = sum(r.ready for r in rows)
+    available = _available(observed)
+    degraded = _degraded(observed, rows)
+    progressing = _progressing(observed, paused)
+    conditions = [
+        _condition(old, "Available", *available, now, generation),
+        _condition(old, "Progressing", *progressing, now, generation),
+        _condition(old, "Degraded", *degraded, now, generation),
+    ]
+    return BrokerClusterStatus(
+        observedGeneration=generation,
+        phase=_phase(old, available[0], progressing[0], degraded[0], paused),
+        conditions=conditions,
+        readyMembers=f"{ready}/{len(rows)}",
+        masters=_masters(cluster, rows),
+        members=rows,
+        nameServers=[s.address for s in observed.name_servers],
+        nameServerMembers=list(observed.name_servers),
+        addresses=observed.addresses,
+        lastFailover=observed.last_failover or old.lastFailover,
+        analytics=observed.analytics or old.analytics,
+    )
+
+
+def _refused(
+    old: BrokerClusterStatus, observed: ObservedState, rows: list[MemberRow], now: str, generation: int
+) -> BrokerClusterStatus:
+    """What runs goes on under the last good spec: who leads and how the members are, so far as there are any, and what
+    says that the spec is refused. The rest of it needs a spec."""
+    message = f"the spec is refused and changes nothing that runs: {observed.refused}"
+    changed = {
+        "Progressing": _condition(old, "Progressing", "False", "InvalidSpec", message, now, generation),
+    }
+    update: dict[str, Any] = {"phase": "Refused", "observedGeneration": generation}
+    if rows or any(observed.available.values()):
+        changed["Available"] = _condition(old, "Available", *_available(observed), now, generation)
+        changed["Degraded"] = _condition(old, "Degraded", *_degraded(observed, rows), now, generation)
+    elif not any(c.type == "Available" for c in old.conditions):
+        changed["Available"] = _condition(old, "Available", "False", "InvalidSpec", message, now, generation)
+    if rows:
+        update |= {
+            "readyMembers": f"{sum(r.ready for r in rows)}/{len(rows)}",
+            "masters": _masters(None, rows),
+            "members": rows,
+            "lastFailover": observed.last_failover or old.lastFailover,
+        }
+    kept = [changed.pop(c.type, c) for c in old.conditions]
+    return old.model_copy(update=update | {"conditions": kept + list(changed.values())})
+
+
+def _row(m: ObservedMember) -> MemberRow:
+    s = m.status
+    if s is None:
+        return MemberRow(name=m.name, group=m.group, node=m.node, reason=m.problem or "it does not answer")
+    role = str(s.get("role", "Unknown"))
+    serving = role == "Master" or (role == "Slave" and m.in_sync)
+    return MemberRow(
+        name=m.name,
+        group=m.group,
+        role=role,
+        brokerId=int(s.get("broker_id", -1)),
+        epoch=int(s.get("epoch", 0)),
+        maxOffset=int(s.get("end", 0)),
+        lag=int(s.get("lag_bytes", 0)),
+        inSync=m.in_sync,
+        ready=m.pod_ready and serving,
+        address=str(s.get("address", "")),
+        node=m.node,
+        reason=str(s.get("reason", "")),
+    )
+
+
+def _available(observed: ObservedState) -> tuple[Answer, str, str]:
+    bad = {g: why for g, why in observed.available.items() if why is not None}
+    groups = {m.group for m in observed.members}
+    unknown = sorted(groups - set(observed.available))
+    if bad:
+        said = "; ".join(f"group {g}: {why}" for g, why in sorted(bad.items()))
+        return "False", "ProbeFailed", said
+    if unknown or not groups:
+        return "False", "ProbePending", f"not checked yet: {', '.join(unknown) or 'no broker runs'}"
+    return "True", "ProbeSucceeded", "a message was sent to every group and read back"
+
+
+def _degraded(observed: ObservedState, rows: Sequence[MemberRow]) -> tuple[Answer, str, str]:
+    if observed.problems:
+        return "True", "ReconcileFailed", "; ".join(observed.problems)
+    away = [f"{r.name} ({r.reason or r.role})" for r in rows if not r.ready]
+    if away:
+        return "True", "MembersNotReady", f"not ready: {', '.join(away)}"
+    servers = [s.name for s in observed.name_servers if not s.ready]
+    if servers:
+        return "True", "NameServersNotReady", f"not ready: {', '.join(servers)}"
+    return "False", "AllMembersReady", "every member is ready and in sync"
+
+
+def _progressing(observed: ObservedState, paused: bool) -> tuple[Answer, str, str]:
+    if paused:
+        return "False", "Paused", "the annotation gantry.dev/paused holds changes back; failover goes on"
+    if observed.progress:
+        return "True", "Reconciling", "; ".join(observed.progress)
+    return "False", "Reconciled", "everything is as the spec says"
+
+
+def _phase(old: BrokerClusterStatus, available: Answer, progressing: Answer, degraded: Answer, paused: bool) -> Phase:
+    if paused:
+        return "Paused"
+    if available != "True":
+        return "Creating" if old.phase in ("Pending", "Creating") else "Unavailable"
+    if progressing == "True":
+        return "Updating"
+    return "Degraded" if degraded == "True" else "Running"
+
+
+def _masters(cluster: BrokerCluster | None, rows: Sequence[MemberRow]) -> str:
+    groups = list(dict.fromkeys(r.group for r in rows))
+    found = {r.group: r.name for r in rows if r.role == "Master"}
+    return ",".join(found.get(g, f"{g}: none") for g in groups)
+
+
+def _condition(
+    old: BrokerClusterStatus, kind: Literal["Available", "Progressing", "Degraded"], status: Answer, reason: str,
+    message: str, now: str, generation: int,
+) -> Condition:  # fmt: skip
+    before = next((c for c in old.conditions if c.type == kind), None)
+    since = before.lastTransitionTime if before is not None and before.status == status else now
+    return Condition(
+        type=kind, status=status, reason=reason, message=message[:2000], lastTransitionTime=since,
+        observedGeneration=generation,
+    )  # fmt: skip
+
+
+def last_failover(change: Change) -> LastFailover:
+    """`status.lastFailover` after a change of the master."""
+    return LastFailover(
+        group=change.group,
+        from_=change.old,
+        to=change.new,
+        reason=change.reason,
+        epoch=change.epoch,
+        time=utc(change.at_unix_ms),
+        durationMs=change.duration_ms,
+        planned=change.planned,
+    )
+
+
+def significant(status: BrokerClusterStatus) -> dict[str, Any]:
+    """The status without what moves all the time under load: offsets and lags."""
+    out = status.to_object()
+    for row in out.get("members", []):
+        row.pop("maxOffset", None)
+        row.pop("lag", None)
+    return out

@@ -1,0 +1,152 @@
+"""What of a BrokerCluster an administrator has to allow, since it becomes code or identity of a pod.
+
+Whoever may create a BrokerCluster need not be allowed to create pods. The operator makes pods for him, with images and
+Spark settings that he names: only those that the operator's chart allows, so that they are no way to any other pod.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Final
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.manifest import ManifestError, Problem
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+
+TUNING: Final = (
+    "spark.broadcast.*", "spark.checkpoint.compress", "spark.cleaner.periodicGC.interval", "spark.default.parallelism",
+    "spark.driver.cores", "spark.driver.maxResultSize", "spark.driver.memory", "spark.driver.memoryOverhead",
+    "spark.driver.memoryOverheadFactor", "spark.dynamicAllocation.*", "spark.excludeOnFailure.*",
+    "spark.executor.cores", "spark.executor.heartbeatInterval", "spark.executor.instances", "spark.executor.memory",
+    "spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor", "spark.executor.pyspark.memory",
+    "spark.io.compression.*", "spark.kryoserializer.buffer", "spark.kryoserializer.buffer.max", "spark.locality.*",
+    "spark.memory.*", "spark.network.timeout", "spark.rdd.compress", "spark.reducer.*",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime", "spark.scheduler.minRegisteredResourcesRatio",
+    "spark.serializer", "spark.shuffle.compress", "spark.shuffle.file.buffer", "spark.shuffle.io.*",
+    "spark.shuffle.sort.bypassMergeThreshold", "spark.shuffle.spill.compress", "spark.speculation*",
+    "spark.sql.adaptive.*", "spark.sql.autoBroadcastJoinThreshold", "spark.sql.broadcastTimeout",
+    "spark.sql.execution.arrow.*", "spark.sql.files.*", "spark.sql.join.*", "spark.sql.maxConcurrentOutputFileWriters",
+    "spark.sql.parquet.compression.codec", "spark.sql.parquet.enableVectorizedReader", "spark.sql.session.timeZone",
+    "spark.sql.shuffle.partitions", "spark.stage.*", "spark.task.cpus", "spark.task.maxFailures",
+)  # fmt: skip
+"""Keys of `sparkConf` that are allowed everywhere: how much and how fast, never which code or as whom."""
+
+_KUBERNETES: Final = (
+    "spark.kubernetes.allocation.*", "spark.kubernetes.executor.apiPollingInterval",
+    "spark.kubernetes.executor.limit.cores", "spark.kubernetes.executor.missingPodDetectDelta",
+    "spark.kubernetes.executor.request.cores",
+)  # fmt: skip
+"""Of Spark's settings for Kubernetes these choose no identity, template, volume, Secret or image."""
+
+_NEVER: Final = {
+    "they choose the pods' identity, template, volumes, Secrets or image": ("spark.kubernetes.*",),
+    "they bring other code into the pods": (
+        "spark.archives", "spark.files", "spark.jars*", "spark.plugins*", "spark.pyspark.*", "spark.python.*",
+        "spark.submit.*", "spark.repl.*", "*.extraClassPath", "*.extraLibraryPath", "*.userClassPathFirst",
+        "spark.extraListeners", "spark.sql.catalog.*", "spark.sql.extensions", "spark.sql.queryExecutionListeners",
+        "spark.sql.streaming.streamingQueryListeners", "spark.metrics.conf*", "spark.executorEnv.*",
+        "spark.*.plugin.class", "spark.shuffle.manager", "spark.yarn.*",
+    ),
+    "the operator sets them": ("spark.master", "spark.driver.host", "spark.driver.bindAddress", "spark.local.dir"),
+}  # fmt: skip
+"""Refused whatever the chart allows, by reason."""
+
+_BY_NAME: Final = {
+    "they may load agents into the JVM": ("*JavaOptions",),
+    "they hold credentials": ("*.access.key*", "*secret*", "*password*", "*token*", "*credential*", "*keytab*"),
+}
+"""Allowed only where the chart has the very key: a wildcard does not cover them."""
+
+_TUNING_VALUE: Final = re.compile(r"[A-Za-z0-9._:/+%@,=-]{0,256}")
+_SYSTEM_PRIORITY: Final = "system-"
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    """`*` stands for any text, in lower or upper case as it is written."""
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))))
+
+
+def matches(text: str, patterns: Iterable[str]) -> bool:
+    return any(_regex(p).fullmatch(text) for p in patterns)
+
+
+def _reason(key: str, table: dict[str, tuple[str, ...]]) -> str:
+    lower = key.lower()
+    return next((why for why, keys in table.items() if matches(lower, (k.lower() for k in keys))), "")
+
+
+def never(key: str) -> str:
+    """Why no chart can allow this key of `sparkConf`; empty: one can."""
+    return "" if matches(key, _KUBERNETES) else _reason(key, _NEVER)
+
+
+def bad_pattern(pattern: str) -> str:
+    """Why this entry of the chart's allow-list for `sparkConf` cannot be; empty: it can."""
+    if not pattern.startswith("spark."):
+        return "it does not begin with 'spark.'"
+    return "" if "*" in pattern else never(pattern)
+
+
+def check(cluster: BrokerCluster, settings: OperatorSettings) -> None:
+    """Raises ManifestError with all that the chart does not allow."""
+    problems = list(_problems(cluster, settings))
+    if problems:
+        raise ManifestError(problems)
+
+
+def _problems(cluster: BrokerCluster, settings: OperatorSettings) -> Iterator[Problem]:
+    spec = cluster.spec
+    yield from _image("spec.image", spec.image, settings.broker_image, settings)
+    priority = spec.placement.priorityClassName
+    if priority is not None and priority.startswith(_SYSTEM_PRIORITY):
+        yield Problem(
+            "spec.placement.priorityClassName",
+            priority,
+            "it is for Kubernetes' own pods: write another PriorityClass, or leave it out",
+        )
+    if spec.analytics is not None:
+        yield from _image("spec.analytics.image", spec.analytics.image, settings.spark_image, settings)
+        for key, value in sorted(spec.analytics.sparkConf.items()):
+            why = _spark_setting(key, value, settings.allowed_spark_conf)
+            if why:
+                yield Problem(f"spec.analytics.sparkConf.{key}", None, why)  # The value may be a secret.
+
+
+def _image(field: str, image: str | None, own: str, settings: OperatorSettings) -> Iterator[Problem]:
+    if image is None or image == own or matches(image, settings.allowed_images):
+        return
+    known = ", ".join(filter(None, (own, *settings.allowed_images))) or "none"
+    yield Problem(
+        field,
+        image,
+        f"it is not allowed: leave it out or write one of {known}; an administrator allows more by image.allowed "
+        "in the values of the operator's chart",
+    )
+
+
+def _spark_setting(key: str, value: str, allowed: Iterable[str]) -> str:
+    """Why it is refused; empty: it is not."""
+    why = never(key)
+    if why:
+        return f"settings like this one are never allowed, since {why}: leave it out"
+    patterns = tuple(allowed)
+    why = _reason(key, _BY_NAME)
+    if why and key not in patterns:
+        return (
+            f"it is not allowed, since settings like this one are allowed only by their very name ({why}): leave it "
+            f"out; an administrator allows it by {key} in analytics.allowedSparkConf of the operator's chart"
+        )
+    tuning = matches(key, TUNING)
+    if not tuning and not matches(key, patterns):
+        return (
+            "it is not allowed, since it is none of the settings that only tune: leave it out; an administrator allows "
+            "more by analytics.allowedSparkConf in the values of the operator's chart"
+        )
+    if "$(" in value or not value.isprintable():
+        return "the value has $( or a control character, which would be filled in or cut: leave it out"
+    if tuning and not matches(key, patterns) and _TUNING_VALUE.fullmatch(value) is None:
+        return "the value has characters that no number or size has: write letters, digits and . _ : / + % @ , = -"
+    return ""

@@ -1,0 +1,373 @@
+"""What Kubernetes needs to run a cluster's report: CronJob, ServiceAccount, Role, volume, template of executor pods.
+
+The CronJob belongs to the cluster. Its pod is the Spark driver (client mode) and asks the API for executor pods, which
+belong to it and go with it. All functions are pure; the operator applies what they give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from gantry_operator.api import GROUP, BrokerCluster
+from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.base import parse_duration, parse_quantity
+from gantry_operator.platforms.kubernetes import names, pods
+from gantry_operator.platforms.kubernetes.analytics import cron
+
+COMPONENT = "analytics"
+REPORTS = "/reports"
+TOKEN_DIR = "/etc/gantry-admin"
+TEMPLATE_DIR = "/etc/gantry-spark"
+TEMPLATE = "executor.yaml"
+SCRATCH = "/tmp/spark"
+TERMINATION_LOG = "/dev/termination-log"
+DRIVER_PORT = 7078
+BLOCK_PORT = 7079
+ANALYZE_ANNOTATION = f"{GROUP}/analyze"
+"""Set on a BrokerCluster: run once now. The value is any text that was not there before, such as the time."""
+JOB_LABEL = f"{GROUP}/analytics"
+"""On the pods and Jobs of a run; its value is the cluster."""
+
+DRIVER = "driver"
+RETRIES = 2
+"""How often a run whose driver died or failed is tried again."""
+EXIT_PERMANENT = 3
+"""Exit code of a driver that would fail again in the same way; see `gantry_spark.main`."""
+DEADLINE_S = 6 * 3600
+DEFAULT_MEMORY = 1536 * 1024 * 1024
+OVERHEAD = 0.4
+"""Share of a pod's memory that is not the JVM's heap: Python workers, Arrow, the JVM itself."""
+RATE = 32 * 1024 * 1024
+"""Bytes a second that a run reads from the brokers, in all, so that they are not slowed."""
+
+
+def name_of(cluster: str) -> str:
+    """Name of all objects of a cluster's report."""
+    return f"{cluster}-analytics"
+
+
+def render(
+    cluster: BrokerCluster, broker_urls: Sequence[str], spark_image: str, *, token: bool, hold: bool = False
+) -> list[dict[str, Any]]:
+    """All objects, in the order of their application; empty without `spec.analytics`.
+
+    `broker_urls`: HTTP base URLs of all members, each with its group before it (`a=http://...`). `token`: whether the
+    cluster's admin Secret guards them. `hold`: a run that the schedule knows nothing of is at work, so nothing may
+    start. Raises cron.ScheduleError when the schedule cannot be read, ValueError when no image is known.
+    """
+    spec = cluster.spec.analytics
+    if spec is None:
+        return []
+    cron.parse(spec.schedule)
+    cron.zone(spec.timeZone)
+    image = spec.image or spark_image
+    if not image:
+        raise ValueError("spec.analytics.image: no image with Spark is known; name one here or in the operator's chart")
+    out = [service_account(cluster), role(cluster), role_binding(cluster)]
+    if spec.output.path is None:
+        out.append(claim(cluster, spec))
+    return [*out, template(cluster, spec), cron_job(cluster, spec, broker_urls, image, token=token, hold=hold)]
+
+
+def service_account(cluster: BrokerCluster) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
+    }
+
+
+def role(cluster: BrokerCluster) -> dict[str, Any]:
+    """What the driver does: make, follow and remove its executor pods, and nothing else.
+
+    Spark also looks for services, config maps and volume claims of its own by label and deletes what it finds when it
+    ends; the config map holds the executors' configuration.
+    """
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
+        "rules": [
+            {
+                "apiGroups": [""],
+                "resources": ["pods"],
+                "verbs": ["create", "get", "list", "watch", "delete", "deletecollection", "patch"],
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["configmaps"],
+                "verbs": ["create", "get", "list", "delete", "deletecollection"],
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["persistentvolumeclaims", "services"],
+                "verbs": ["list", "deletecollection"],
+            },
+        ],
+    }
+
+
+def role_binding(cluster: BrokerCluster) -> dict[str, Any]:
+    name = name_of(cluster.name)
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": names.metadata(cluster, name, COMPONENT),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": cluster.namespace}],
+    }
+
+
+def claim(cluster: BrokerCluster, spec: Analytics) -> dict[str, Any]:
+    """The volume for reports and state."""
+    wanted: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": spec.output.size}},
+    }
+    if spec.output.className is not None:
+        wanted["storageClassName"] = spec.output.className
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
+        "spec": wanted,
+    }
+
+
+def pod_labels(cluster: str) -> dict[str, str]:
+    """Of driver and executors. Not the cluster's own label: its NetworkPolicy would cut executors off from the driver.
+
+    The monitoring label lets them read the brokers' HTTP ports.
+    """
+    return {
+        "app.kubernetes.io/name": "gantry",
+        "app.kubernetes.io/instance": cluster,
+        names.COMPONENT_LABEL: COMPONENT,
+        JOB_LABEL: cluster,
+        names.MONITORING_LABEL: "true",
+    }
+
+
+def template(cluster: BrokerCluster, spec: Analytics) -> dict[str, Any]:
+    """The ConfigMap with the template of executor pods: what Spark's configuration cannot say."""
+    pod: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"labels": pod_labels(cluster.name)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pods.pod_security(),
+            "containers": [
+                {
+                    "name": "executor",
+                    "securityContext": pods.container_security(),
+                    "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
+                }
+            ],
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+        },
+    }
+    _where(cluster, pod["spec"])
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
+        "data": {TEMPLATE: yaml.safe_dump(pod, sort_keys=False)},
+    }
+
+
+def _where(cluster: BrokerCluster, pod: dict[str, Any]) -> None:
+    placement = cluster.spec.placement
+    if cluster.spec.imagePullSecrets:
+        pod["imagePullSecrets"] = [{"name": n} for n in cluster.spec.imagePullSecrets]
+    if placement.nodeSelector:
+        pod["nodeSelector"] = dict(placement.nodeSelector)
+    if placement.tolerations:
+        pod["tolerations"] = [t.model_dump(exclude_none=True) for t in placement.tolerations]
+
+
+def arguments(cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], *, token: bool) -> list[str]:
+    """The report's arguments (`python -m gantry_spark.report`)."""
+    out = [
+        "report",
+        "--brokers", ",".join(broker_urls),
+        "--name", cluster.name,
+        "--out", spec.output.path or REPORTS,
+        "--since", f"{max(1, int(parse_duration(spec.window)))}s",
+        "--reserved-hours", str(cluster.spec.broker.fileReservedTime),
+        "--rate", str(RATE),
+        "--history", str(spec.reportsHistory),
+        "--termination-log", TERMINATION_LOG,
+    ]  # fmt: skip
+    for topic in spec.topics:
+        out += ["--topics", topic]
+    if token:
+        out += ["--token-file", f"{TOKEN_DIR}/{pods.TOKEN_KEY}"]
+    return out
+
+
+def spark_conf(cluster: BrokerCluster, spec: Analytics, image: str, *, token: bool) -> dict[str, str]:
+    """Spark's configuration; what the user gives in `sparkConf` comes last and wins.
+
+    `$(NAME)` are variables of the driver's container, which Kubernetes fills in.
+    """
+    driver = _heap(spec.resources.driver.limits or spec.resources.driver.requests)
+    conf = {
+        "spark.driver.memory": f"{driver}m",
+        "spark.local.dir": SCRATCH,
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": str(max(2, 2 * spec.executors)),
+    }
+    if spec.executors == 0:
+        return {"spark.master": "local[*]", **conf, **spec.sparkConf}
+    limits, requests = spec.resources.executor.limits, spec.resources.executor.requests
+    cores = max(1, int(parse_quantity(limits.get("cpu") or requests.get("cpu") or "1")))
+    total = int(parse_quantity(limits.get("memory") or requests.get("memory") or str(DEFAULT_MEMORY)))
+    heap = _heap({"memory": str(total)})
+    conf |= {
+        "spark.master": "k8s://https://kubernetes.default.svc",
+        "spark.kubernetes.namespace": cluster.namespace,
+        "spark.kubernetes.driver.pod.name": "$(POD_NAME)",
+        "spark.kubernetes.container.image": image,
+        "spark.kubernetes.container.image.pullPolicy": cluster.spec.imagePullPolicy,
+        "spark.kubernetes.executor.podTemplateFile": f"{TEMPLATE_DIR}/{TEMPLATE}",
+        "spark.kubernetes.executor.podTemplateContainerName": "executor",
+        "spark.driver.host": "$(POD_IP)",
+        "spark.driver.bindAddress": "$(POD_IP)",
+        "spark.driver.port": str(DRIVER_PORT),
+        "spark.driver.blockManager.port": str(BLOCK_PORT),
+        "spark.executor.instances": str(spec.executors),
+        "spark.executor.cores": str(cores),
+        "spark.executor.memory": f"{heap}m",
+        "spark.executor.memoryOverhead": f"{max(384, total // 1024 // 1024 - heap)}m",
+        # A run begins with what it gets and takes more as it comes, instead of waiting for pods that do not fit.
+        "spark.scheduler.minRegisteredResourcesRatio": "0.0",
+        # The driver must see lost executors soon, or a killed one costs the run minutes.
+        "spark.network.timeout": "60s",
+        "spark.executor.heartbeatInterval": "5s",
+        "spark.kubernetes.executor.apiPollingInterval": "5s",
+        "spark.kubernetes.executor.missingPodDetectDelta": "10s",
+        "spark.task.maxFailures": "8",
+    }
+    if "cpu" in requests:
+        conf["spark.kubernetes.executor.request.cores"] = requests["cpu"]
+    if "cpu" in limits:
+        conf["spark.kubernetes.executor.limit.cores"] = limits["cpu"]
+    if token:
+        conf[f"spark.kubernetes.executor.secrets.{names.admin_secret(cluster.name)}"] = TOKEN_DIR
+    if spec.output.path is None:
+        # The volume can be had on one node only: executors run where the driver is.
+        volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.reports"
+        conf |= {
+            f"{volume}.mount.path": REPORTS,
+            f"{volume}.options.claimName": name_of(cluster.name),
+            "spark.kubernetes.executor.node.selector.kubernetes.io/hostname": "$(NODE_NAME)",
+        }
+    return conf | spec.sparkConf
+
+
+def _heap(resources: Mapping[str, str]) -> int:
+    """MiB for the JVM's heap out of a pod's memory."""
+    total = int(parse_quantity(resources.get("memory") or str(DEFAULT_MEMORY)))
+    return max(512, int(total * (1 - OVERHEAD)) // 1024 // 1024)
+
+
+def cron_job(
+    cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], image: str, *, token: bool, hold: bool
+) -> dict[str, Any]:
+    """The schedule, under Kubernetes' own rules for history, deadlines and concurrency.
+
+    While it is on hold a run that falls due is made up for afterwards, within the starting deadline.
+    """
+    wanted: dict[str, Any] = {
+        "schedule": spec.schedule,
+        "suspend": spec.suspend or hold,
+        "concurrencyPolicy": "Forbid",
+        "startingDeadlineSeconds": 3600,
+        "successfulJobsHistoryLimit": 3,
+        "failedJobsHistoryLimit": 3,
+        "jobTemplate": {
+            "metadata": {"labels": pod_labels(cluster.name)},
+            "spec": {
+                "backoffLimit": RETRIES,
+                "activeDeadlineSeconds": DEADLINE_S,
+                # The next driver starts when the last one is surely gone: never two at once.
+                "podReplacementPolicy": "Failed",
+                "podFailurePolicy": {
+                    "rules": [
+                        {
+                            "action": "FailJob",
+                            "onExitCodes": {"containerName": DRIVER, "operator": "In", "values": [EXIT_PERMANENT]},
+                        },
+                        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    ]
+                },
+                "template": {
+                    "metadata": {"labels": pod_labels(cluster.name)},
+                    "spec": _driver(cluster, spec, broker_urls, image, token=token),
+                },
+            },
+        },
+    }
+    if spec.timeZone is not None:
+        wanted["timeZone"] = spec.timeZone
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "CronJob",
+        "metadata": names.metadata(cluster, name_of(cluster.name), COMPONENT),
+        "spec": wanted,
+    }
+
+
+def _driver(
+    cluster: BrokerCluster, spec: Analytics, broker_urls: Sequence[str], image: str, *, token: bool
+) -> dict[str, Any]:
+    args = arguments(cluster, spec, broker_urls, token=token)
+    for key, value in sorted(spark_conf(cluster, spec, image, token=token).items()):
+        args += ["--conf", f"{key}={value}"]
+    mounts: list[dict[str, Any]] = [
+        {"name": "scratch", "mountPath": "/tmp"},
+        {"name": "template", "mountPath": TEMPLATE_DIR, "readOnly": True},
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "template", "configMap": {"name": name_of(cluster.name)}},
+    ]
+    if spec.output.path is None:
+        mounts.append({"name": "reports", "mountPath": REPORTS})
+        volumes.append({"name": "reports", "persistentVolumeClaim": {"claimName": name_of(cluster.name)}})
+    if token:
+        mounts.append({"name": "token", "mountPath": TOKEN_DIR, "readOnly": True})
+        volumes.append({"name": "token", "secret": {"secretName": names.admin_secret(cluster.name)}})
+    container: dict[str, Any] = {
+        "name": DRIVER,
+        "image": image,
+        "imagePullPolicy": cluster.spec.imagePullPolicy,
+        "args": args,
+        "env": [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "HOME", "value": "/tmp"},
+        ],
+        "securityContext": pods.container_security(),
+        "volumeMounts": mounts,
+        "terminationMessagePath": TERMINATION_LOG,
+    }
+    resources = pods.resources(spec.resources.driver)
+    if resources:
+        container["resources"] = resources
+    pod: dict[str, Any] = {
+        "serviceAccountName": name_of(cluster.name),
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "securityContext": pods.pod_security(),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    _where(cluster, pod)
+    return pod

@@ -1,0 +1,131 @@
+"""The report on a cluster's logs (`spec.analytics`) in Kubernetes: applies its objects, starts runs, reads its status.
+
+`manifests`, `jobs` and `status` say what exists and what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.status import AnalyticsStatus
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.analytics import jobs, manifests
+from gantry_operator.platforms.kubernetes.analytics.cron import ScheduleError
+from gantry_operator.platforms.kubernetes.analytics.status import analytics_status
+from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, CRON_JOB, JOB, KINDS, ApiError, KubeApi, Object
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.events import EventRecorder
+from gantry_operator.platforms.kubernetes.group import member_host
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+
+JOBS = "Job of a report"
+PODS = "Pod of a report"
+"""Names of the caches that follow runs; their objects carry `manifests.JOB_LABEL`."""
+
+DROPPED = ("CronJob", "ConfigMap", "Role", "RoleBinding")
+"""What goes when `spec.analytics` does. The volume with the reports stays until the cluster goes."""
+
+
+class AnalyticsReconciler:
+    """Of one cluster."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        caches: Mapping[str, InformerCache],
+        objects: ObjectReconciler,
+        settings: OperatorSettings,
+        events: EventRecorder,
+    ) -> None:
+        self._api = api
+        self._caches = caches
+        self._objects = objects
+        self._settings = settings
+        self._events = events
+        self._started: Object | None = None
+        self._problem: str | None = None
+        self._previous: AnalyticsStatus | None = None
+
+    async def keep(self, cluster: BrokerCluster, wanted: Plan, found: ReconcileResult) -> bool:
+        """One pass. False: it is not complete yet. A report that cannot be made never holds up the brokers."""
+        self._problem = None
+        if cluster.spec.analytics is None:
+            await self._drop()
+            return True
+        urls = [f"{m.group}=http://{member_host(cluster, m)}:{names.BROKER_HTTP_PORT}" for m in wanted.members]
+        try:
+            hold = self._by_hand_at_work(cluster)
+            objects = manifests.render(cluster, urls, self._settings.spark_image, token=True, hold=hold)
+        except (ScheduleError, ValueError) as error:
+            self._problem = str(error)
+            return True
+        complete = True
+        for obj in objects:
+            try:
+                complete = await self._objects.apply(obj, found) and complete
+            except ApiError as error:
+                if error.status not in (403, 422):
+                    raise
+                self._problem = f"{obj['kind']} {obj['metadata']['name']}: {error}"
+        return complete
+
+    async def run_if_asked(self, cluster: BrokerCluster, resource: Object) -> Object | None:
+        """Starts a run that an annotation asks for. Returns the resource without the annotation, if there was one."""
+        text = (resource["metadata"].get("annotations") or {}).get(manifests.ANALYZE_ANNOTATION)
+        if text is None:
+            return None
+        cron_job = self._objects.live("CronJob", manifests.name_of(cluster.name))
+        if cron_job is None:
+            self._problem = self._problem or "a run was asked for, but there is no spec.analytics: write it first"
+        else:
+            await self._start(cluster, cron_job)
+        patch = {"metadata": {"annotations": {manifests.ANALYZE_ANNOTATION: None}}}
+        return await self._api.merge(BROKER_CLUSTER, cluster.namespace, cluster.name, patch)
+
+    async def _start(self, cluster: BrokerCluster, cron_job: Object) -> None:
+        """Never a second run: first the schedule is held, then what is there is asked of the API itself."""
+        meta = cron_job["metadata"]
+        await self._api.merge(CRON_JOB, meta["namespace"], meta["name"], {"spec": {"suspend": True}})
+        label = f"{manifests.JOB_LABEL}={cluster.name}"
+        there, _ = await self._api.list(JOB, cluster.namespace, label)
+        running = jobs.at_work(there)
+        if running is not None:
+            message = f"asked for a report, but {running} is at work on it already"
+            self._events.record("Normal", "AnalysisAlreadyRunning", message)
+            return
+        stamp = datetime.now(UTC).strftime("%y%m%d%H%M%S")
+        self._started = await self._api.create(jobs.job_now(cron_job, stamp))
+        self._events.record("Normal", "AnalysisStarted", f"{self._started['metadata']['name']}: asked for")
+
+    def _by_hand_at_work(self, cluster: BrokerCluster) -> bool:
+        """Whether a run is under way that the schedule does not know of; its Job may not be in the cache yet."""
+        runs = self._runs(JOBS, cluster)
+        started = self._started
+        if started is not None and any(j["metadata"]["uid"] == started["metadata"]["uid"] for j in runs):
+            self._started = started = None
+        return started is not None or any(jobs.by_hand(j) and not jobs.ended(j) for j in runs)
+
+    def status(self, cluster: BrokerCluster | None) -> AnalyticsStatus | None:
+        if cluster is None or cluster.spec.analytics is None:
+            return None
+        previous = self._previous or cluster.status.analytics
+        runs, pods = self._runs(JOBS, cluster), self._runs(PODS, cluster)
+        now = datetime.now(UTC)
+        self._previous = analytics_status(cluster.spec.analytics, previous, runs, pods, now, self._problem)
+        return self._previous
+
+    def _runs(self, cache: str, cluster: BrokerCluster) -> list[Object]:
+        return list(self._caches[cache].of(cluster.namespace, manifests.JOB_LABEL, cluster.name))
+
+    async def _drop(self) -> None:
+        for kind in DROPPED:
+            for obj in self._objects.owned(kind):
+                meta = obj["metadata"]
+                if meta["labels"].get(names.COMPONENT_LABEL) == manifests.COMPONENT and not meta.get(
+                    "deletionTimestamp"
+                ):
+                    await self._api.delete(KINDS[kind], meta["namespace"], meta["name"], uid=meta["uid"])

@@ -1,0 +1,150 @@
+"""`status.analytics`: from the CronJob, its Jobs and their pods to what people want to know. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from gantry_operator.api.analytics import Analytics
+from gantry_operator.api.status import AnalyticsStatus, TopicSaving
+from gantry_operator.platforms.kubernetes.analytics import cron
+
+Object = Mapping[str, Any]
+
+
+def analytics_status(
+    spec: Analytics,
+    previous: AnalyticsStatus | None,
+    jobs: Sequence[Object],
+    pods: Sequence[Object],
+    now: datetime,
+    problem: str | None = None,
+) -> AnalyticsStatus:
+    """The status as it should be now. `jobs` and `pods`: those of the cluster's report, as in the API.
+
+    What the last good run found stays until another good one. `problem`: why the operator could not schedule it.
+    """
+    status = previous.model_copy(deep=True) if previous is not None else AnalyticsStatus()
+    status.nextRun = None
+    if problem is None:
+        try:
+            due = cron.next_run(spec.schedule, spec.timeZone, now)
+            status.nextRun = None if spec.suspend or due is None else _iso(due)
+        except cron.ScheduleError as error:
+            problem = str(error)
+    latest = max(jobs, key=_created, default=None)
+    if latest is not None:
+        _follow(status, latest, jobs, pods)
+    if problem is not None:
+        status.lastResult = "Failed"
+        status.message = problem
+    return status
+
+
+def _created(job: Object) -> str:
+    return str(job["metadata"].get("creationTimestamp") or "")
+
+
+def _follow(status: AnalyticsStatus, latest: Object, jobs: Sequence[Object], pods: Sequence[Object]) -> None:
+    status.lastRun = (latest.get("status") or {}).get("startTime") or _created(latest) or None
+    result, reason = result_of(latest)
+    status.lastResult = result
+    if result == "Running":
+        status.message = f"{latest['metadata']['name']} is running."
+        before = _left_by(latest, pods)
+        if before is not None and before.get("message"):
+            status.message += f" An attempt of it has failed: {before['message']}"
+    elif result == "Failed":
+        said = _left_by(latest, pods)
+        status.message = str((said or {}).get("message") or reason)
+    good = max((j for j in jobs if result_of(j)[0] == "Succeeded"), key=_created, default=None)
+    if good is None:
+        return
+    said = _left_by(good, pods)
+    ended = (good.get("status") or {}).get("completionTime")
+    if said is None:
+        # Its pod is gone; if this run was seen before, its findings are in the status already.
+        if result == "Succeeded" and status.lastSuccess != ended:
+            status.message = "The run succeeded, but its pod was gone before its summary could be read."
+            status.lastSuccess = ended
+        return
+    status.lastSuccess = ended
+    status.durationSeconds = said.get("durationSeconds")
+    status.scannedBytes = said.get("scannedBytes")
+    status.report = said.get("report")
+    status.topSavings = [TopicSaving.model_validate(t) for t in said.get("topSavings", [])]
+    if result == "Succeeded":
+        status.message = summary_text(said)
+
+
+def result_of(job: Object) -> tuple[str, str]:
+    """Succeeded, Failed or Running, and the reason that Kubernetes gives for a failure."""
+    for condition in (job.get("status") or {}).get("conditions", []):
+        if condition.get("status") == "True":
+            if condition["type"] == "Complete":
+                return "Succeeded", ""
+            if condition["type"] == "Failed":
+                return "Failed", f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+    return "Running", ""
+
+
+def _left_by(job: Object, pods: Sequence[Object]) -> dict[str, Any] | None:
+    """The summary that the newest pod of a Job left behind in its termination message."""
+    mine = [p for p in pods if _owned(p, job)]
+    for pod in sorted(mine, key=_created, reverse=True):
+        found = left_by(pod.get("status") or {})
+        if found is not None:
+            return found
+    return None
+
+
+def left_by(status: Object) -> dict[str, Any] | None:
+    """The summary in the `status` of a pod that has ended; None: it has not, or left none behind."""
+    for container in status.get("containerStatuses", []):
+        ended = (container.get("state") or {}).get("terminated")
+        found = None if ended is None else from_termination_message(ended.get("message"))
+        if found is not None:
+            return found
+        if ended is not None and ended.get("reason") == "OOMKilled":
+            return {"message": "The driver ran out of memory: raise spec.analytics.resources.driver.limits.memory."}
+    return None
+
+
+def _owned(pod: Object, job: Object) -> bool:
+    owners = pod["metadata"].get("ownerReferences") or []
+    return any(o.get("kind") == "Job" and o.get("name") == job["metadata"]["name"] for o in owners)
+
+
+def from_termination_message(text: str | None) -> dict[str, Any] | None:
+    """The summary in a termination message; None when there is none, or something else."""
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and value.get("result") in ("Succeeded", "Failed") else None
+
+
+def summary_text(said: Mapping[str, Any]) -> str:
+    """What a run found, in one line."""
+    top = said.get("topSavings") or []
+    text = f"{said.get('records', 0):,} records; compaction would save {_bytes(said.get('savedBytes', 0))}"
+    if top:
+        text += f", most of it in {top[0]['topic']} ({_bytes(top[0]['savedBytes'])})"
+    notes = "".join(f" Note: {str(note).rstrip('.')}." for note in said.get("notes") or [])
+    return f"{text}.{notes}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _iso(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

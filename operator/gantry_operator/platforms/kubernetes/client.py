@@ -1,0 +1,345 @@
+"""The Kubernetes API as this package uses it: plain objects in and out, over the official asyncio client.
+
+Objects are dictionaries as the API gives them. Only what the operator does is here: read, list, watch, server-side
+apply, create, replace (with the resource version, so that it is a compare-and-swap), patch, delete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from gantry_operator.platforms.kubernetes.names import FIELD_MANAGER
+
+REQUEST_S = 10.0
+"""A single request is given up after this long."""
+URGENT_S = 2.5
+"""The same for what a failover waits for: one that is lost costs it no more, and what became of it is read again."""
+PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+"""A watch whose connection was lost without a word, with a node for example, is noticed after about 14 s."""
+AT_ONCE = 16
+"""Requests that are under way beside each other; more would only wait in the API server. What a failover needs is let
+through besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A resource of the API. `group` is empty for the core group."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None, name: str | None = None, sub: str | None = None) -> str:
+        parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
+        if namespace is not None:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        parts += [p for p in (name, sub) if p is not None]
+        return "/".join(parts)
+
+
+BROKER_CLUSTER = Kind("gantry.dev", "v1alpha1", "BrokerCluster", "brokerclusters")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+CRON_JOB = Kind("batch", "v1", "CronJob", "cronjobs")
+EVENT = Kind("", "v1", "Event", "events")
+JOB = Kind("batch", "v1", "Job", "jobs")
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+POD = Kind("", "v1", "Pod", "pods")
+POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+SECRET = Kind("", "v1", "Secret", "secrets")
+SERVICE = Kind("", "v1", "Service", "services")
+SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+STATEFUL_SET = Kind("apps", "v1", "StatefulSet", "statefulsets")
+VOLUME_CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+
+KINDS = {
+    k.kind: k
+    for k in (
+        BROKER_CLUSTER, CONFIG_MAP, CRON_JOB, EVENT, JOB, LEASE, NETWORK_POLICY, POD, POD_DISRUPTION_BUDGET, ROLE,
+        ROLE_BINDING, SECRET, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET, VOLUME_CLAIM,
+    )
+}  # fmt: skip
+
+URGENT = (LEASE, POD)
+"""Who is master, and whom a Service leads to."""
+
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server refused. `reason` is its own word: NotFound, Conflict, AlreadyExists, Invalid, Forbidden."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message or reason or f"status {status}")
+        self.status = status
+        self.reason = reason
+
+
+class ApiUnavailable(Exception):
+    """No answer: the outcome of a write is not known."""
+
+
+async def load_config(context: str | None = None) -> Configuration:
+    """The pod's own account inside a cluster, else the user's kubeconfig. Raises kubernetes' ConfigException."""
+    configuration = Configuration()
+    if context is None:
+        try:
+            kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            return configuration
+        except kube_config.ConfigException:
+            pass
+    await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+        context=context, client_configuration=configuration
+    )
+    return configuration
+
+
+class KubeApi:
+    """One connection pool. Use as an async context manager, or call `close`."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        # aiohttp's word for any number: each kind and namespace that is watched holds a connection.
+        configuration.connection_pool_maxsize = 0
+        self._client = ApiClient(configuration)
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self.calls = 0
+        """Requests made so far, for the metrics."""
+
+    async def __aenter__(self) -> KubeApi:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    # ---- reading
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        """None when it does not exist."""
+        try:
+            return await self._call(kind, "GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def pod_log(self, namespace: str, pod: str) -> bytes:
+        """What its only container has written."""
+        limits = aiohttp.ClientTimeout(total=60, sock_connect=5)
+        path = POD.path(namespace, pod, "log")
+        response = await self._raw("GET", path, None, None, None, limits)
+        try:
+            return await response.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"GET {path}: {error!r}") from error
+        finally:
+            response.release()
+
+    async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> tuple[list[Object], str]:
+        """All objects (namespace None: of all namespaces), and the resource version to watch from."""
+        query = {"labelSelector": labels} if labels else {}
+        answer = await self._call(kind, "GET", kind.path(namespace), query, timeout=60)
+        items = answer.get("items") or []
+        for item in items:
+            # Lists leave these out of their items.
+            item.setdefault("kind", kind.kind)
+            item.setdefault("apiVersion", kind.api_version)
+        return items, answer["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, kind: Kind, namespace: str | None, labels: str, since: str, seconds: int, silence_s: float
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Events after `since`, for at most `seconds` (the server ends it). Raises ApiError (410: list again), and
+        ApiUnavailable when the connection breaks or nothing, not even a bookmark, comes for `silence_s`."""
+        query = {
+            "watch": "true",
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+        }
+        if labels:
+            query["labelSelector"] = labels
+        timeout = aiohttp.ClientTimeout(total=seconds + 15, sock_connect=5, sock_read=silence_s)
+        response = await self._raw("GET", kind.path(namespace), query, None, None, timeout)
+        try:
+            _probe(response)
+            async for line in response.content:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise _error(event["object"].get("code", 500), event["object"])
+                yield event["type"], event["object"]
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"watching {kind.plural}: {error!r}") from error
+        finally:
+            response.release()
+
+    # ---- writing
+
+    async def apply(self, obj: Object, manager: str = FIELD_MANAGER) -> Object:
+        """Server-side apply; fields of ours that somebody else holds are taken back."""
+        kind = KINDS[obj["kind"]]
+        path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._call(kind, "PATCH", path, query, obj, "application/apply-patch+yaml")
+
+    async def create(self, obj: Object) -> Object:
+        kind = KINDS[obj["kind"]]
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._call(kind, "POST", kind.path(obj["metadata"].get("namespace")), query, obj)
+
+    async def replace(self, obj: Object) -> Object:
+        """Fails with Conflict unless `metadata.resourceVersion` is the present one."""
+        kind = KINDS[obj["kind"]]
+        path = kind.path(obj["metadata"].get("namespace"), obj["metadata"]["name"])
+        return await self._call(kind, "PUT", path, {"fieldManager": FIELD_MANAGER}, obj)
+
+    async def merge(
+        self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], sub: str | None = None
+    ) -> Object:
+        """A JSON merge patch."""
+        path, query = kind.path(namespace, name, sub), {"fieldManager": FIELD_MANAGER}
+        return await self._call(kind, "PATCH", path, query, dict(patch), "application/merge-patch+json")
+
+    async def delete(
+        self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None, orphan: bool = False
+    ) -> bool:
+        """False when there is none. `uid`: only this very object. `orphan`: what it owns stays."""
+        options: dict[str, Any] = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        options["propagationPolicy"] = "Orphan" if orphan else "Background"
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._call(kind, "DELETE", kind.path(namespace, name), {}, options)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def websocket(self, path: str, query: Mapping[str, str], protocol: str) -> aiohttp.ClientWebSocketResponse:
+        """A connection that the API server upgrades. Raises ApiUnavailable; the caller closes it."""
+        headers: dict[str, str] = {}
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, "GET", None)
+        rest = self._client.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()
+        url = f"{self._client.configuration.host}{path}?{urlencode(query)}"
+        try:
+            return await rest.pool_manager.ws_connect(url, headers=headers, protocols=(protocol,), max_msg_size=0)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"{path}: {error}") from error
+
+    # ---- underneath
+
+    async def _call(
+        self,
+        kind: Kind,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        timeout: float | None = None,
+    ) -> Object:
+        if timeout is None:
+            timeout = URGENT_S if kind in URGENT else REQUEST_S
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
+        async with contextlib.nullcontext() if kind in URGENT else self._gate:
+            return await self._answer(method, path, query, body, content_type, limits)
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        limits: aiohttp.ClientTimeout,
+    ) -> Object:
+        response = await self._raw(method, path, query, body, content_type, limits)
+        try:
+            found: Object = json.loads(await response.read())
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+        finally:
+            response.release()
+        return found
+
+    async def _raw(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Mapping[str, Any] | None,
+        content_type: str | None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        self.calls += 1
+        headers: dict[str, str] = {"Accept": "application/json, */*"}
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+        await self._client.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
+        url = self._client.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            answer = await self._client.rest_client.request(  # type: ignore[no-untyped-call]
+                method, url, headers=headers, body=body, _request_timeout=timeout
+            )
+            response: aiohttp.ClientResponse = answer.response
+            if response.status >= 400:
+                text = await response.read()
+                response.release()
+                raise _refused(response.status, text)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiUnavailable(f"{method} {path}: {error!r}") from error
+        return response
+
+
+def _probe(response: aiohttp.ClientResponse) -> None:
+    """Its connection is tried by the kernel from now on while nothing comes."""
+    transport = None if response.connection is None else response.connection.transport
+    sock = None if transport is None else transport.get_extra_info("socket")
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in PROBES.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _refused(status: int, text: bytes) -> ApiError:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = {"message": text[:200].decode(errors="replace")}
+    return _error(status, found if isinstance(found, dict) else {})
+
+
+def _error(status: int, found: Mapping[str, Any]) -> ApiError:
+    return ApiError(status, str(found.get("reason") or ""), str(found.get("message") or ""))
+
+
+async def retried(attempt: int) -> None:
+    """The pause after the n-th failure in a row: 0.2 s, doubling up to 10 s."""
+    await asyncio.sleep(min(10.0, 0.2 * 2 ** min(attempt, 6)))

@@ -1,0 +1,506 @@
+"""The controller of one BrokerCluster: reconciles objects, runs failover, rolling changes, switchovers and the status.
+
+It only connects the parts. `desired_objects` says which objects should exist, and `object_reconciler` applies them.
+The group controllers choose masters. `cluster.rolling_change` replaces members. `cluster.status` computes the status,
+and `status_writer` writes it. A pass runs after each change, and again after a pass that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gantry_broker.remoting.client import RemotingClient
+from pydantic import ValidationError
+
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.api.manifest import problems_of
+from gantry_operator.api.spec import Failover
+from gantry_operator.api.status import Addresses
+from gantry_operator.cluster.availability import Availability
+from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.rolling_change import RollingChange
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import ObservedState
+from gantry_operator.plan import Plan, member_name, plan
+from gantry_operator.platforms.kubernetes import allowed, external, metrics, names, nameserver, volumes
+from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS, AnalyticsReconciler
+from gantry_operator.platforms.kubernetes.client import BROKER_CLUSTER, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.events import EventRecorder
+from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.lease_registry import CELL
+from gantry_operator.platforms.kubernetes.member_state import observed_members, observed_name_servers
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+from gantry_operator.platforms.kubernetes.status_writer import StatusWriter
+from gantry_operator.platforms.kubernetes.switchover_request import (
+    SWITCHOVER,
+    SWITCHOVER_BEGUN,
+    SWITCHOVER_RESULT,
+    begun,
+    led_since,
+    parse_switchover,
+)
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 0.05
+"""Changes come in bunches; a pass starts this long after the first."""
+WARM_UP_S = 20.0
+"""An operator that has just begun to lead says nothing of members that it had no time to hear, nor of objects that it
+had no time to list."""
+AGAIN_S = 2.0
+"""After a pass that failed or waits for something that no watch tells of."""
+SHOWN = ("Service", JOBS, PODS)
+"""Mirrors from which the status is made, besides those that the failover needs."""
+MODES = ("MasterSlave", "Raft")
+
+
+@dataclass
+class Shared:
+    """What all clusters of one operator share."""
+
+    api: KubeApi
+    settings: OperatorSettings
+    caches: dict[str, InformerCache]
+    remoting: RemotingClient
+    clock: StallCompensatedClock
+    identity: str
+    unlisted: Callable[[], Sequence[str]] = tuple
+    """Mirrors that do not know yet what exists; never one that the failover needs."""
+
+
+def readable_failover(wanted: object) -> dict[str, Any]:
+    """What can be read of `spec.failover` where the spec is refused. Nobody is promoted by itself where that may have
+    been forbidden, and nothing is given up."""
+    if not isinstance(wanted, dict):
+        return {}
+    failover: dict[str, Any] = {"automatic": wanted.get("automatic", True) is True}
+    with suppress(ValidationError):
+        timeout = {"detectionTimeout": wanted.get("detectionTimeout", "")}
+        Failover.model_validate(timeout)
+        failover |= timeout
+    return failover
+
+
+def not_listed(kinds: Sequence[str]) -> str:
+    return f"nothing is made or removed until the API server has listed: {', '.join(kinds)}"
+
+
+class ClusterController:
+    """Looks after one cluster from `start` to `stop`. `update` brings a newer version of the resource."""
+
+    def __init__(self, shared: Shared, obj: Object) -> None:
+        meta = obj["metadata"]
+        self.namespace, self.name, self.uid = meta["namespace"], meta["name"], meta["uid"]
+        self._shared = shared
+        self._obj = obj
+        self._cluster: BrokerCluster | None = None
+        self._plan: Plan | None = None
+        self._dirty = asyncio.Event()
+        self._result = ReconcileResult()
+        self._left_out: dict[str, str] = {}
+        """Under a refused spec: groups that exist and have no failover yet, and why."""
+        self._begun = time.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._request_task: asyncio.Task[None] | None = None
+        self._unsent_answer: tuple[str, str] | None = None
+        """A finished switchover request and its answer, until the answer is written."""
+        self._answered = ("", 0)
+        """The last finished request and the resource version at that time. Once the answer is written: the version that
+        contains the answer."""
+        api, caches, key = shared.api, shared.caches, (self.namespace, self.name)
+        self._events = EventRecorder(api, self.namespace, self.name, self.uid, shared.identity)
+        self._report = StatusWriter(api, self.namespace, self.name, obj.get("status") or {}, self._events, self._look)
+        self._objects = ObjectReconciler(api, caches, shared.settings, self.namespace, self.name, self.uid)
+        self._reports = AnalyticsReconciler(api, caches, self._objects, shared.settings, self._events)
+        self._groups = KubernetesGroupControllers(api, caches, key, self._events, shared.clock, self._report.wake)
+        self._pods = self._groups.pods
+        replacement = PodReplacement(api, caches["StatefulSet"], self._pods, key, self._may_change)
+        self._rolling = RollingChange(replacement, self._groups.controllers, self._groups.record, self._report.wake)
+        self._availability = Availability(shared.remoting, self._report.wake)
+
+    # ---- life
+
+    def start(self) -> None:
+        work: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]] = [
+            ("reconcile", self._reconcile_forever),
+            ("status", self._report.run),
+            ("roll", self._rolling.run),
+        ]
+        self._tasks = [asyncio.create_task(self._kept_alive(name, make)) for name, make in work]
+        self._dirty.set()
+        asyncio.get_running_loop().call_later(WARM_UP_S, self._report.wake)
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *([self._request_task] if self._request_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._groups.close()
+        await self._availability.close()
+        await self._events.close()
+        metrics.AVAILABLE.remove(self.namespace, self.name)
+
+    def update(self, obj: Object) -> None:
+        """The resource changed (or its status did, which is passed over)."""
+        old, self._obj = self._obj["metadata"], obj
+        new = obj["metadata"]
+        if old["generation"] != new["generation"] or old.get("annotations") != new.get("annotations"):
+            self._dirty.set()
+
+    def heard(self, event: str, kind: str, obj: Object) -> None:
+        """A watch event about an object of this cluster."""
+        if kind == "Lease":
+            self._groups.registry.heard(event, obj)
+        else:
+            self._dirty.set()
+        if kind in ("Pod", "Lease"):
+            self._groups.wake()
+            self._report.wake()
+
+    async def _kept_alive(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """A controller that fails is seen, reported and begun again."""
+        while True:
+            try:
+                await make()
+            except Exception as error:
+                log.exception("%s of %s/%s", name, self.namespace, self.name)
+                self._events.record("Warning", "ReconcileError", f"{name} failed and goes on: {error!r}")
+                await asyncio.sleep(AGAIN_S)
+
+    # ---- reconcile
+
+    async def _reconcile_forever(self) -> None:
+        again = True  # Should this be begun again, then after a pass that failed.
+        while True:
+            try:
+                async with asyncio.timeout(AGAIN_S if again else None):
+                    await self._dirty.wait()
+                await asyncio.sleep(SETTLE_S)
+            except TimeoutError:
+                pass
+            self._dirty.clear()
+            begun = time.monotonic()
+            try:
+                again = not await self._reconcile()
+                metrics.RECONCILES.labels("waiting" if again else "done").inc()
+            except (ApiError, ApiUnavailable) as error:
+                again = True
+                self._result.problems = [str(error)]
+                log.warning("%s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+                metrics.RECONCILES.labels("error").inc()
+            metrics.RECONCILE_SECONDS.observe(time.monotonic() - begun)
+            self._report.wake()
+
+    async def _reconcile(self) -> bool:
+        """One pass. False: something is missing that no watch will tell of; look again soon."""
+        found = ReconcileResult()
+        obj = self._obj
+        if obj["metadata"].get("deletionTimestamp") is not None:
+            return True
+        try:
+            cluster = parse_manifest(obj)
+            allowed.check(cluster, self._shared.settings)
+        except ManifestError as error:
+            found.refused = str(error).replace("\n", "; ")
+            if found.refused != self._result.refused:
+                self._events.record("Warning", "InvalidSpec", found.refused)
+            self._result = found
+            righted = await self._sync_labels(found)
+            begun = bool(self._groups.controllers) and not self._left_out
+            begun = begun or await self._go_on_without_spec(found)
+            self._start_switchover_request()
+            return begun and righted
+        self._left_out = {}
+        self._take(cluster)
+        self._result.refused = ""  # Whatever the API server refuses below, the spec is not.
+        former = [] if self._groups.controllers else volumes.of_a_former(self._shared.caches, cluster)
+        if former:
+            # Else a cell would be made from what its pods know, of which the new disks know nothing.
+            found.problems.append(f"a former cluster of this name has not gone yet: {', '.join(former)}")
+            self._result = found
+            self._start_switchover_request()
+            return False
+        complete = await self._objects.keep_secret(cluster, found)
+        self._pods.admin_token = self._objects.token
+        # Before anything that the API server may refuse.
+        self._groups.update(cluster)
+        self._start_switchover_request()
+        righted = await self._sync_labels(found)
+        unlisted = self._shared.unlisted()
+        if unlisted:
+            found.problems.append(not_listed(unlisted))
+            self._result = found
+            return False
+        if complete and not cluster.paused:
+            assert self._plan is not None
+            complete = await self._objects.keep(cluster, self._plan, self._pods.sizes, found)
+            kept = await volumes.keep(self._shared.api, self._shared.caches, cluster, self._running())
+            found.problems += kept
+            complete = complete and not kept
+            complete = await self._reports.keep(cluster, self._plan, found) and complete
+        self._result = found
+        self._note(await self._reports.run_if_asked(cluster, self._obj) or self._obj)
+        return complete and righted
+
+    async def _sync_labels(self, found: ReconcileResult) -> bool:
+        """False: look again soon. What is refused here keeps nothing else from being done."""
+        in_grace_period = self._pods.in_grace_period()  # Asked first: what ends meanwhile is looked at again.
+        problems = await self._groups.sync_labels()
+        found.problems += problems
+        return not problems and not in_grace_period
+
+    async def _go_on_without_spec(self, found: ReconcileResult) -> bool:
+        """After a start of the operator under a refused spec: failover goes on for the groups that exist, by what their
+        brokers run with. False: it could not begin yet for all of them."""
+        groups: dict[str, int] = {}
+        servers: dict[str, int] = {}
+        for live in self._objects.owned("StatefulSet"):
+            group = live["metadata"]["labels"].get(names.GROUP_LABEL)
+            if group is not None:
+                groups[group] = int(live["spec"]["replicas"])
+            elif live["metadata"]["labels"].get(names.COMPONENT_LABEL) == names.NAME_SERVER:
+                servers = {"replicas": max(1, int(live["spec"]["replicas"]))}
+        failover = readable_failover((self._obj.get("spec") or {}).get("failover"))
+        common: dict[str, Any] = {"nameServers": servers, "failover": failover}
+        if self._objects.owned("Lease"):
+            common["reclaim"] = "Delete"
+        taken, self._left_out = self._groups_that_run(groups, common)
+        found.problems += [f"group {group} has no failover: {why}" for group, why in self._left_out.items()]
+        kept = True
+        if taken:
+            cluster = BrokerCluster.make(self.name, self.namespace, **taken)
+            cluster.metadata.uid = self.uid
+            self._take(cluster)
+            kept = await self._objects.keep_secret(cluster, found)
+            if kept or self._objects.token is not None:
+                self._pods.admin_token = self._objects.token
+                self._groups.update(cluster)
+        return kept and not self._left_out
+
+    def _groups_that_run(self, groups: dict[str, int], common: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """A spec of the groups that can be read, empty where none can be; and why each of the others cannot."""
+        known = {g: self._running_with(g) for g in groups}
+        usual = next((k for k in known.values() if k is not None), None)
+        spec: dict[str, Any] = {}
+        left_out: dict[str, str] = {}
+        for group, replicas in sorted(groups.items()):
+            if replicas == 0:
+                left_out[group] = "its StatefulSet has 0 replicas"
+                continue
+            runs_with = known[group] or usual or self._by_its_cell(group)
+            if runs_with is None:
+                # A guess may be the other mode, and the controller of one mode stays when the configs are mended.
+                left_out[group] = "none of its configs can be read"
+                continue
+            fields = common | runs_with
+            # Somebody may have taken members away; those of a Raft group still count.
+            members = max(replicas, 3) if fields.get("mode") == "Raft" else replicas
+            least = fields.get("minInSyncReplicas", 1)
+            if isinstance(least, int):
+                fields["minInSyncReplicas"] = min(least, members, spec.get("minInSyncReplicas", members))
+            fields["brokerGroups"] = [{"name": group, "members": members}]
+            try:
+                BrokerCluster.make(self.name, self.namespace, **fields)
+            except ValidationError as error:
+                why = "; ".join(str(p) for p in problems_of(error.errors()))
+                left_out[group] = f"what it runs with is not understood: {why}"
+                continue
+            fields["brokerGroups"] = [*spec.get("brokerGroups", []), *fields["brokerGroups"]]
+            spec |= fields
+        return spec, left_out
+
+    def _running_with(self, group: str) -> dict[str, Any] | None:
+        """What of the spec the failover depends on, as the group's members were last configured. None: somebody has
+        damaged all configs of theirs, or taken them away."""
+        live = self._objects.live("ConfigMap", names.group_set(self.name, group))
+        texts = [] if live is None else list((live.get("data") or {}).values())
+        wanted = {"mode": "mode", "flush": "flush", "minInSyncReplicas": "min_in_sync"}
+        for text in texts:
+            # Not as a whole: an operator of another version may have written more into it. Nor is one needed that
+            # somebody has damaged.
+            with suppress(ValueError):
+                config = json.loads(text)
+                if isinstance(config, dict) and config.get("mode") in MODES:
+                    return {field: config[name] for field, name in wanted.items() if name in config}
+        return None
+
+    def _by_its_cell(self, group: str) -> dict[str, Any] | None:
+        """The same of a group that has a cell, as groups in mode Raft never have. How its members flush is not known,
+        so nobody is promoted who may lack what is on the disk of another."""
+        lease = self._objects.live("Lease", names.group_set(self.name, group))
+        annotations = None if lease is None else lease["metadata"].get("annotations")
+        return {"mode": "MasterSlave", "flush": "Sync"} if CELL in (annotations or {}) else None
+
+    def _take(self, cluster: BrokerCluster) -> None:
+        self._cluster, self._plan = cluster, plan(cluster)
+        self._groups.registry.owner = volumes.owner(cluster) if cluster.spec.reclaim == "Delete" else None
+        self._pods.planned = {g.name: len(g.members) for g in self._plan.groups}
+        for g in self._plan.groups:
+            live = self._objects.live("StatefulSet", names.group_set(self.name, g.name))
+            running = 0 if live is None else int(live["spec"].get("replicas", 0))
+            self._pods.sizes[g.name] = max(len(g.members), running)
+
+    def _may_change(self) -> bool:
+        return self._cluster is not None and not self._cluster.paused and not self._result.refused
+
+    def _running(self) -> list[tuple[str, int, str]]:
+        """Group, number and name of every member that runs or should."""
+        return [(m.group, m.number, m.name) for g in self._pods.planned for m in self._pods.running(g)]
+
+    # ---- commands
+
+    def _start_switchover_request(self) -> None:
+        """`gantry switchover` asks by an annotation; the answer is another one. One request at a time."""
+        meta = self._obj["metadata"]
+        text = (meta.get("annotations") or {}).get(SWITCHOVER)
+        if self._request_task is not None and not self._request_task.done():
+            return
+        if text in (None, self._answered[0]) and int(meta["resourceVersion"]) < self._answered[1]:
+            return  # An event from before the answer; the one that follows it is still to come.
+        if text is None:
+            # Withdrawn, or answered and the word of that lost: the same words later are another request.
+            self._unsent_answer = None
+        if text is not None and (self._plan is not None or self._result.refused):
+            self._request_task = asyncio.create_task(self._handle_switchover_request(text, self._plan))
+        elif text is None and self._annotation(SWITCHOVER_BEGUN) is not None:
+            self._request_task = asyncio.create_task(self._forget())
+
+    async def _forget(self) -> None:
+        """A request was withdrawn while no operator ran: the same words later are another one."""
+        try:
+            await self._annotate({SWITCHOVER_BEGUN: None})
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("forgetting a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            await asyncio.sleep(AGAIN_S)
+        self._dirty.set()
+
+    async def _handle_switchover_request(self, text: str, wanted: Plan | None) -> None:
+        try:
+            if self._unsent_answer is None or self._unsent_answer[0] != text:
+                self._unsent_answer = (text, await self._perform_switchover(text, wanted))
+                self._answered = (text, int(self._obj["metadata"]["resourceVersion"]))
+            answer: dict[str, str | None] = {SWITCHOVER_RESULT: " ".join(self._unsent_answer), SWITCHOVER_BEGUN: None}
+            if self._annotation(SWITCHOVER) == text:
+                answer[SWITCHOVER] = None  # A request that has come meanwhile is still to be fulfilled.
+            self._answered = (text, await self._annotate(answer))
+            self._unsent_answer = None
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("answering a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            await asyncio.sleep(AGAIN_S)
+        self._dirty.set()
+
+    async def _perform_switchover(self, text: str, wanted: Plan | None) -> str:
+        """`wanted` None: the spec is refused, and no group is led. Raises ApiError and ApiUnavailable, and then nothing
+        was begun."""
+        try:
+            if wanted is None:
+                why = "; ".join([self._result.refused, *self._result.problems])
+                raise SwitchoverFailed(f"no group is led, since the spec is refused: {why}")
+            group, to = parse_switchover(text, wanted)
+            controller = self._groups.controllers.get(group)
+            if controller is None:
+                why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
+                raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
+            if to is None:
+                cell = await controller.known_cell()
+                done = led_since(self._annotation(SWITCHOVER_BEGUN), text, cell)
+                if done is not None:
+                    return f"done: {member_name(self.name, group, done)} leads {group} in epoch {cell.epoch}"
+                await self._annotate({SWITCHOVER_BEGUN: begun(text, cell)})
+            return "done: " + await controller.switchover(to, "asked for")
+        except (SwitchoverFailed, ValueError) as error:
+            said = f"failed: {error}"
+            self._events.record("Warning", "SwitchoverFailed", said)
+            return said
+
+    def _annotation(self, name: str) -> str | None:
+        return (self._obj["metadata"].get("annotations") or {}).get(name)
+
+    async def _annotate(self, annotations: dict[str, str | None]) -> int:
+        """Answers the version of the resource that has them."""
+        patch = {"metadata": {"annotations": annotations}}
+        written = await self._shared.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        self._note(written)
+        return int(written["metadata"]["resourceVersion"])
+
+    def _note(self, written: Object) -> None:
+        """What a write of ours returned, unless an event was faster that has something newer."""
+        if int(written["metadata"]["resourceVersion"]) > int(self._obj["metadata"]["resourceVersion"]):
+            self._obj = written
+
+    # ---- what the status is made from
+
+    def _look(self) -> tuple[BrokerCluster | None, int, ObservedState] | None:
+        if self._obj["metadata"].get("deletionTimestamp") is not None:
+            return None
+        self._ask_for_checks()
+        unlisted = self._shared.unlisted()
+        hidden = not set(SHOWN).isdisjoint(unlisted) and self._just_begun()
+        if self._warming_up() or hidden:
+            return None
+        problems = [*self._result.problems, *([not_listed(unlisted)] if unlisted else []), *self._groups.problems()]
+        seen = ObservedState(
+            members=observed_members(self._running(), self._groups.controllers, self._pods),
+            name_servers=observed_name_servers(self._plan, self._shared.caches["Pod"]),
+            available=self._availability.answers() | self._left_out,
+            problems=list(dict.fromkeys(problems)),
+            progress=[*self._result.progress, *self._rolling.progress.values()],
+            refused=self._result.refused,
+            addresses=self._addresses(),
+            last_failover=self._groups.last,
+            analytics=self._reports.status(self._cluster),
+        )
+        return self._cluster, int(self._obj["metadata"]["generation"]), seen
+
+    def _warming_up(self) -> bool:
+        """What another operator wrote is better than what this one does not know yet."""
+        if not self._just_begun() or not (self._obj.get("status") or {}).get("conditions"):
+            return False
+        members = observed_members(self._running(), self._groups.controllers, self._pods)
+        heard = bool(members) and all(m.status is not None for m in members)
+        return not (heard and set(self._availability.answers()) == {m.group for m in members})
+
+    def _just_begun(self) -> bool:
+        return time.monotonic() <= self._begun + WARM_UP_S
+
+    def _ask_for_checks(self) -> None:
+        """Availability is checked anew whenever a group's master or epoch is another, when a member or a NameServer has
+        gone or come, and from time to time."""
+        if self._plan is None:
+            return
+        rows = observed_name_servers(self._plan, self._shared.caches["Pod"], by_pod=True)
+        servers = [s.address for s in rows]
+        for group, controller in self._groups.controllers.items():
+            service = names.master_service(self.name, group)
+            live = self._objects.live("Service", service)
+            if live is None:
+                continue
+            port = names.BROKER_PORT
+            registered = f"{names.service_host(service, self.namespace)}:{port}"
+            reached = f"{live['spec'].get('clusterIP')}:{port}"
+            waits = controller.waits.reason if controller.waits is not None and not controller.waits.available else ""
+            epoch = 0 if controller.cell is None else controller.cell.epoch
+            heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
+            answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
+            self._availability.watch(group, epoch, waits, answering, servers, registered, reached)
+
+    def _addresses(self) -> Addresses:
+        if self._cluster is None or self._plan is None:
+            return Addresses()
+        inner = ";".join(nameserver.addresses(self._cluster, self._plan))
+        if self._cluster.spec.external is None:
+            return Addresses(nameServers=inner)
+        services = {o["metadata"]["name"]: o for o in self._objects.owned("Service")}
+        known, _ = external.addresses(self._cluster, self._plan, services)
+        outer = ";".join(known[s.name] for s in self._plan.name_servers if s.name in known)
+        return Addresses(nameServers=inner, external=outer)

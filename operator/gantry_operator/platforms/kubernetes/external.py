@@ -1,0 +1,130 @@
+"""Addresses for clients outside (`spec.external`): Services, and the addresses that follow from them.
+
+For each NameServer, for each group's master and for each member one Service. What a broker is told as its external
+address is known only once these exist (a node port, a load balancer's host), so they are made first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gantry_operator.api import BrokerCluster, External
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.kubernetes import names
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One Service to be: its name, the pods it leads to and the name of their port."""
+
+    name: str
+    group: str
+    component: str
+    selector: Mapping[str, str]
+    port: int
+    target: str
+    even_if_unready: bool = False
+
+    @property
+    def service(self) -> str:
+        return names.external_service(self.name)
+
+
+def endpoints(cluster: BrokerCluster, plan: Plan) -> list[Endpoint]:
+    pod = "statefulset.kubernetes.io/pod-name"
+    found = [
+        Endpoint(
+            s.name,
+            "",
+            names.NAME_SERVER,
+            names.selector(cluster.name, names.NAME_SERVER) | {pod: s.name},
+            names.NAME_SERVER_PORT,
+            "external",
+        )
+        for s in plan.name_servers
+    ]
+    for group in plan.groups:
+        base = names.selector(cluster.name, names.BROKER, group.name)
+        master = names.group_set(cluster.name, group.name)
+        found.append(
+            Endpoint(
+                master,
+                group.name,
+                names.BROKER,
+                base | {names.ROLE_LABEL: names.ROLE_MASTER},
+                names.BROKER_PORT,
+                "remoting",
+                True,
+            )
+        )
+        found += [
+            Endpoint(m.name, group.name, names.BROKER, base | {pod: m.name}, names.BROKER_PORT, "remoting")
+            for m in group.members
+        ]
+    return found
+
+
+def services(cluster: BrokerCluster, plan: Plan, pinned: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    """The Services. `pinned`: node port by Service name, so that one that was deleted comes back on its port."""
+    external = cluster.spec.external
+    if external is None:
+        return []
+    return [_service(cluster, external, e, (pinned or {}).get(e.service)) for e in endpoints(cluster, plan)]
+
+
+def _service(cluster: BrokerCluster, external: External, e: Endpoint, node_port: int | None) -> dict[str, Any]:
+    port: dict[str, Any] = {"name": "remoting", "port": e.port, "targetPort": e.target, "protocol": "TCP"}
+    if node_port is not None:
+        port["nodePort"] = node_port
+    meta = names.metadata(cluster, e.service, e.component, e.group or None)
+    meta["labels"] |= {"gantry.dev/external": "true"}
+    if external.annotations:
+        meta["annotations"] = dict(external.annotations)
+    spec: dict[str, Any] = {
+        "type": external.type,
+        "selector": dict(e.selector),
+        "ports": [port],
+        "publishNotReadyAddresses": e.even_if_unready,
+    }
+    if external.type == "LoadBalancer" and external.sourceRanges:
+        spec["loadBalancerSourceRanges"] = list(external.sourceRanges)
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
+
+
+def address(cluster: BrokerCluster, e: Endpoint, service: Mapping[str, Any]) -> str | None:
+    """host:port of the Service as it is in the API; None while it is not known yet."""
+    external = cluster.spec.external
+    if external is None:
+        return None
+    host = None
+    if external.host is not None:
+        host = external.host.format(
+            cluster=cluster.name, namespace=cluster.namespace, group=e.group or names.NAME_SERVER, name=e.name
+        )
+    if external.type == "NodePort":
+        port = service["spec"]["ports"][0].get("nodePort")
+        return None if port is None or host is None else f"{host}:{port}"
+    for ingress in service.get("status", {}).get("loadBalancer", {}).get("ingress") or []:
+        return f"{host or ingress.get('hostname') or ingress.get('ip')}:{e.port}"
+    return None
+
+
+def addresses(
+    cluster: BrokerCluster, plan: Plan, existing: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, str], list[str]]:
+    """Address by endpoint name (member, `<cluster>-<group>` for a master, NameServer), and the Services without one.
+
+    `existing`: the Services in the API by name.
+    """
+    known: dict[str, str] = {}
+    missing: list[str] = []
+    for e in endpoints(cluster, plan):
+        service = existing.get(e.service)
+        found = None if service is None else address(cluster, e, service)
+        if found is None:
+            missing.append(e.service)
+        else:
+            known[e.name] = found
+    return known, missing

@@ -1,0 +1,214 @@
+"""A broker group: StatefulSet, headless Service, master Service, configs and disruption budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.config import BrokerConfig
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.base import parse_quantity
+from gantry_operator.plan import BrokerAddresses, GroupPlan, MemberPlan, Plan, broker_config, member_name
+from gantry_operator.platforms.kubernetes import names, nameserver, pods
+from gantry_operator.platforms.kubernetes.digest import digest
+
+GRACE_SECONDS = 60
+"""From a pod's deletion to SIGKILL: hand-over, then a clean stop."""
+HANDOVER_SECONDS = 30
+"""How much of that the hand-over may take."""
+
+
+def member_host(cluster: BrokerCluster, member: MemberPlan) -> str:
+    service = names.group_set(cluster.name, member.group)
+    return f"{member.name}.{names.service_host(service, cluster.namespace)}"
+
+
+def config(cluster: BrokerCluster, plan: Plan, member: MemberPlan, external: Mapping[str, str]) -> BrokerConfig:
+    """The config of one broker. `external`: addresses by endpoint name, empty without `spec.external`."""
+    master = names.service_host(names.master_service(cluster.name, member.group), cluster.namespace)
+    outside = {}
+    if external:
+        group = external[names.group_set(cluster.name, member.group)]
+        # A member that is leaving has no external address of its own any more.
+        outside = {names.EXTERNAL: {"group": group, "member": external.get(member.name, group)}}
+    memory = cluster.spec.resources.limits.get("memory")
+    return broker_config(
+        cluster,
+        member,
+        BrokerAddresses(
+            port=names.BROKER_PORT,
+            http_port=names.BROKER_HTTP_PORT,
+            replication_port=names.BROKER_REPLICATION_PORT,
+            replication_address=_replication_address(cluster, member),
+            member_address=f"{member_host(cluster, member)}:{names.BROKER_PORT}",
+            group_address=f"{master}:{names.BROKER_PORT}",
+            listener_addresses=outside,
+            http_hosts=[
+                *names.host_forms(member_host(cluster, member)),
+                *names.host_forms(names.service_host(names.group_set(cluster.name, member.group), cluster.namespace)),
+            ],
+        ),
+        listen_host="0.0.0.0",
+        data_dir=Path(pods.DATA_DIR),
+        name_servers=nameserver.addresses(cluster, plan),
+        registration_addresses=nameserver.registration_addresses(cluster, plan),
+        token_file=pods.TOKEN_FILE,
+        memory_limit_bytes=None if memory is None else int(parse_quantity(memory)),
+        raft_members={m.number: _replication_address(cluster, m) for m in plan.group(member.group).members},
+    )
+
+
+def _replication_address(cluster: BrokerCluster, member: MemberPlan) -> str:
+    return f"{member_host(cluster, member)}:{names.BROKER_REPLICATION_PORT}"
+
+
+def objects(
+    cluster: BrokerCluster, plan: Plan, group: GroupPlan, image: str, external: Mapping[str, str], replicas: int
+) -> list[dict[str, Any]]:
+    """In the order in which they are applied. `replicas` may be above the plan's while members are leaving."""
+    name = names.group_set(cluster.name, group.name)
+    meta = names.metadata(cluster, name, names.BROKER, group.name)
+    selector = names.selector(cluster.name, names.BROKER, group.name)
+    members = with_leaving(cluster, group, replicas)
+    configs = {f"{m.name}.json": config(cluster, plan, m, external).model_dump_json(indent=1) for m in members}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": configs},
+        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": _headless(selector)},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": names.metadata(
+                cluster, names.master_service(cluster.name, group.name), names.BROKER, group.name
+            ),
+            "spec": _master(selector),
+        },
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": meta,
+            "spec": {
+                "maxUnavailable": 1,
+                "selector": {"matchLabels": selector},
+                # A broken member must not keep a node from being drained.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            },
+        },
+        _stateful_set(cluster, group, image, replicas, _common(configs[f"{group.members[0].name}.json"])),
+    ]
+
+
+def _common(first: str) -> str:
+    """The first member's config stands for all, without the others' names: adding a member restarts none."""
+    return digest({k: v for k, v in json.loads(first).items() if k != "members"})
+
+
+def with_leaving(cluster: BrokerCluster, group: GroupPlan, replicas: int) -> tuple[MemberPlan, ...]:
+    """The members of the plan, and those above them that still run."""
+    more = range(len(group.members), replicas)
+    return group.members + tuple(MemberPlan(member_name(cluster.name, group.name, i), group.name, i) for i in more)
+
+
+def _headless(selector: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "type": "ClusterIP",
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": dict(selector),
+        "ports": [
+            {"name": "remoting", "port": names.BROKER_PORT, "targetPort": "remoting", "protocol": "TCP"},
+            {
+                "name": "replication",
+                "port": names.BROKER_REPLICATION_PORT,
+                "targetPort": "replication",
+                "protocol": "TCP",
+            },
+            {"name": "http", "port": names.BROKER_HTTP_PORT, "targetPort": "http", "protocol": "TCP"},
+        ],
+    }
+
+
+def _master(selector: Mapping[str, str]) -> dict[str, Any]:
+    """Follows the role label alone: a probe that fails under load must not cut clients off from a master that works."""
+    return {
+        "type": "ClusterIP",
+        "publishNotReadyAddresses": True,
+        "selector": dict(selector) | {names.ROLE_LABEL: names.ROLE_MASTER},
+        "ports": [{"name": "remoting", "port": names.BROKER_PORT, "targetPort": "remoting", "protocol": "TCP"}],
+    }
+
+
+def _stateful_set(
+    cluster: BrokerCluster, group: GroupPlan, image: str, replicas: int, config_hash: str
+) -> dict[str, Any]:
+    name = names.group_set(cluster.name, group.name)
+    selector = names.selector(cluster.name, names.BROKER, group.name)
+    config_file = f"{pods.CONFIG_DIR}/$(POD_NAME).json"
+    container = pods.container(
+        cluster, "broker", image, ["python", "-m", "gantry_broker.broker", "--config", config_file], "http"
+    ) | {
+        "ports": [
+            {"name": "remoting", "containerPort": names.BROKER_PORT, "protocol": "TCP"},
+            {"name": "replication", "containerPort": names.BROKER_REPLICATION_PORT, "protocol": "TCP"},
+            {"name": "http", "containerPort": names.BROKER_HTTP_PORT, "protocol": "TCP"},
+        ],
+        "resources": pods.resources(cluster.spec.resources),
+        "lifecycle": {"preStop": {"exec": {"command": _pre_stop(config_file.replace("$(POD_NAME)", "$POD_NAME"))}}},
+        "volumeMounts": [
+            {"name": "data", "mountPath": pods.DATA_DIR},
+            {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
+            pods.token_mount(),
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    claim: dict[str, Any] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": cluster.spec.storage.size}},
+    }
+    if cluster.spec.storage.className is not None:
+        claim["storageClassName"] = cluster.spec.storage.className
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": names.metadata(cluster, name, names.BROKER, group.name),
+        "spec": {
+            "replicas": replicas,
+            "serviceName": name,
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "OnDelete"},
+            # Volumes are never deleted with a StatefulSet: that is the operator's own step under `reclaim: Delete`.
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
+            "selector": {"matchLabels": selector},
+            "template": {
+                "metadata": {
+                    "labels": names.labels(cluster.name, names.BROKER, group.name),
+                    "annotations": {names.CONFIG_HASH: config_hash},
+                },
+                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                | pods.placement(cluster.spec.placement, selector)
+                | {
+                    "terminationGracePeriodSeconds": GRACE_SECONDS,
+                    "containers": [container],
+                    "volumes": [
+                        {"name": "config", "configMap": {"name": name}},
+                        pods.token_volume(cluster),
+                        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+                    ],
+                },
+            },
+            "volumeClaimTemplates": [
+                {
+                    "metadata": {"name": "data", "labels": selector},
+                    "spec": claim,
+                }
+            ],
+        },
+    }
+
+
+def _pre_stop(config_file: str) -> list[str]:
+    """A pod's own name is not filled in here as it is in `command`, so a shell does it."""
+    command = f"exec python -m gantry_broker.http.prestop --config {config_file} --timeout {HANDOVER_SECONDS}"
+    return ["sh", "-c", command]

@@ -1,0 +1,127 @@
+"""The group controllers of one cluster on Kubernetes: events, metrics and labels of what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from gantry_operator.api import LastFailover
+from gantry_operator.cluster.group_controllers import GroupControllers
+from gantry_operator.cluster.member_http import make_client
+from gantry_operator.cluster.member_watch import QUIET_MS
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import last_failover
+from gantry_operator.platforms.base import Change, Event
+from gantry_operator.platforms.kubernetes import metrics
+from gantry_operator.platforms.kubernetes.client import ApiError, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.events import EventRecorder
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.lease_registry import LeaseRegistry
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
+
+log = logging.getLogger(__name__)
+
+REFUSED_S = 2.0
+"""A label that was refused is not written again sooner."""
+
+
+class KubernetesGroupControllers(GroupControllers):
+    """Adds to the group controllers: pods' role labels, events, metrics and `lastFailover`.
+
+    `on_news` is called when the status may have changed.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        caches: Mapping[str, InformerCache],
+        cluster: tuple[str, str],
+        events: EventRecorder,
+        clock: StallCompensatedClock,
+        on_news: Callable[[], None],
+    ) -> None:
+        self.namespace, self.name = cluster
+        self.last: LastFailover | None = None
+        self.registry = LeaseRegistry(api, self.name, self.namespace)
+        self.pods = KubernetesPlatform(
+            api,
+            caches["Pod"],
+            caches["PersistentVolumeClaim"],
+            self.name,
+            self.namespace,
+            self.record,
+            self._changed,
+        )
+        self.pods.answers = self._answers
+        self.pods.sync_labels = self._retry_label_sync
+        self._events = events
+        self._on_news = on_news
+        super().__init__(self.pods, self.registry, make_client(self.pods.token), clock, self.record)
+
+    async def sync_labels(self) -> list[str]:
+        """Each master that leads says so by its label. What keeps some of them from it, in words: it keeps no others.
+
+        Not one whose controller is still to announce it: that knows how long the former one keeps its label beside it.
+        """
+        problems = await asyncio.gather(*(self._sync_label(group) for group in self.controllers))
+        return list(dict.fromkeys(p for p in problems if p))
+
+    async def _sync_label(self, group: str) -> str:
+        controller = self.controllers[group]
+        cell = controller.cell
+        if cell is None or cell.master is None or not controller.announced:
+            return ""
+        watch = controller.watches.get(cell.master.member)
+        report = None if watch is None else watch.report
+        if report is not None and report.role == "Master" and report.epoch == cell.epoch:
+            try:
+                await self.pods.label(group, cell.master.member)
+            except (ApiError, ApiUnavailable) as error:
+                return str(error)
+        return ""
+
+    async def _retry_label_sync(self, group: str) -> bool:
+        """False: to be tried again."""
+        problem = await self._sync_label(group)
+        if problem:
+            # The next pass over the objects tells of it.
+            log.warning("labels of group %s: %s", group, problem)
+            await asyncio.sleep(REFUSED_S)
+            return False
+        controller = self.controllers[group]
+        master = None if controller.cell is None else controller.cell.master
+        return controller.announced and master is not None and not self.pods.mislabelled(group, master.member)
+
+    def _answers(self, group: str, name: str) -> bool:
+        """One that is frozen or cut off keeps its connection for longer than it may be silent."""
+        controller = self.controllers.get(group)
+        number = (
+            None if controller is None else next((n for n, w in controller.watches.items() if w.name == name), None)
+        )
+        if controller is None or number is None or controller.watches[number].reach != "ok":
+            return False
+        return controller.silence_s(number) * 1000 < QUIET_MS
+
+    async def close(self) -> None:
+        await super().close()
+        await self.pods.close()
+        await self._http.aclose()
+
+    def record(self, event: Event) -> None:
+        about = f"group {event.group}: " if event.group else ""
+        self._events.record(event.kind, event.reason, about + event.message)
+        self._on_news()
+
+    def _changed(self, change: Change) -> None:
+        self.last = last_failover(change)
+        planned = str(change.planned).lower()
+        metrics.FAILOVERS.labels(self.namespace, self.name, planned).inc()
+        metrics.FAILOVER_SECONDS.labels(planned).observe(change.duration_ms / 1000)
+        self._events.record(
+            "Normal" if change.planned or change.old == change.new else "Warning",
+            "SwitchoverCompleted" if change.planned else "FailoverCompleted",
+            f"group {change.group}: from {change.old or 'none'} to {change.new} in {change.duration_ms} ms: "
+            f"{change.reason}",
+        )
+        self._on_news()

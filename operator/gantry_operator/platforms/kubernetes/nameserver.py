@@ -1,0 +1,138 @@
+"""The NameServers: a StatefulSet, one Service for each, one for all, their configs and their disruption budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import Plan, name_server_config
+from gantry_operator.platforms.kubernetes import names, pods
+from gantry_operator.platforms.kubernetes.digest import digest
+
+
+def addresses(cluster: BrokerCluster, plan: Plan) -> list[str]:
+    """host:port of each for clients inside. A Service for each, so that an address outlives its pod."""
+    return _at_port(cluster, plan, names.NAME_SERVER_PORT)
+
+
+def registration_addresses(cluster: BrokerCluster, plan: Plan) -> list[str]:
+    """host:port of each for the cluster's brokers."""
+    return _at_port(cluster, plan, names.NAME_SERVER_REGISTRATION_PORT)
+
+
+def _at_port(cluster: BrokerCluster, plan: Plan, port: int) -> list[str]:
+    return [f"{names.service_host(s.name, cluster.namespace)}:{port}" for s in plan.name_servers]
+
+
+def _configs(cluster: BrokerCluster, plan: Plan) -> dict[str, str]:
+    listeners = {names.EXTERNAL: names.NAME_SERVER_EXTERNAL_PORT} if cluster.spec.external is not None else {}
+    return {
+        f"{s.name}.json": name_server_config(
+            cluster,
+            s,
+            listen_host="0.0.0.0",
+            port=names.NAME_SERVER_PORT,
+            http_port=names.NAME_SERVER_HTTP_PORT,
+            registration_port=names.NAME_SERVER_REGISTRATION_PORT,
+            token_file=pods.TOKEN_FILE,
+            listeners=listeners,
+            http_hosts=[
+                form
+                for service in (s.name, names.name_servers(cluster.name))
+                for form in names.host_forms(names.service_host(service, cluster.namespace))
+            ],
+        ).model_dump_json(indent=1)
+        for s in plan.name_servers
+    }
+
+
+def objects(cluster: BrokerCluster, plan: Plan, image: str) -> list[dict[str, Any]]:
+    """In the order in which they are applied."""
+    name = names.name_servers(cluster.name)
+    meta = names.metadata(cluster, name, names.NAME_SERVER)
+    selector = names.selector(cluster.name, names.NAME_SERVER)
+    configs = _configs(cluster, plan)
+    for_clients = {"remoting": names.NAME_SERVER_PORT}
+    both = for_clients | {"registration": names.NAME_SERVER_REGISTRATION_PORT}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": configs},
+        _service(cluster, name, selector, for_clients),
+        *(
+            _service(cluster, s.name, selector | {"statefulset.kubernetes.io/pod-name": s.name}, both)
+            for s in plan.name_servers
+        ),
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": meta,
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
+        },
+        # The first one's config stands for all: adding a NameServer restarts none.
+        _stateful_set(cluster, plan, image, meta, selector, digest(configs[f"{plan.name_servers[0].name}.json"])),
+    ]
+
+
+def _service(cluster: BrokerCluster, name: str, selector: dict[str, str], ports: dict[str, int]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": names.metadata(cluster, name, names.NAME_SERVER),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": selector,
+            "ports": [
+                {"name": port, "port": number, "targetPort": port, "protocol": "TCP"} for port, number in ports.items()
+            ],
+        },
+    }
+
+
+def _stateful_set(
+    cluster: BrokerCluster, plan: Plan, image: str, meta: dict[str, Any], selector: dict[str, str], config_hash: str
+) -> dict[str, Any]:
+    ports = [
+        {"name": "remoting", "containerPort": names.NAME_SERVER_PORT, "protocol": "TCP"},
+        {"name": "registration", "containerPort": names.NAME_SERVER_REGISTRATION_PORT, "protocol": "TCP"},
+        {"name": "http", "containerPort": names.NAME_SERVER_HTTP_PORT, "protocol": "TCP"},
+    ]
+    if cluster.spec.external is not None:
+        ports.append({"name": "external", "containerPort": names.NAME_SERVER_EXTERNAL_PORT, "protocol": "TCP"})
+    command = ["python", "-m", "gantry_broker.namesrv", "--config", f"{pods.CONFIG_DIR}/$(POD_NAME).json"]
+    container = pods.container(cluster, "namesrv", image, command, "http") | {
+        "ports": ports,
+        "resources": pods.resources(cluster.spec.nameServers.resources),
+        "volumeMounts": [
+            {"name": "config", "mountPath": pods.CONFIG_DIR, "readOnly": True},
+            pods.token_mount(),
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": meta,
+        "spec": {
+            "replicas": len(plan.name_servers),
+            "serviceName": names.name_servers(cluster.name),
+            "podManagementPolicy": "Parallel",
+            "updateStrategy": {"type": "RollingUpdate"},
+            "selector": {"matchLabels": selector},
+            "template": {
+                "metadata": {
+                    "labels": names.labels(cluster.name, names.NAME_SERVER),
+                    "annotations": {names.CONFIG_HASH: config_hash},
+                },
+                "spec": pods.pod_spec(cluster, names.service_account(cluster.name))
+                | pods.placement(cluster.spec.placement, selector)
+                | {
+                    "terminationGracePeriodSeconds": 15,
+                    "containers": [container],
+                    "volumes": [
+                        {"name": "config", "configMap": {"name": names.name_servers(cluster.name)}},
+                        pods.token_volume(cluster),
+                        {"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}},
+                    ],
+                },
+            },
+        },
+    }

@@ -1,0 +1,150 @@
+"""Brings the objects of one cluster in line with what `render` says; writes nothing when nothing differs."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.kubernetes import access, drift, external, metrics, names
+from gantry_operator.platforms.kubernetes.client import KINDS, STATEFUL_SET, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+
+log = logging.getLogger(__name__)
+
+REMOVABLE = ("Service", "ConfigMap", "PodDisruptionBudget")
+"""What an earlier spec may have left behind. StatefulSets are not among it: a group is never removed."""
+
+
+@dataclass
+class ReconcileResult:
+    """Of one pass: what keeps it from being done, what is under way, why the spec is refused."""
+
+    problems: list[str] = field(default_factory=list)
+    progress: list[str] = field(default_factory=list)
+    refused: str = ""
+
+
+class ObjectReconciler:
+    """Of one cluster object, known by its uid: what belongs to another one is never touched."""
+
+    def __init__(
+        self, api: KubeApi, caches: Mapping[str, InformerCache], settings: OperatorSettings, namespace: str, name: str,
+        uid: str,
+    ) -> None:  # fmt: skip
+        self.token: str | None = None
+        self._api = api
+        self._caches = caches
+        self._settings = settings
+        self._namespace = namespace
+        self._name = name
+        self._uid = uid
+        self._pinned: dict[str, int] = {}
+
+    def owned(self, kind: str) -> list[Object]:
+        found = self._caches[kind].of(self._namespace, names.CLUSTER_LABEL, self._name)
+        return [o for o in found if drift.owned_by(o, self._uid)]
+
+    def live(self, kind: str, name: str) -> Object | None:
+        """As the watch last told."""
+        return self._caches[kind].get(self._namespace, name)
+
+    async def keep_secret(self, cluster: BrokerCluster, found: ReconcileResult) -> bool:
+        """The admin token: made once. One that was deleted comes back with the token that the brokers know; as long as
+        that is refused, what only needs the token goes on. False: it is not as it should be, look again."""
+        name = names.admin_secret(cluster.name)
+        live = self.live("Secret", name)
+        token = None if live is None else access.token_of(live)
+        if live is not None and token is not None and not drift.owned_by(live, self._uid):
+            # Of a former cluster of this name: it goes with that one; wait for it.
+            found.problems.append(f"Secret {name} belongs to another cluster object and is about to go")
+            return False
+        if token is None:
+            token = self.token or secrets.token_urlsafe(32)
+            try:
+                await self._write(access.admin_secret(cluster, token))
+            except (ApiError, ApiUnavailable) as error:
+                if self.token is None:
+                    raise
+                found.problems.append(str(error))
+                return False
+        self.token = token
+        return True
+
+    async def keep(
+        self, cluster: BrokerCluster, wanted: Plan, sizes: Mapping[str, int], found: ReconcileResult
+    ) -> bool:
+        """One pass over everything. False: it is not complete yet, look again."""
+        addresses: dict[str, str] | None = None
+        complete = True
+        if cluster.spec.external is not None:
+            self._pin_ports(cluster, wanted)
+            services = {o["metadata"]["name"]: o for o in self.owned("Service")}
+            known, missing = external.addresses(cluster, wanted, services)
+            addresses = None if missing else known
+            if missing:
+                complete = False
+                found.progress.append(f"waiting for external addresses of {', '.join(missing)}")
+        objects = render(
+            cluster,
+            wanted,
+            self._settings,
+            external_addresses=addresses,
+            pinned_ports=self._pinned,
+            replicas=sizes,
+        )
+        for obj in objects:
+            complete = await self.apply(obj, found) and complete
+        if complete:
+            await self._remove_unwanted({(o["kind"], o["metadata"]["name"]) for o in objects})
+        return complete
+
+    def _pin_ports(self, cluster: BrokerCluster, wanted: Plan) -> None:
+        for e in external.endpoints(cluster, wanted):
+            live = self.live("Service", e.service)
+            port = None if live is None else live["spec"]["ports"][0].get("nodePort")
+            if port is not None:
+                self._pinned[e.service] = port
+
+    async def apply(self, obj: Object, found: ReconcileResult) -> bool:
+        """Applies the object if it is not as it should be. False: it could not be done now."""
+        kind, name = obj["kind"], obj["metadata"]["name"]
+        live = self.live(kind, name)
+        if live is None:
+            live = await self._api.get(KINDS[kind], self._namespace, name)
+        if live is not None:
+            if not drift.owned_by(live, self._uid):
+                found.problems.append(
+                    f"{kind} {name} exists and is not of this cluster: delete it, or give the cluster another name"
+                )
+                return False
+            if live["metadata"].get("deletionTimestamp") is not None:
+                return False
+            wrong = drift.outdated(obj, live)
+            if not wrong:
+                return True
+            where = ", ".join(wrong[:5])
+            log.info("%s %s differs at %s", kind, name, where, extra={"cluster": f"{self._namespace}/{self._name}"})
+            if kind == "StatefulSet" and any(w.startswith(".spec.volumeClaimTemplates") for w in wrong):
+                # Its claims' template cannot be changed. The pods stay, and the new set takes them over.
+                await self._api.delete(STATEFUL_SET, self._namespace, name, uid=live["metadata"]["uid"], orphan=True)
+                return False
+        await self._write(obj)
+        return True
+
+    async def _write(self, obj: Object) -> None:
+        written = await self._api.apply(obj)
+        metrics.WRITES.labels(obj["kind"]).inc()
+        self._caches[obj["kind"]].note(written)
+
+    async def _remove_unwanted(self, wanted: set[tuple[str, str]]) -> None:
+        for kind in REMOVABLE:
+            for obj in self.owned(kind):
+                meta = obj["metadata"]
+                ours = meta["labels"].get(names.COMPONENT_LABEL) in (names.BROKER, names.NAME_SERVER)
+                if ours and (kind, meta["name"]) not in wanted and meta.get("deletionTimestamp") is None:
+                    await self._api.delete(KINDS[kind], self._namespace, meta["name"], uid=meta["uid"])

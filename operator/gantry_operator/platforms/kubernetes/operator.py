@@ -1,0 +1,236 @@
+"""The operator's process: `python -m gantry_operator.platforms.kubernetes.operator`.
+
+Several may run; one acts (`election`). kopf watches the BrokerClusters and calls the handlers below, which only pass
+on what happened: the work for each cluster is its `ClusterController`'s. What the operator made is followed by `cache`.
+
+Settings come from the environment, which the chart sets: GANTRY_BROKER_IMAGE, GANTRY_SPARK_IMAGE, POD_NAMESPACE,
+POD_NAME, POD_IP, GANTRY_WATCH_NAMESPACES (separated by commas; empty: all), GANTRY_ALLOWED_IMAGES and
+GANTRY_ALLOWED_SPARK_CONF (separated by commas, * for any text), GANTRY_HTTP_PORT, GANTRY_LOG_LEVEL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from typing import Any
+
+import kopf
+import uvloop
+from gantry_broker.remoting.client import RemotingClient
+
+from gantry_operator.api import GROUP, PLURAL, VERSION
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.platforms.kubernetes import allowed, logs, metrics, names
+from gantry_operator.platforms.kubernetes.analytics import reconciler as reports
+from gantry_operator.platforms.kubernetes.analytics.manifests import JOB_LABEL
+from gantry_operator.platforms.kubernetes.client import KINDS, KubeApi, Object, load_config
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.health_server import HealthServer
+from gantry_operator.platforms.kubernetes.informer_cache import SILENCE_S, WATCH_S, InformerCache
+from gantry_operator.platforms.kubernetes.leader_election import Election
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME = "gantry-operator"
+CACHED = (
+    "ConfigMap", "CronJob", "Lease", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
+    "RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet",
+)  # fmt: skip
+FOR_FAILOVER = ("ConfigMap", "Lease", "PersistentVolumeClaim", "Pod", "Secret", "StatefulSet")
+LISTED_S = 2.0
+"""The other kinds are waited for no longer before the failover begins."""
+FOR_REPORTS = ("CronJob", "Role", "RoleBinding", reports.JOBS, reports.PODS)
+
+
+class Operator:
+    """Everything that acts, from the moment that this process leads."""
+
+    def __init__(self, api: KubeApi, settings: OperatorSettings, identity: str) -> None:
+        self._api = api
+        self._settings = settings
+        self.clusters: dict[tuple[str, str], ClusterController] = {}
+        self.caches = {
+            k: InformerCache(api, KINDS[k], settings.watch_namespaces, names.CLUSTER_LABEL, self._listener(k))
+            for k in CACHED
+        }
+        for name, kind in ((reports.JOBS, "Job"), (reports.PODS, "Pod")):
+            heard = self._listener(name, JOB_LABEL)
+            self.caches[name] = InformerCache(api, KINDS[kind], settings.watch_namespaces, JOB_LABEL, heard)
+        self._remoting = RemotingClient()
+        self.shared = Shared(
+            api, settings, self.caches, self._remoting, StallCompensatedClock(), identity, self._unlisted
+        )
+
+    def _listener(self, kind: str, label: str = names.CLUSTER_LABEL) -> Any:
+        def heard(event: str, obj: Object) -> None:
+            meta = obj["metadata"]
+            cluster = (meta.get("labels") or {}).get(label, "")
+            controller = self.clusters.get((meta.get("namespace", ""), cluster))
+            if controller is not None:
+                controller.heard(event, kind, obj)
+
+        return heard
+
+    def followed(self) -> dict[str, InformerCache]:
+        """Without an image for reports the chart gives no rights for them, so nothing of them is watched."""
+        for_reports = () if self._settings.spark_image else FOR_REPORTS
+        return {k: m for k, m in self.caches.items() if k not in for_reports}
+
+    def _unlisted(self) -> list[str]:
+        return [k for k, m in self.followed().items() if not m.listed]
+
+    async def run(self) -> None:
+        """Until cancelled, or until a signal ends kopf, which takes signals for itself."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                followed = self.followed()
+                following = [group.create_task(m.run()) for m in followed.values()]
+                await asyncio.gather(*(followed[k].ready() for k in FOR_FAILOVER))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LISTED_S):
+                        await asyncio.gather(*(m.ready() for m in followed.values()))
+                await self._kopf()
+                for task in following:
+                    task.cancel()
+        finally:
+            await asyncio.gather(*(k.stop() for k in self.clusters.values()), return_exceptions=True)
+            await self._remoting.close()
+
+    async def _kopf(self) -> None:
+        registry = kopf.OperatorRegistry()
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self._on_cluster)
+        kopf.on.startup(registry=registry)(_configure)
+        kopf.on.login(registry=registry)(_login)
+        namespaces = self._settings.watch_namespaces
+        await kopf.operator(
+            registry=registry,
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            indexers=None,
+        )
+
+    async def _on_cluster(self, event: Any, body: Any, **_: Any) -> None:
+        """kopf's handler: something happened to a BrokerCluster (None: it was there at the start)."""
+        obj = _plain(body)
+        meta = obj["metadata"]
+        key = (meta["namespace"], meta["name"])
+        controller = self.clusters.get(key)
+        if controller is not None and controller.uid != meta["uid"] and event["type"] == "DELETED":
+            return  # Of a former one: only the events of one object come in their order.
+        if controller is not None and (event["type"] == "DELETED" or controller.uid != meta["uid"]):
+            del self.clusters[key]
+            await controller.stop()
+            controller = None
+        if event["type"] != "DELETED":
+            if controller is None:
+                controller = self.clusters[key] = ClusterController(self.shared, obj)
+                controller.start()
+            else:
+                controller.update(obj)
+        metrics.CLUSTERS.set(len(self.clusters))
+
+
+def _plain(value: Any) -> Any:
+    """kopf's views as ordinary dictionaries and lists."""
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+async def _login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+    """As the rest of this process: the pod's own account, else the kubeconfig."""
+    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+
+async def _configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = WATCH_S
+    settings.watching.client_timeout = SILENCE_S
+    settings.watching.connect_timeout = 10
+    settings.networking.request_timeout = 30
+
+
+async def serve(settings: OperatorSettings, identity: str, http_port: int, host: str = "") -> int:
+    """Runs until a signal (0) or until the leadership is lost (1: the process must end, for it may not act)."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+    configuration = await load_config()
+    # The Lease is renewed over connections of its own: it must not wait behind what a hundred clusters need.
+    async with KubeApi(configuration) as api, KubeApi(configuration) as own, HealthServer(http_port) as health:
+        metrics.API_CALLS.set_function(lambda: float(api.calls + own.calls))
+        address = f"{host}:{http_port}" if host else ""
+        election = Election(own, settings.namespace, LEASE_NAME, identity, address)
+        stopping = asyncio.create_task(stop.wait())
+        acquiring = asyncio.create_task(election.acquire())
+        await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
+        if not acquiring.done():
+            acquiring.cancel()
+            return 0
+        metrics.LEADER.set(1)
+        operator = Operator(api, settings, identity)
+        health.follow(operator.followed())
+        acting = asyncio.create_task(operator.run())
+        holding = asyncio.create_task(election.hold())
+        done, _ = await asyncio.wait({stopping, acting, holding}, return_when=asyncio.FIRST_COMPLETED)
+        metrics.LEADER.set(0)
+        if holding in done:
+            # Somebody else may act from now on. Nothing of ours may run on, not even its cleaning up.
+            logging.shutdown()
+            os._exit(1)
+        holding.cancel()
+        acting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+            async with asyncio.timeout(5):
+                await asyncio.gather(acting, return_exceptions=True)
+        await election.release()
+        if acting in done and acting.exception() is not None:
+            log.error("the operator failed", exc_info=acting.exception())
+            return 1
+    return 0
+
+
+def settings_from(environ: dict[str, str]) -> OperatorSettings:
+    """Raises SystemExit with what is missing."""
+    image = environ.get("GANTRY_BROKER_IMAGE", "")
+    if not image:
+        raise SystemExit("GANTRY_BROKER_IMAGE is not set: name the brokers' image")
+
+    def listed(name: str) -> tuple[str, ...]:
+        return tuple(word.strip() for word in environ.get(name, "").split(",") if word.strip())
+
+    spark_conf = listed("GANTRY_ALLOWED_SPARK_CONF")
+    for entry in spark_conf:
+        why = allowed.bad_pattern(entry)
+        if why:
+            raise SystemExit(f"GANTRY_ALLOWED_SPARK_CONF (analytics.allowedSparkConf of the chart): {entry}: {why}")
+    return OperatorSettings(
+        broker_image=image,
+        spark_image=environ.get("GANTRY_SPARK_IMAGE", ""),
+        namespace=environ.get("POD_NAMESPACE", "default"),
+        watch_namespaces=listed("GANTRY_WATCH_NAMESPACES"),
+        allowed_images=listed("GANTRY_ALLOWED_IMAGES"),
+        allowed_spark_conf=spark_conf,
+    )
+
+
+def main() -> int:
+    logs.configure(os.environ.get("GANTRY_LOG_LEVEL", "INFO"))
+    settings = settings_from(dict(os.environ))
+    identity = os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+    port = int(os.environ.get("GANTRY_HTTP_PORT", "8080"))
+    return uvloop.run(serve(settings, identity, port, os.environ.get("POD_IP", "")))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

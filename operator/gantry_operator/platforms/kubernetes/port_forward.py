@@ -1,0 +1,182 @@
+"""A whole cluster on local ports, through the API server: for a laptop that reaches nothing but that.
+
+Connections go through pods' `portforward`. NameServers would give out names that mean nothing here, so their answers
+are rewritten: each group's address becomes the local port that leads to whoever is its master when a client connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from gantry_broker.protocol.frame import FrameDecoder, FrameError, encode_frame
+
+from gantry_operator.api import BrokerCluster, ManifestError, parse_manifest
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.client import POD, ApiError, ApiUnavailable, KubeApi, Object
+from gantry_operator.platforms.kubernetes.group import member_host
+from gantry_operator.platforms.kubernetes.platform import pod_ready
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "v4.channel.k8s.io"
+HOST = "127.0.0.1"
+CHUNK = 65_536
+_DATA, _ERROR = 0, 1
+
+PodChooser = Callable[[], Awaitable[str | None]]
+"""Name of the pod that a new connection leads to; None: there is none now."""
+
+
+def cluster_that_runs(resource: Object) -> BrokerCluster:
+    """By its spec; where that is refused, by the names in its status. Raises ManifestError where there are none."""
+    try:
+        return parse_manifest(resource)
+    except ManifestError:
+        status = resource.get("status") or {}
+        groups: dict[str, int] = {}
+        for row in status.get("members") or []:
+            number = int(row["name"].rsplit("-", 1)[1])
+            groups[row["group"]] = max(groups.get(row["group"], 0), number + 1)
+        servers = len(status.get("nameServerMembers") or [])
+        if not groups or not servers:
+            raise
+    meta = resource["metadata"]
+    spec = [{"name": g, "members": n} for g, n in groups.items()]
+    return BrokerCluster.make(meta["name"], meta["namespace"], nameServers={"replicas": servers}, brokerGroups=spec)
+
+
+class ForwardedCluster:
+    """Local listeners until `close`. Each has no state but its connections."""
+
+    def __init__(self, api: KubeApi, namespace: str) -> None:
+        self.name_servers = ""
+        self.members_http: tuple[str, ...] = ()
+        self._api = api
+        self._namespace = namespace
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._addresses: dict[bytes, bytes] = {}
+
+    @classmethod
+    async def open(cls, api: KubeApi, resource: Object) -> ForwardedCluster:
+        """Listeners for the NameServers, for each group's master and for each member. Raises ManifestError."""
+        cluster = cluster_that_runs(resource)
+        wanted = plan(cluster)
+        self = cls(api, cluster.namespace)
+        for g in wanted.groups:
+            service = names.service_host(names.master_service(cluster.name, g.name), cluster.namespace)
+            port = await self._listen(self._master_of(cluster.name, g.name), names.BROKER_PORT)
+            self._addresses[f"{service}:{names.BROKER_PORT}".encode()] = f"{HOST}:{port}".encode()
+        urls = []
+        for m in wanted.members:
+            port = await self._listen(_always(m.name), names.BROKER_PORT)
+            inner = f"{member_host(cluster, m)}:{names.BROKER_PORT}"
+            self._addresses[inner.encode()] = f"{HOST}:{port}".encode()
+            urls.append(f"http://{HOST}:{await self._listen(_always(m.name), names.BROKER_HTTP_PORT)}")
+        self.members_http = tuple(urls)
+        servers = [
+            await self._listen(_always(s.name), names.NAME_SERVER_PORT, rewrite=True) for s in wanted.name_servers
+        ]
+        self.name_servers = ";".join(f"{HOST}:{port}" for port in servers)
+        return self
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _master_of(self, cluster: str, group: str) -> PodChooser:
+        labels = names.selector(cluster, names.BROKER, group) | {names.ROLE_LABEL: names.ROLE_MASTER}
+
+        async def choose() -> str | None:
+            query = ",".join(f"{k}={v}" for k, v in labels.items())
+            pods, _ = await self._api.list(POD, self._namespace, query)
+            pods.sort(key=pod_ready, reverse=True)
+            return str(pods[0]["metadata"]["name"]) if pods else None
+
+        return choose
+
+    async def _listen(self, choose: PodChooser, port: int, rewrite: bool = False) -> int:
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(self._serve(choose, port, rewrite, reader, writer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        server = await asyncio.start_server(accepted, HOST, 0)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def _serve(
+        self, choose: PodChooser, port: int, rewrite: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            pod = await choose()
+            if pod is None:
+                return
+            path = POD.path(self._namespace, pod, "portforward")
+            socket = await self._api.websocket(path, {"ports": str(port)}, PROTOCOL)
+            try:
+                up = asyncio.create_task(_send(reader, socket))
+                down = asyncio.create_task(self._receive(socket, writer, rewrite))
+                _, rest = await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+                for task in rest:
+                    task.cancel()
+                await asyncio.gather(up, down, return_exceptions=True)
+            finally:
+                await socket.close()
+        except (ApiError, ApiUnavailable, OSError) as error:
+            log.debug("forwarding port %s: %s", port, error)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _receive(
+        self, socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter, rewrite: bool
+    ) -> None:
+        decoder = FrameDecoder()
+        opened: set[int] = set()
+        async for message in socket:
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return
+            channel, data = message.data[0], message.data[1:]
+            if channel not in opened:
+                # The first two bytes of each channel repeat the port.
+                opened.add(channel)
+                data = data[2:]
+            if channel == _ERROR and data:
+                return
+            if channel != _DATA or not data:
+                continue
+            writer.write(self._rewritten(decoder, data) if rewrite else data)
+            await writer.drain()
+
+    def _rewritten(self, decoder: FrameDecoder, data: bytes) -> bytes:
+        """Whole answers with addresses that work here. Raises OSError when it is not the protocol."""
+        try:
+            frames = decoder.feed(data)
+        except FrameError as error:
+            raise OSError(str(error)) from error
+        for frame in frames:
+            for inner, here in self._addresses.items():
+                frame.body = frame.body.replace(inner, here)
+        return b"".join(encode_frame(f) for f in frames)
+
+
+async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
+    while data := await reader.read(CHUNK):
+        await socket.send_bytes(bytes([_DATA]) + data)
+
+
+def _always(pod: str) -> PodChooser:
+    async def choose() -> str | None:
+        return pod
+
+    return choose

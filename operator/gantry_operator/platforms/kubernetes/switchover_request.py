@@ -1,0 +1,48 @@
+"""What people ask of the operator by annotations on the cluster, and the answers. Pure."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from gantry_broker.replication.types import Cell
+
+from gantry_operator.api import GROUP
+from gantry_operator.plan import Plan
+
+SWITCHOVER = f"{GROUP}/switchover"
+"""`GROUP`, or `GROUP=MEMBER`; ` #id` may follow, so that the same request twice is two requests."""
+SWITCHOVER_RESULT = f"{GROUP}/switchover-result"
+"""The request, then "done: ..." or "failed: ..."."""
+
+
+SWITCHOVER_BEGUN = f"{GROUP}/switchover-begun"
+"""Written by the operator: a request without a target member, and the leader at its start. The best candidate changes
+with each switchover. An operator that takes over therefore needs to know whether the request has succeeded already."""
+
+
+def begun(request: str, cell: Cell) -> str:
+    return f"{request} in epoch {cell.epoch} of member {None if cell.master is None else cell.master.member}"
+
+
+def led_since(noted: str | None, request: str, cell: Cell) -> int | None:
+    """The member that leads instead of the one that led when this request was begun; None: nothing came of it yet."""
+    found = re.fullmatch(r" in epoch (\d+) of member (\d+|None)", (noted or "").removeprefix(request))
+    if found is None or noted == found[0] or cell.master is None or cell.epoch <= int(found[1]):
+        return None
+    return None if str(cell.master.member) == found[2] else cell.master.member
+
+
+def new_switchover_request(group: str, to: str | None) -> str:
+    return f"{group}{'' if to is None else f'={to}'} #{uuid.uuid4().hex[:8]}"
+
+
+def parse_switchover(text: str, plan: Plan) -> tuple[str, int | None]:
+    """Group and member number. Raises ValueError with what is known instead."""
+    request = text.split(" #")[0].strip()
+    group, _, member = request.partition("=")
+    try:
+        plan.group(group)
+        return group, plan.member_of(group, member).number if member else None
+    except KeyError as error:
+        raise ValueError(str(error.args[0])) from None

@@ -1,0 +1,214 @@
+"""A cluster on Kubernetes as the `gantry` command uses it: read the resource, switch over, reach clients' ports.
+
+From outside, clients' addresses come from `spec.external`; without it ports are forwarded through the API server (see
+`forward`), for as long as the target is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from gantry_operator.api import ManifestError, parse_manifest
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import access, names
+from gantry_operator.platforms.kubernetes.client import (
+    BROKER_CLUSTER,
+    EVENT,
+    SECRET,
+    ApiError,
+    ApiUnavailable,
+    KubeApi,
+    Object,
+    load_config,
+)
+from gantry_operator.platforms.kubernetes.port_forward import ForwardedCluster
+from gantry_operator.platforms.kubernetes.switchover_request import (
+    SWITCHOVER,
+    SWITCHOVER_RESULT,
+    new_switchover_request,
+    parse_switchover,
+)
+
+SWITCHOVER_S = 45.0
+"""An operator may need 35 s: to know who leads, for the request itself, and for what is under way then."""
+
+
+class TargetError(Exception):
+    """What cannot be done, and what to do instead, in words for the user."""
+
+
+class KubeTarget:
+    """One BrokerCluster through the Kubernetes API. Use as an async context manager.
+
+    `context`: of the kubeconfig, None: the current one. `namespace` None: the context's. `name` None: the only one
+    there is in that namespace.
+    """
+
+    def __init__(self, context: str | None = None, namespace: str | None = None, name: str | None = None) -> None:
+        self._context = context
+        self._wanted_namespace = namespace
+        self._wanted_name = name
+        self.namespace = ""
+        self.name = ""
+        self._api: KubeApi | None = None
+        self._forwarded: ForwardedCluster | None = None
+
+    async def __aenter__(self) -> KubeTarget:
+        """Raises TargetError when there is no such cluster, or not exactly one."""
+        try:
+            configuration = await load_config(self._context)
+            self._api = KubeApi(configuration)
+            self.namespace = self._wanted_namespace or current_namespace(self._context)
+            self.name = self._wanted_name or await self._only_one()
+            await self.resource()
+        except (ApiError, ApiUnavailable) as error:
+            await self.close()
+            raise TargetError(f"the Kubernetes API server refuses or does not answer: {error}") from error
+        except TargetError:
+            await self.close()
+            raise
+        except Exception as error:
+            await self.close()
+            raise TargetError(f"no usable kubeconfig: {error}") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._forwarded is not None:
+            await self._forwarded.close()
+            self._forwarded = None
+        if self._api is not None:
+            await self._api.close()
+            self._api = None
+
+    @property
+    def api(self) -> KubeApi:
+        if self._api is None:
+            raise TargetError("not open: use it as `async with KubeTarget(...) as target`")
+        return self._api
+
+    async def _only_one(self) -> str:
+        found, _ = await self.api.list(BROKER_CLUSTER, self.namespace)
+        if len(found) != 1:
+            known = ", ".join(o["metadata"]["name"] for o in found) or "none"
+            raise TargetError(f"namespace {self.namespace} has no single cluster but {known}: name one with --cluster")
+        return str(found[0]["metadata"]["name"])
+
+    async def resource(self) -> Object:
+        """The BrokerCluster as the API has it, status included. Raises TargetError when it does not exist."""
+        found = await self.api.get(BROKER_CLUSTER, self.namespace, self.name)
+        if found is None:
+            raise TargetError(f"there is no BrokerCluster {self.name} in namespace {self.namespace}")
+        return found
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Newest last: time, type, reason, object, message."""
+        items, _ = await self.api.list(EVENT, self.namespace)
+        ours = [e for e in items if e["involvedObject"].get("name") == self.name]
+        ours = [e for e in ours if e["involvedObject"].get("kind") == BROKER_CLUSTER.kind]
+        ours.sort(key=lambda e: e.get("lastTimestamp") or "")
+        return [
+            {
+                "time": e.get("lastTimestamp"),
+                "type": e.get("type"),
+                "reason": e.get("reason"),
+                "object": f"bc/{self.name}",
+                "message": e.get("message"),
+            }
+            for e in ours
+        ]
+
+    async def switchover(self, group: str, to: str | None = None, timeout_s: float = SWITCHOVER_S) -> str:
+        """Asks the operator to hand the group over. Returns what was done; raises TargetError with why it was not."""
+        try:
+            parse_switchover(group if to is None else f"{group}={to}", plan(parse_manifest(await self.resource())))
+        except ManifestError:
+            pass  # Refused: the operator knows what runs, and answers.
+        except ValueError as error:
+            raise TargetError(str(error)) from None
+        request = new_switchover_request(group, to)
+        patch = {"metadata": {"annotations": {SWITCHOVER: request}}}
+        await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            said = answer_to(request, await self.resource())
+            if said is not None:
+                return said
+            await asyncio.sleep(0.2)
+        said = await self._withdrawn(request)
+        if said is not None:
+            return said
+        raise TargetError(
+            f"the operator did not answer within {timeout_s:.0f} s: is it running? What was asked for is withdrawn; an "
+            "operator that is at it already may still do it"
+        )
+
+    async def _withdrawn(self, request: str) -> str | None:
+        """Withdraws an unanswered request. Returns the answer if one came meanwhile. Raises as `answer_to` does."""
+        while True:
+            resource = await self.resource()
+            said = answer_to(request, resource)
+            meta = resource["metadata"]
+            if said is not None or (meta.get("annotations") or {}).get(SWITCHOVER) != request:
+                return said
+            # By its version: another request that comes meanwhile stays.
+            patch = {"metadata": {"annotations": {SWITCHOVER: None}, "resourceVersion": meta["resourceVersion"]}}
+            try:
+                await self.api.merge(BROKER_CLUSTER, self.namespace, self.name, patch)
+            except ApiError as error:
+                if error.reason != "Conflict":
+                    raise
+
+    async def name_servers(self) -> str:
+        """NameServer addresses, joined by ';', that work from here, with brokers behind them that do too."""
+        resource = await self.resource()
+        outside = str((resource.get("status") or {}).get("addresses", {}).get("external") or "")
+        if outside:
+            return outside
+        return (await self._forward(resource)).name_servers
+
+    async def members_http(self) -> list[str]:
+        """HTTP base URLs of the members, through forwarded ports."""
+        return list((await self._forward(await self.resource())).members_http)
+
+    async def _forward(self, resource: Object) -> ForwardedCluster:
+        if self._forwarded is None:
+            try:
+                self._forwarded = await ForwardedCluster.open(self.api, resource)
+            except ManifestError as error:
+                raise TargetError(f"the spec is refused, and the status does not say what runs: {error}") from None
+        return self._forwarded
+
+    async def token(self) -> str:
+        """The admin token of the members' HTTP interface. Raises TargetError when it may not be read."""
+        try:
+            secret = await self.api.get(SECRET, self.namespace, names.admin_secret(self.name))
+        except ApiError as error:
+            raise TargetError(f"the cluster's Secret cannot be read: {error}") from error
+        return (None if secret is None else access.token_of(secret)) or ""
+
+
+def answer_to(request: str, resource: Object) -> str | None:
+    """What was done; None: nobody has answered it yet. Raises TargetError with why it was not done."""
+    result = str((resource["metadata"].get("annotations") or {}).get(SWITCHOVER_RESULT, ""))
+    if not result.startswith(f"{request} "):
+        return None
+    outcome, _, said = result.removeprefix(request).strip().partition(": ")
+    if outcome == "done":
+        return said
+    raise TargetError(said)
+
+
+def current_namespace(context: str | None) -> str:
+    """Of the kubeconfig's context; "default" where it says nothing."""
+    from kubernetes.aio.config import kube_config
+
+    contexts, active = kube_config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+    chosen = active if context is None else next((c for c in contexts if c["name"] == context), None)
+    if chosen is None:
+        raise TargetError(f"the kubeconfig has no context {context}, but {', '.join(c['name'] for c in contexts)}")
+    return str(chosen["context"].get("namespace") or "default")

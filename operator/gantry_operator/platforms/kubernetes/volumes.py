@@ -1,0 +1,85 @@
+"""Volume claims and role Leases over the life of a cluster: they stay or go together, and volumes grow.
+
+Neither has an owner while `reclaim` is Retain, so they outlive the cluster object; with Delete the cluster owns them
+and Kubernetes collects them with it. No finalizer is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.base import parse_quantity
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.client import KINDS, VOLUME_CLAIM, ApiError, KubeApi, Object
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+
+
+def owner(cluster: BrokerCluster) -> dict[str, Any]:
+    """The reference by which a volume claim or a Lease goes with its cluster."""
+    return names.owner(cluster) | {"controller": False, "blockOwnerDeletion": False}
+
+
+def owners_wanted(cluster: BrokerCluster, present: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The owner references that a kept object should have: ours or not, and whatever others put there."""
+    ours = owner(cluster)
+    others = [dict(o) for o in present if o.get("kind") != ours["kind"] or o.get("name") != ours["name"]]
+    return [*others, ours] if cluster.spec.reclaim == "Delete" else others
+
+
+def of_a_former(caches: Mapping[str, InformerCache], cluster: BrokerCluster) -> list[str]:
+    """What goes with a former cluster object of this name (`reclaim: Delete`) and has not gone yet."""
+    ours = owner(cluster)
+    return [
+        f"{kind} {obj['metadata']['name']}"
+        for kind in ("Lease", "PersistentVolumeClaim")
+        for obj in caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)
+        for o in obj["metadata"].get("ownerReferences") or []
+        if (o["kind"], o["name"]) == (ours["kind"], ours["name"]) and o["uid"] != ours["uid"]
+    ]
+
+
+def growth(claim: Object, size: str) -> str | None:
+    """The size that a claim should ask for, if it asks for less now."""
+    asked = claim["spec"]["resources"]["requests"]["storage"]
+    return size if parse_quantity(size) > parse_quantity(asked) else None
+
+
+async def keep(
+    api: KubeApi, caches: Mapping[str, InformerCache], cluster: BrokerCluster, running: Iterable[tuple[str, int, str]]
+) -> list[str]:
+    """Brings claims and Leases in line with the spec. Returns what could not be done, in words.
+
+    Raises ApiError and ApiUnavailable for what has nothing to do with the spec.
+    """
+    problems: list[str] = []
+    names_of_claims = {names.claim(name) for _, _, name in running}
+    for kind in ("PersistentVolumeClaim", "Lease"):
+        for obj in list(caches[kind].of(cluster.namespace, names.CLUSTER_LABEL, cluster.name)):
+            if obj["metadata"]["labels"].get(names.COMPONENT_LABEL) != names.BROKER:
+                continue
+            present = obj["metadata"].get("ownerReferences") or []
+            wanted = owners_wanted(cluster, present)
+            if wanted != present:
+                patch: dict[str, Any] = {"metadata": {"ownerReferences": wanted}}
+                name = obj["metadata"]["name"]
+                caches[kind].note(await api.merge(KINDS[kind], cluster.namespace, name, patch))
+    for name in sorted(names_of_claims):
+        claim = caches["PersistentVolumeClaim"].get(cluster.namespace, name)
+        if claim is None or claim["metadata"].get("deletionTimestamp") is not None:
+            continue
+        size = growth(claim, cluster.spec.storage.size)
+        if size is None:
+            continue
+        patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+        try:
+            caches["PersistentVolumeClaim"].note(await api.merge(VOLUME_CLAIM, cluster.namespace, name, patch))
+        except ApiError as error:
+            if error.status not in (403, 422):
+                raise
+            problems.append(
+                f"spec.storage.size: volume {name} cannot grow to {size} ({error}); use a storage class with "
+                "allowVolumeExpansion, or write the former size"
+            )
+    return problems

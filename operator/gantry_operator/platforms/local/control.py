@@ -1,0 +1,99 @@
+"""How a command talks to the supervisor: one line of JSON each way over a loopback port.
+
+The port and a secret are in `supervisor.json`, which only the user can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gantry_operator.platforms.local.folder import ClusterFolder, read_json
+from gantry_operator.platforms.local.ports import HOST
+from gantry_operator.platforms.local.process import start_mark
+from gantry_operator.registry.file import write_whole
+
+LINE_LIMIT = 1_048_576
+
+Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class ControlError(Exception):
+    """The supervisor refused, or could not do it: the reason in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorRecord:
+    """Who supervises a cluster now."""
+
+    pid: int
+    port: int
+    secret: str
+
+
+def supervisor_of(folder: ClusterFolder) -> SupervisorRecord | None:
+    """The supervisor that runs; None when there is none."""
+    known = read_json(folder.supervisor)
+    if not isinstance(known, dict) or start_mark(int(known.get("pid", -1))) != known.get("started"):
+        return None
+    return SupervisorRecord(int(known["pid"]), int(known["port"]), str(known["secret"]))
+
+
+async def serve(folder: ClusterFolder, handler: Handler) -> asyncio.Server:
+    """Take requests, and write down where. `handler(op, arguments)` answers; what it raises as ControlError is told."""
+    secret = secrets.token_hex(16)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = json.loads(await reader.readline())
+            if not hmac.compare_digest(str(request.get("secret", "")), secret):
+                answer: dict[str, Any] = {"error": "the secret is wrong"}
+            else:
+                answer = await handler(str(request["op"]), dict(request.get("arguments", {})))
+        except ControlError as error:
+            answer = {"error": str(error)}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            answer = {"error": f"bad request: {error}"}
+        try:
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(connected, HOST, 0, limit=LINE_LIMIT)
+    port = server.sockets[0].getsockname()[1]
+    record = {"pid": os.getpid(), "started": start_mark(os.getpid()), "port": port, "secret": secret}
+    write_whole(folder.supervisor, json.dumps(record))
+    return server
+
+
+async def ask(folder: ClusterFolder, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
+    """Raises ControlError, also when no supervisor runs."""
+    record = supervisor_of(folder)
+    if record is None:
+        raise ControlError("`gantry up` is not running for this cluster")
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(HOST, record.port, limit=LINE_LIMIT)
+            try:
+                request = {"secret": record.secret, "op": op, "arguments": arguments}
+                writer.write(json.dumps(request).encode() + b"\n")
+                line = await reader.readline()
+            finally:
+                writer.close()
+        answer = json.loads(line)
+    except TimeoutError:
+        raise ControlError(f"`gantry up` (process {record.pid}) did not answer within {timeout_s:.0f} s") from None
+    except (OSError, ValueError) as error:
+        raise ControlError(f"`gantry up` (process {record.pid}) does not answer: {error}") from None
+    if "error" in answer:
+        raise ControlError(str(answer["error"]))
+    return dict(answer)

@@ -1,0 +1,73 @@
+"""What happened to a local cluster, a line of JSON each: the events that Kubernetes would keep beside the resource."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gantry_operator.cluster.timestamps import utc
+
+log = logging.getLogger(__name__)
+
+KEEP = 200
+"""Events kept; the file is rewritten when it holds ten times as many."""
+
+
+class EventLog:
+    """Appends events to a file and shows them. The same words again within a minute only count up in memory."""
+
+    def __init__(self, path: Path, show: Callable[[str], None] | None = None) -> None:
+        self._path = path
+        self._show = show if show is not None else lambda line: print(line, file=sys.stdout, flush=True)
+        self._lines = 0
+        self._last: dict[tuple[str, str], float] = {}
+
+    def add(self, kind: str, reason: str, message: str, about: str) -> None:
+        """Never raises: whoever reports a fault must not fail by it. What cannot be written is still shown."""
+        now = time.monotonic()
+        key = (reason, message)
+        if now - self._last.get(key, -1e9) < 60:
+            return
+        if len(self._last) > KEEP:
+            self._last.clear()
+        self._last[key] = now
+        line = json.dumps({"time": utc(), "type": kind, "reason": reason, "object": about, "message": message})
+        try:
+            with open(self._path, "a") as file:
+                file.write(line + "\n")
+            self._lines += 1
+            if self._lines >= 10 * KEEP:
+                self._trim()
+        except OSError as error:
+            log.error("the event %s (%s) cannot be written to %s: %s", reason, message, self._path, error)
+        # The terminal may be gone.
+        with suppress(OSError, ValueError):
+            self._show(f"{time.strftime('%H:%M:%S')}  {reason:<18} {message}")
+
+    def _trim(self) -> None:
+        last = deque(self._path.read_text().splitlines(), maxlen=KEEP)
+        self._path.write_text("\n".join(last) + "\n")
+        self._lines = len(last)
+
+
+def last_events(path: Path, count: int) -> list[dict[str, Any]]:
+    """The newest, oldest of them first."""
+    try:
+        lines = deque(path.read_text().splitlines(), maxlen=count)
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            # A line that was cut by a crash.
+            continue
+    return found

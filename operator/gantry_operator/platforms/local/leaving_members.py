@@ -1,0 +1,52 @@
+"""What the plan has no more and has not left yet, as the folder knows it: so a scale-down outlives its supervisor.
+
+The config of a process is written before it is started, and goes when it has left for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gantry_operator.plan import GroupPlan, MemberPlan, Plan
+from gantry_operator.platforms.local.folder import ClusterFolder, read_json
+from gantry_operator.platforms.local.process_plan import NAME_SERVER, ProcessPlan
+
+
+def leaving_members(folder: ClusterFolder, plan: Plan) -> dict[str, MemberPlan]:
+    """Members of the plan's groups by name. Also those that do not run: a group may not be whole without them."""
+    groups = {g.name for g in plan.groups}
+    planned = {m.name for m in plan.members}
+    found = {}
+    for path in sorted(folder.configs.glob("*.json")):
+        known = read_json(path)
+        if path.stem in planned or not isinstance(known, dict):
+            continue
+        group, number = known.get("group"), known.get("member")
+        if group in groups and isinstance(number, int):
+            found[path.stem] = MemberPlan(path.stem, group, number)
+    return found
+
+
+def surplus_name_servers(folder: ClusterFolder, plan: Plan) -> list[ProcessPlan]:
+    """NameServers that the plan has no more."""
+    planned = {s.name for s in plan.name_servers}
+    found = []
+    for path in sorted(folder.configs.glob("*.json")):
+        known = read_json(path)
+        if path.stem not in planned and isinstance(known, dict) and "group" not in known:
+            found.append(ProcessPlan(path.stem, NAME_SERVER, path.read_text()))
+    return found
+
+
+def with_leaving(plan: Plan, leaving: Iterable[MemberPlan]) -> Plan:
+    """The plan with those who have not left yet."""
+    more = list(leaving)
+    if not more:
+        return plan
+
+    def grown(group: GroupPlan) -> GroupPlan:
+        members = [*group.members, *(m for m in more if m.group == group.name)]
+        return replace(group, members=tuple(sorted(members, key=lambda m: m.number)))
+
+    return replace(plan, groups=tuple(grown(g) for g in plan.groups))

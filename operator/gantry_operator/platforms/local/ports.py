@@ -1,0 +1,141 @@
+"""Which ports a local cluster uses: RocketMQ's own when they are free, others when not, the same at every start."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gantry_operator.plan import Plan
+from gantry_operator.platforms.local.folder import read_ports
+from gantry_operator.platforms.local.port_claims import Turn, ports_of_others, take_turn
+from gantry_operator.registry.file import write_durably, write_whole
+
+HOST = "127.0.0.1"
+NAME_SERVER_PORT = 9876
+BROKER_PORT = 10911
+"""Of the first group; each further group begins GROUP_STEP higher, its members' own ports follow."""
+GROUP_STEP = 20
+HTTP_ABOVE = 8_000
+"""A member's HTTP port lies this far above its remoting port."""
+INTERNAL_ABOVE = 4_000
+"""A member's replication port and a NameServer's registration port lie this far above the port for clients."""
+OTHER_PORTS = range(20_000, 30_000)
+"""Where RocketMQ's own are taken. Below those from which a system serves connections that go out: a client that asks
+for the group's port again and again while nobody has it would else be connected to itself one day, and hold it. And
+below the ports that a Kubernetes of this machine takes."""
+
+
+def replication(member: str) -> str:
+    """The use of a member's port for the other members of its group."""
+    return f"{member}/replication"
+
+
+def registration(server: str) -> str:
+    """The use of a NameServer's port for brokers."""
+    return f"{server}/registration"
+
+
+class NoPort(LookupError):
+    """A use that was given no port: the text says what to do."""
+
+
+@dataclass(slots=True)
+class Ports:
+    """Ports by use: "demo-namesrv-0", "demo-namesrv-0/registration", "group/a", "demo-a-0", "demo-a-0/replication",
+    "demo-a-0/http"."""
+
+    path: Path
+    taken: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Ports:
+        return cls(path, read_ports(path))
+
+    def __getitem__(self, use: str) -> int:
+        """Raises NoPort."""
+        port = self.taken.get(use)
+        if port is None:
+            raise NoPort(f"{self.path} holds no port of {use}: start the cluster with gantry up, which chooses one")
+        return port
+
+    def address(self, use: str) -> str:
+        """Raises NoPort."""
+        return f"{HOST}:{self[use]}"
+
+    def choose(self, plan: Plan, running: frozenset[str], turn: Turn | None = None) -> list[str]:
+        """Give every use a port, and write the choice down. Raises OSError.
+
+        `running`: names of processes that hold theirs now. A remembered port that somebody else has taken is replaced,
+        be it by listening or as the port of another cluster in the middle of a failover; the answer names those uses,
+        because clients may have the old address. What runs keeps its ports though the plan has it no more, until it
+        has ended. `turn` is over then; None: it is waited for here.
+        """
+        with ports_of_others(self.path.parent.resolve(), turn or take_turn()) as foreign:
+            moved = self._choose(plan, running, foreign)
+            text = json.dumps(self.taken, indent=1)
+            write_whole(self.path, text)
+        write_durably(self.path, text)  # The turn is over: who waits for it waits for no disk.
+        return moved
+
+    def _choose(self, plan: Plan, running: frozenset[str], foreign: frozenset[int]) -> list[str]:
+        moved: list[str] = []
+        wanted = dict(_wanted(plan))
+        for use in [u for u in self.taken if u not in wanted and _process(u) not in running]:
+            del self.taken[use]
+        for use, preferred in wanted.items():
+            owners = _owners(plan, use)
+            known = self.taken.get(use)
+            if known is not None and (owners & running or (_free(known) and known not in foreign)):
+                continue
+            if known is not None:
+                moved.append(use)
+            others = foreign | {p for u, p in self.taken.items() if u != use}
+            self.taken[use] = preferred if preferred not in others and _free(preferred) else _any_free(others)
+        return moved
+
+
+def _wanted(plan: Plan) -> Iterator[tuple[str, int]]:
+    for server in plan.name_servers:
+        yield server.name, NAME_SERVER_PORT + server.index
+        yield registration(server.name), NAME_SERVER_PORT + server.index + INTERNAL_ABOVE
+    for index, group in enumerate(plan.groups):
+        base = BROKER_PORT + GROUP_STEP * index
+        yield f"group/{group.name}", base
+        for member in group.members:
+            yield member.name, base + 1 + member.number
+            yield replication(member.name), base + 1 + member.number + INTERNAL_ABOVE
+            yield f"{member.name}/http", base + 1 + member.number + HTTP_ABOVE
+
+
+def _owners(plan: Plan, use: str) -> frozenset[str]:
+    if use.startswith("group/"):
+        return frozenset(m.name for m in plan.group(use.removeprefix("group/")).members)
+    return frozenset({_process(use)})
+
+
+def _process(use: str) -> str:
+    """The name of the process whose port it is; of a group's port that of no process."""
+    return use if use.startswith("group/") else use.partition("/")[0]
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Overflow: so many groups that their ports in a row would go beyond the last one.
+        with suppress(OSError, OverflowError):
+            probe.bind((HOST, port))
+            return True
+    return False
+
+
+def _any_free(taken: Set[int]) -> int:
+    """Raises OSError when there is none."""
+    for port in random.sample(OTHER_PORTS, len(OTHER_PORTS)):
+        if port not in taken and _free(port):
+            return port
+    raise OSError(f"no port of {HOST} from {OTHER_PORTS.start} to {OTHER_PORTS.stop - 1} is free")

@@ -1,0 +1,80 @@
+"""From the plan to the processes of this machine: what is run with which config."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import BrokerAddresses, Plan, broker_config, name_server_config
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.ports import HOST, Ports, registration, replication
+
+NAME_SERVER = "gantry_broker.namesrv"
+BROKER = "gantry_broker.broker"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """One process. `group` and `number` are None for a NameServer."""
+
+    name: str
+    module: str
+    config: str
+    group: str | None = None
+    number: int | None = None
+    decisive: str | None = None
+    """The config without what a running process need not know; None: all of it."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(f"{self.module}\n{self.decisive or self.config}".encode()).hexdigest()[:16]
+
+    def argv(self, folder: ClusterFolder) -> list[str]:
+        # -P: nothing in the current folder is imported by chance.
+        return [sys.executable, "-P", "-m", self.module, "--config", str(folder.config(self.name))]
+
+
+def process_plans(cluster: BrokerCluster, plan: Plan, ports: Ports, folder: ClusterFolder) -> list[ProcessPlan]:
+    """NameServers first; the order of starting does not matter, since everybody retries."""
+    servers = [ports.address(s.name) for s in plan.name_servers]
+    registrations = [ports.address(registration(s.name)) for s in plan.name_servers]
+    found = []
+    for server in plan.name_servers:
+        config = name_server_config(
+            cluster, server, listen_host=HOST, port=ports[server.name], data_dir=folder.data(server.name),
+            registration_port=ports[registration(server.name)], token_file=folder.token_file,
+        )  # fmt: skip
+        found.append(ProcessPlan(server.name, NAME_SERVER, config.model_dump_json(indent=1)))
+    for member in plan.members:
+        addresses = BrokerAddresses(
+            port=ports[member.name],
+            http_port=ports[f"{member.name}/http"],
+            replication_port=ports[replication(member.name)],
+            replication_address=ports.address(replication(member.name)),
+            member_address=ports.address(member.name),
+            group_address=ports.address(f"group/{member.group}"),
+            group_port=ports[f"group/{member.group}"],
+        )
+        config_of_broker = broker_config(
+            cluster, member, addresses, listen_host=HOST, data_dir=folder.data(member.name), name_servers=servers,
+            registration_addresses=registrations, token_file=folder.token_file,
+        )  # fmt: skip
+        decisive = None
+        if cluster.spec.mode == "Raft":
+            # Members that come later say themselves where they are: nobody is restarted for them.
+            decisive = config_of_broker.model_dump_json(indent=1)
+            first = {m.number: ports.address(replication(m.name)) for m in plan.group(member.group).members}
+            config_of_broker = config_of_broker.model_copy(update={"members": first})
+        found.append(
+            ProcessPlan(
+                member.name,
+                BROKER,
+                config_of_broker.model_dump_json(indent=1),
+                member.group,
+                member.number,
+                decisive,
+            )
+        )
+    return found

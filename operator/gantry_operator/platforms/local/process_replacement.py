@@ -1,0 +1,68 @@
+"""Rolling changes of local processes: restarts those with an old config, and stops those that left the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gantry_operator.plan import MemberPlan, Plan
+from gantry_operator.platforms.base import Deployment
+from gantry_operator.platforms.local.children import Children
+
+
+class ProcessReplacement:
+    """The `ReplacementPlatform` of one local cluster."""
+
+    def __init__(
+        self,
+        children: Callable[[], Children],
+        plan: Callable[[], Plan],
+        leaving: Callable[[], dict[str, MemberPlan]],
+        bring_up: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`leaving`: members outside the plan that still run, by name; a removed one is deleted from it.
+        `bring_up` starts what the plan wants."""
+        self._children = children
+        self._plan = plan
+        self._leaving = leaving
+        self._bring_up = bring_up
+
+    def may_change(self) -> bool:
+        return True
+
+    def deployments(self, group: str) -> list[Deployment]:
+        planned = [m for m in self._plan().members if m.group == group]
+        leaving = [m for m in self._leaving().values() if m.group == group]
+        return [
+            Deployment(m.name, m.number, outdated=self._outdated(m.name), leaving=m.name in self._leaving())
+            for m in sorted(planned + leaving, key=lambda m: m.number)
+        ]
+
+    def may_stop(self, deployment: Deployment, group: str, *, address_moved: bool) -> bool:
+        return True  # A former master gives up the group's port before another member leads.
+
+    async def replace_member(self, group: str, name: str) -> None:
+        await self._children().replace(name)
+
+    async def remove_member(self, group: str, name: str) -> None:
+        await self._children().remove(name)
+        if self._leaving().pop(name, None) is None:
+            await self._bring_up()  # The spec was changed meanwhile and contains the member again.
+
+    async def finish_change(self) -> bool:
+        """NameServers change after the brokers know the new ones: outdated ones restart, surplus ones stop."""
+        wanted = {server.name for server in self._plan().name_servers}
+        members = {m.name for m in self._plan().members} | set(self._leaving())
+        for name, child in list(self._children().table.items()):
+            if name in members:
+                continue
+            if name not in wanted:
+                await self._children().remove(name)
+                if name in {server.name for server in self._plan().name_servers}:
+                    await self._bring_up()
+            elif child.outdated:
+                await self._children().replace(name)
+        return False
+
+    def _outdated(self, name: str) -> bool:
+        child = self._children().table.get(name)
+        return child is not None and child.outdated

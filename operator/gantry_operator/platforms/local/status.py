@@ -1,0 +1,240 @@
+"""The status of a local cluster, put together from its folder and its processes. Needs no supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.replication.types import Cell, MemberId
+from pydantic import ValidationError
+
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
+from gantry_operator.api.status import Addresses
+from gantry_operator.cluster.member_http import httpx, make_client
+from gantry_operator.cluster.member_messages import BadStatus, report_from
+from gantry_operator.cluster.probe import name_server_knows, send_and_read
+from gantry_operator.cluster.raft_controller import keeping_up, leader_of
+from gantry_operator.cluster.status import ObservedMember, ObservedState, status_of
+from gantry_operator.cluster.timestamps import utc
+from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.platforms.local.control import ControlError, ask, supervisor_of
+from gantry_operator.platforms.local.events import last_events
+from gantry_operator.platforms.local.folder import ClusterFolder, read_json
+from gantry_operator.platforms.local.leaving_members import leaving_members, with_leaving
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process import load_record
+from gantry_operator.platforms.local.supervisor import load_saved
+from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
+from gantry_operator.registry.file import write_whole
+
+ANSWER_S = 1.0
+EVENTS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStatus:
+    """A cluster as seen now."""
+
+    cluster: BrokerCluster
+    status: BrokerClusterStatus
+    events: list[dict[str, Any]]
+    supervised: bool
+
+    def to_object(self) -> dict[str, Any]:
+        """The resource as Kubernetes would give it out, with its events."""
+        out = self.cluster.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        out["status"] = self.status.to_object() | {"events": self.events, "supervised": self.supervised}
+        return out
+
+
+async def local_status(folder: ClusterFolder) -> LocalStatus:
+    """Asks everybody at once, with a second at most for each of four steps.
+
+    Raises OSError, pydantic.ValidationError, NoPort.
+    """
+    cluster = load_saved(folder)
+    planned = plan(cluster)
+    planned = with_leaving(planned, leaving_members(folder, planned).values())
+    ports = Ports.load(folder.ports)
+    registry = FileRegistry(folder.registry)
+    cells: dict[str, Entry | None] = {}
+    problems = []
+    for group in planned.groups:
+        try:
+            cells[group.name] = registry.read_now(group.name)
+        except RegistryUnavailable as error:
+            cells[group.name] = None
+            problems.append(str(error))
+    doing = await _doing(folder)
+    problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
+    async with make_client(folder.token.read) as client, RemotingClient(connect_timeout=ANSWER_S) as remoting:
+        asked = await asyncio.gather(*(_ask(client, m, ports) for m in planned.members))
+        servers = [ports.taken.get(s.name, 0) for s in planned.name_servers]
+        known = await asyncio.gather(
+            *(_known(remoting, f"127.0.0.1:{port}", ports, g.name) for port in servers for g in planned.groups)
+        )
+        if cluster.spec.mode == "Raft":
+            said = list(zip(planned.members, asked, strict=True))
+            cells = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
+        members = [_seen(m, cells[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
+        by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
+        why_not = await asyncio.gather(
+            *(
+                _why_not(
+                    remoting,
+                    ports.address(f"group/{g.name}"),
+                    g.name,
+                    [answers[i] for answers in by_server],
+                    members,
+                    doing["groups"].get(g.name, {}).get("waits"),
+                )
+                for i, g in enumerate(planned.groups)
+            )
+        )
+    rows = [
+        NameServerRow(
+            name=s.name,
+            address=f"127.0.0.1:{port}",
+            ready=not any("does not answer" in (k or "") for k in answers),
+            pid=_pid(folder, s.name),
+        )
+        for s, port, answers in zip(planned.name_servers, servers, by_server, strict=True)
+    ]
+    seen = ObservedState(
+        members=members,
+        name_servers=rows,
+        available={g.name: why for g, why in zip(planned.groups, why_not, strict=True)},
+        problems=problems,
+        progress=[doing["rolling"]] if doing["rolling"] else [],
+        addresses=Addresses(nameServers=";".join(r.address for r in rows)),
+        last_failover=_last_failover(folder),
+    )
+    status = status_of(cluster, _before(folder), seen, utc(), 1)
+    for row in status.members:
+        row.pid = _pid(folder, row.name)
+        row.address = row.address or f"127.0.0.1:{ports.taken.get(row.name, 0)}"
+    _remember(folder, status)
+    return LocalStatus(cluster, status, last_events(folder.events, EVENTS_SHOWN), supervisor_of(folder) is not None)
+
+
+async def _doing(folder: ClusterFolder) -> dict[str, Any]:
+    """What the supervisor does and what does not succeed; nothing where none answers."""
+    try:
+        return await ask(folder, "info", ANSWER_S)
+    except ControlError:
+        return {"groups": {}, "rolling": ""}
+
+
+async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[dict[str, Any] | None, str]:
+    """The member's status, or why there is none."""
+    try:
+        url = f"http://127.0.0.1:{ports.taken.get(f'{m.name}/http', 0)}/v1/status"
+        answer = await client.get(url, timeout=ANSWER_S)
+        answer.raise_for_status()
+        status = dict(answer.json())
+        report_from(status)
+        return status, ""
+    except BadStatus as error:
+        return None, str(error)
+    except httpx.ConnectError:
+        return None, "its process does not run"
+    except httpx.HTTPStatusError as error:
+        return None, f"it refuses to answer ({error.response.status_code}): {error.response.text[:200]}"
+    except (httpx.HTTPError, ValueError):
+        return None, "it does not answer"
+
+
+def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
+    """Mode Raft: what the leader says is what a registry would hold."""
+    leader = leader_of([report_from(s) for s in statuses if s is not None])
+    return None if leader is None else Entry(Cell(leader.epoch, leader.version, leader.id, keeping_up(leader)))
+
+
+def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> ObservedMember:
+    id = None if status is None else MemberId(m.number, status["member"]["incarnation"])
+    return ObservedMember(
+        name=m.name,
+        group=m.group,
+        number=m.number,
+        status=status,
+        pod_ready=status is not None,
+        in_sync=entry is not None and id in entry.cell.in_sync,
+        master=entry is not None and id is not None and id == entry.cell.master,
+        problem=problem,
+    )
+
+
+async def _known(client: RemotingClient, server: str, ports: Ports, group: str) -> str | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await name_server_knows(client, server, group, ports.address(f"group/{group}"))
+    except TimeoutError:
+        return f"NameServer {server} does not answer in time"
+
+
+async def _why_not(
+    client: RemotingClient, address: str, group: str, known: list[str | None], members: list[ObservedMember],
+    waits: dict[str, str] | None,
+) -> str | None:  # fmt: skip
+    """None: a NameServer gives out the master's address, and a message that was sent there was read back. `waits`: what
+    the supervisor waits for in this group, if it does."""
+    masters = [m for m in members if m.group == group and m.status is not None and m.status["role"] == "Master"]
+    writable = [m for m in masters if m.status is not None and m.status.get("writable")]
+    if not masters:
+        return "no member leads" if waits is None else waits["reason"]
+    if not writable:
+        why = masters[0].status.get("reason") if masters[0].status is not None else ""
+        return f"{masters[0].name} takes no writes: {why or 'it has just taken the role'}"
+    if known and all(k is not None for k in known):
+        return known[0]
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await send_and_read(client, address)
+    except TimeoutError:
+        return f"a message sent to {address} was not answered and read back within {ANSWER_S:.0f} s"
+
+
+def _pid(folder: ClusterFolder, name: str) -> int | None:
+    record = load_record(folder.process(name))
+    return None if record is None else record.pid
+
+
+def _last_failover(folder: ClusterFolder) -> LastFailover | None:
+    known = read_json(folder.last_failover)
+    try:
+        return None if known is None else LastFailover.model_validate(known)
+    except ValidationError:
+        return None
+
+
+def _before(folder: ClusterFolder) -> BrokerClusterStatus:
+    known = read_json(folder.conditions)
+    try:
+        return BrokerClusterStatus.model_validate(known or {})
+    except ValidationError:
+        return BrokerClusterStatus()
+
+
+def _remember(folder: ClusterFolder, status: BrokerClusterStatus) -> None:
+    """For the times of the conditions. A folder that cannot be written still has its status shown."""
+    kept = status.model_copy(update={"members": [], "nameServerMembers": []})
+    try:
+        write_whole(folder.conditions, kept.model_dump_json(by_alias=True))
+    except OSError:
+        return
+
+
+def http_urls(folder: ClusterFolder) -> list[str]:
+    """The members' HTTP addresses, each with its group before it. Raises OSError, pydantic.ValidationError,
+    NoPort."""
+    ports = Ports.load(folder.ports)
+    planned: Plan = plan(load_saved(folder))
+    return [f"{m.group}=http://127.0.0.1:{ports[f'{m.name}/http']}" for m in planned.members]
+
+
+def name_server_addresses(folder: ClusterFolder) -> str:
+    """What clients are configured with. Raises OSError, pydantic.ValidationError, NoPort."""
+    ports = Ports.load(folder.ports)
+    return ";".join(ports.address(s.name) for s in plan(load_saved(folder)).name_servers)

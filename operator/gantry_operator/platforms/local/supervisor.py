@@ -1,0 +1,410 @@
+"""`gantry up` as it runs: processes kept alive and failover over them. Light, because it runs all day.
+
+Only one supervises a cluster: it holds a lock for its life. When it is killed the brokers go on, and the next one takes
+the running processes over. SIGINT, SIGTERM and SIGHUP end the supervisor alone, in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gantry_broker.remoting.client import RemotingClient
+from pydantic import ValidationError
+
+from gantry_operator.api import BrokerCluster
+from gantry_operator.api.spec import MODE_IS_FIXED
+from gantry_operator.cluster.group_controller import GroupController, SwitchoverFailed
+from gantry_operator.cluster.group_controllers import GroupControllers, failover_settings
+from gantry_operator.cluster.member_http import make_client
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.probe import check_group
+from gantry_operator.cluster.rolling_change import RollingChange
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import last_failover
+from gantry_operator.plan import MemberPlan, Plan, plan
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
+from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local.children import Children
+from gantry_operator.platforms.local.events import EventLog
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
+from gantry_operator.platforms.local.port_claims import Turn, take_turn
+from gantry_operator.platforms.local.ports import Ports, replication
+from gantry_operator.platforms.local.process import listens, load_record
+from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
+from gantry_operator.platforms.local.process_replacement import ProcessReplacement
+from gantry_operator.registry import FileRegistry
+from gantry_operator.registry.file import write_durably, write_whole
+
+log = logging.getLogger(__name__)
+
+READY_POLL_S = 0.05
+PORT_POLL_S = 0.02
+
+
+class Supervisor:
+    """One local cluster. It is also the platform of its failover controllers."""
+
+    def __init__(
+        self, folder: ClusterFolder, cluster: BrokerCluster, show: Callable[[str], None] | None = None
+    ) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.plan: Plan = plan(cluster)
+        self.leaving: dict[str, MemberPlan] = leaving_members(folder, self.plan)
+        """Members that the plan has no more and that have not left yet."""
+        self.ports = Ports.load(folder.ports)
+        self.events = EventLog(folder.events, show)
+        self.children = Children(folder, self.events.add, self._processes_changed)
+        self.ready = False
+        self.not_ready = "starting"
+        self._client = make_client(folder.token.read)
+        registry, clock = FileRegistry(folder.registry), StallCompensatedClock()
+        self._groups = GroupControllers(self, registry, self._client, clock, self.event)
+        self._groups.configure(cluster.spec)
+        self.controllers = self._groups.controllers
+        self._remoting = RemotingClient()
+        self._tasks: set[asyncio.Task[None]] = set()
+        replacement = ProcessReplacement(
+            lambda: self.children, lambda: self.plan, lambda: self.leaving, self._bring_up_again
+        )
+        self._rolling = RollingChange(replacement, self.controllers, self.event)
+        self._stop = asyncio.Event()
+        self._started_at = time.monotonic()
+        self._ready_after_s = 0.0
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Until a signal comes, or `stop` is asked for."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop.set)
+        self.bring_up(await asyncio.to_thread(take_turn))
+        server = await control.serve(self.folder, self._handle)
+        self._spawn(self._report_ready())
+        self._spawn(self._rolling.run())
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            await self.close()
+            self.folder.supervisor.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        """Let go of everything; the processes go on."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._groups.close()
+        self.children.close()
+        await self._client.aclose()
+        await self._remoting.close()
+
+    def watch_only(self, group: str) -> GroupController:
+        """The failover of one group over what runs, without starting anything. Raises KeyError."""
+        self.plan.group(group)
+        self.children.plan(self._process_plans(), keep_alive=False)
+        return self._groups.make(group, self.cluster.spec.mode)
+
+    async def _bring_up_again(self) -> None:
+        self.bring_up(await asyncio.to_thread(take_turn))
+
+    def bring_up(self, turn: Turn) -> None:
+        """Start or take over what the spec wants and what has not left yet; what runs already is left alone.
+
+        `turn`: to choose ports. It is taken in a thread, since another program may stand still with it.
+        """
+        surplus = surplus_name_servers(self.folder, self.plan)
+        names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
+        names += [*(m.name for m in self.plan.members), *self.leaving]
+        running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
+        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, turn):
+            self.events.add("Warning", "PortInUse", f"the port of {use} is used by another program now", use)
+        self._rolling.joining |= self._newcomers()
+        self.children.plan(self._process_plans())
+        for server in surplus:
+            if not self.children.adopt(server):
+                self.folder.config(server.name).unlink(missing_ok=True)
+        self._groups.update(self.cluster)
+
+    def _process_plans(self) -> list[ProcessPlan]:
+        whole = with_leaving(self.plan, self.leaving.values())
+        return process_plans(self.cluster, whole, self.ports, self.folder)
+
+    def _newcomers(self) -> set[str]:
+        """Members that come to a group that there is already."""
+        found: set[str] = set()
+        for group in self.plan.groups:
+            new = {m.name for m in group.members if not self.folder.config(m.name).exists()}
+            if len(new) < len(group.members):
+                found |= new
+        return found
+
+    def _recorded_running(self, name: str) -> bool:
+        return load_record(self.folder.process(name)) is not None
+
+    async def _report_ready(self) -> None:
+        """Says so once a client can send and read, and why not while it cannot."""
+        while True:
+            self.not_ready = await self._why_not_ready()
+            if not self.not_ready:
+                break
+            await asyncio.sleep(READY_POLL_S)
+        self.ready = True
+        seconds = self._ready_after_s = time.monotonic() - self._started_at
+        self.events.add("Normal", "ClusterReady", f"a client can send and read ({seconds:.1f} s)", self.cluster.name)
+        print(self.describe_ready(), flush=True)
+
+    async def _why_not_ready(self) -> str:
+        """Empty: a message was sent to every group and read back."""
+        servers = [self.ports.address(s.name) for s in self.plan.name_servers]
+        for group in self.plan.groups:
+            loop = self.controllers[group.name]
+            cell = loop.cell
+            if loop.waits is not None and not loop.waits.available:
+                return f"group {group.name}: {loop.waits.reason}"
+            if cell is None or cell.master is None:
+                return f"group {group.name} has no master"
+            master = loop.watches.get(cell.master.member)
+            if master is None or master.status is None or not master.status.get("writable"):
+                return f"the master of {group.name} takes no writes yet"
+            address = self.ports.address(f"group/{group.name}")
+            problem = await check_group(self._remoting, servers, group.name, address, address)
+            if problem is not None:
+                return f"group {group.name}: {problem}"
+        return ""
+
+    def describe_ready(self) -> str:
+        """What a person who started it wants to know."""
+        servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
+        lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
+        for group in self.plan.groups:
+            cell = self.controllers[group.name].cell
+            names = {m.member: m.name for m in self.members(group.name)}
+            master = "-" if cell is None or cell.master is None else names.get(cell.master.member, "-")
+            in_sync = 0 if cell is None else len(cell.in_sync)
+            address = self.ports.address(f"group/{group.name}")
+            lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
+        lines.append(
+            "\n  gantry status | gantry produce TOPIC --count 10 | gantry consume TOPIC --group G | gantry down\n"
+        )
+        return "\n".join(lines)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a part of the supervisor failed", exc_info=task.exception())
+            self.events.add("Warning", "SupervisorError", repr(task.exception()), self.cluster.name)
+
+    def _processes_changed(self) -> None:
+        self._groups.wake()
+
+    # ---- platform of the failover
+
+    def members(self, group: str) -> Sequence[MemberEndpoint]:
+        known = group in {g.name for g in self.plan.groups}
+        found = with_leaving(self.plan, self.leaving.values()).group(group).members if known else ()
+        return [
+            MemberEndpoint(
+                m.name,
+                m.number,
+                f"http://{self.ports.address(f'{m.name}/http')}",
+                self.ports.address(replication(m.name)),
+            )
+            for m in found
+        ]
+
+    def process_state(self, name: str) -> ProcessState:
+        return ProcessState(gone=not self.children.running(name), deleting=name in self.leaving)
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """Whoever is master serves the group's port. An old master that is frozen still holds it: it has to go.
+
+        Returns when nobody else can hold it: a Raft group may elect before its old leader was silent for long enough
+        to be called frozen, and a leader that was just told to step down may say so a moment later.
+        """
+        killed: set[str] = set()
+        while former := self._may_hold_the_port(group, master.member):
+            for number, watch in former:
+                detection_s = failover_settings(self.cluster.spec).detection_ms / 1000
+                silent = self.controllers[group].silence_s(number) >= detection_s
+                if silent and watch.name not in killed:
+                    killed.add(watch.name)
+                    self.event(
+                        Event(
+                            "Warning", "FrozenMasterKilled", f"{watch.name} does not answer and holds the port", group
+                        )
+                    )
+                    self.children.kill(watch.name)
+            cell = self.controllers[group].cell
+            if cell is not None and cell.epoch > epoch:
+                return
+            await asyncio.sleep(PORT_POLL_S)
+
+    def _may_hold_the_port(self, group: str, master: int) -> list[tuple[int, MemberWatch]]:
+        """Members whose last word is that they lead, besides the one that does; of one that was not heard yet the
+        system knows whether it listens there: it may be a slave that takes long to answer."""
+
+        def may(watch: MemberWatch) -> bool:
+            pid = self.children.pid(watch.name)
+            # Refused is no sign of it: such a one is starting or ending, and holds no port.
+            if pid is None or watch.reach == "refused":
+                return False
+            if watch.report is None:
+                return listens(pid, self.ports[f"group/{group}"]) is not False
+            return watch.report.role == "Master"
+
+        return [(n, w) for n, w in self.controllers[group].watches.items() if n != master and may(w)]
+
+    def event(self, event: Event) -> None:
+        about = f"group {event.group}" if event.group else self.cluster.name
+        self.events.add(event.kind, event.reason, event.message, about)
+
+    def changed(self, change: Change) -> None:
+        try:
+            write_whole(self.folder.last_failover, last_failover(change).model_dump_json(by_alias=True))
+        except OSError as error:
+            log.error("the last failover could not be written down: %s", error)
+        self.events.add(
+            "Normal",
+            "SwitchoverCompleted" if change.planned else "FailoverCompleted",
+            f"{change.new} leads after {change.duration_ms} ms (epoch {change.epoch})",
+            f"group {change.group}",
+        )
+
+    # ---- requests of commands
+
+    async def _handle(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if op == "info":
+            return self._info()
+        if op == "stop":
+            self._stop.set()
+            return {"stopping": True}
+        if op == "switchover":
+            return await self._switchover(str(arguments["group"]), arguments.get("to"))
+        if op == "apply":
+            return await self._apply(arguments["manifest"])
+        raise control.ControlError(f"no such request: {op}")
+
+    def _info(self) -> dict[str, Any]:
+        groups = {}
+        for name, loop in self.controllers.items():
+            waits = loop.waits
+            groups[name] = {
+                "waits": None if waits is None else {"code": waits.code, "reason": waits.reason},
+                "problem": loop.problem,
+            }
+        return {
+            "ready": self.ready,
+            "notReady": self.not_ready,
+            "groups": groups,
+            "rolling": self._rolling.reason,
+            "describe": self.describe_ready() if self.ready else "",
+        }
+
+    async def _switchover(self, group: str, to: str | None) -> dict[str, Any]:
+        try:
+            self.plan.group(group)
+            number = None if to is None else self.plan.member_of(group, to).number
+        except KeyError as error:
+            raise control.ControlError(str(error.args[0])) from None
+        try:
+            done = await self.controllers[group].switchover(number, "asked for by gantry switchover")
+        except SwitchoverFailed as error:
+            raise control.ControlError(str(error)) from None
+        return {"done": done}
+
+    def _take(self, cluster: BrokerCluster) -> None:
+        self.cluster, self.plan = cluster, plan(cluster)
+        self.leaving = leaving_members(self.folder, self.plan)
+
+    async def _apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        try:
+            wanted = BrokerCluster.model_validate(manifest)
+        except ValidationError as error:
+            raise control.ControlError(str(error)) from None
+        with await asyncio.to_thread(take_turn) as turn:
+            return self._go_on_with(wanted, turn)
+
+    def _go_on_with(self, wanted: BrokerCluster, turn: Turn) -> dict[str, Any]:
+        refuse_change(self.cluster, wanted)
+        try:
+            save_manifest(self.folder, wanted)
+        except OSError as error:
+            raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
+        old = self.cluster
+        self._take(wanted)
+        try:
+            self.bring_up(turn)
+        except OSError as error:
+            self._take(old)
+            with suppress(OSError):
+                save_manifest(self.folder, old)
+            raise control.ControlError(f"the spec stays as it was, since this one cannot be run: {error}") from None
+        if self.ready:  # It was at some time.
+            self.ready, self.not_ready, self._started_at = False, "the spec was changed", time.monotonic()
+            self._spawn(self._report_ready())
+        self.events.add("Normal", "SpecApplied", "the spec was changed", wanted.name)
+        self._rolling.start("the spec was changed")
+        return {"applied": True}
+
+
+def refuse_change(old: BrokerCluster, new: BrokerCluster) -> None:
+    """What cannot be changed on a cluster with data. Raises ControlError with the field and the reason."""
+    if new.name != old.name:
+        raise control.ControlError(
+            f"metadata.name is {new.name!r}, but this folder holds {old.name!r}: use another --dir"
+        )
+    gone = {g.name for g in old.spec.brokerGroups} - {g.name for g in new.spec.brokerGroups}
+    if gone:
+        raise control.ControlError(
+            f"spec.brokerGroups lacks {', '.join(sorted(gone))}: the group holds messages, which would be lost; keep it"
+        )
+    if new.spec.mode != old.spec.mode:
+        raise control.ControlError(f"spec.mode is {new.spec.mode}, was {old.spec.mode}: {MODE_IS_FIXED}")
+    size = "mappedFileSizeCommitLog"
+    if getattr(new.spec.broker, size) != getattr(old.spec.broker, size):
+        raise control.ControlError(f"spec.broker.{size} is fixed for life: write {getattr(old.spec.broker, size)}")
+
+
+def save_manifest(folder: ClusterFolder, cluster: BrokerCluster) -> None:
+    write_durably(folder.manifest, cluster.model_dump_json(exclude={"status"}, exclude_none=True, indent=1))
+
+
+def load_saved(folder: ClusterFolder) -> BrokerCluster:
+    """The cluster as it was last started. Raises OSError, pydantic.ValidationError."""
+    return BrokerCluster.model_validate_json(folder.manifest.read_bytes())
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m gantry_operator.platforms.local.supervisor DIR FD`. DIR holds the manifest. FD is the lock of the
+    folder, which the caller has taken."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    folder = ClusterFolder(Path(argv[0]))
+    with os.fdopen(int(argv[1]), "a"), suppress(KeyboardInterrupt):
+        asyncio.run(_run(folder))
+        print("the brokers go on; `gantry up` takes them over again, `gantry down` stops them", flush=True)
+    return 0
+
+
+async def _run(folder: ClusterFolder) -> None:
+    await Supervisor(folder, load_saved(folder)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""A switchover while no `gantry up` runs: the command supervises the failover for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from gantry_operator.cluster.group_controller import LOOK_S, GroupController, SwitchoverFailed
+from gantry_operator.cluster.group_controllers import failover_settings
+from gantry_operator.platforms.local.control import ControlError
+from gantry_operator.platforms.local.folder import ClusterFolder
+from gantry_operator.platforms.local.supervisor import Supervisor, load_saved
+from gantry_operator.platforms.local.supervisor_lock import AlreadySupervised, take_lock
+
+ANNOUNCED_S = 3.0
+"""Beyond the time after which a former master that says nothing is called frozen."""
+
+
+async def switchover_once(folder: ClusterFolder, group: str, to: str | None) -> str:
+    """Raises ControlError with the reason, and NoPort."""
+    try:
+        lock = take_lock(folder)
+    except AlreadySupervised:
+        raise ControlError("another command is at work here, or `gantry up` is just starting: try again") from None
+    with lock:
+        supervisor = Supervisor(folder, load_saved(folder), show=lambda line: None)
+        task: asyncio.Task[None] | None = None
+        try:
+            controller = supervisor.watch_only(group)
+            number = None if to is None else supervisor.plan.member_of(group, to).number
+            task = asyncio.create_task(controller.run())
+            done = await controller.switchover(number, "asked for by gantry switchover")
+            await _announced(
+                controller, done, ANNOUNCED_S + failover_settings(supervisor.cluster.spec).detection_ms / 1000
+            )
+            return done
+        except SwitchoverFailed as error:
+            raise ControlError(str(error)) from None
+        except KeyError as error:
+            raise ControlError(str(error.args[0])) from None
+        finally:
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await supervisor.close()
+
+
+async def _announced(controller: GroupController, done: str, patience_s: float) -> None:
+    """Nobody goes on with the group's address once this command has ended: a former master that is frozen would hold it
+    for as long as it stands still. Raises ControlError."""
+    try:
+        async with asyncio.timeout(patience_s):
+            while not controller.announced:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        why = controller.problem or "a former master does not give it up"
+        raise ControlError(f"{done}, but the group's address does not lead there yet: {why}; try again") from None

@@ -1,0 +1,102 @@
+"""The modules of gantry_operator import downwards only, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import gantry_operator
+
+ROOT = Path(gantry_operator.__file__).parent
+LAYERS = (
+    ("api",),
+    ("plan", "registry"),
+    ("failover", "platforms.base"),
+    ("cluster",),
+    ("platforms.kubernetes", "platforms.local"),
+    ("cli",),
+)
+"""From the lowest up. A part imports itself and lower layers; parts of one layer do not import each other."""
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(text: str, known: set[str]) -> set[str]:
+    """Modules of gantry_operator that a file imports, those of `import_module("...")` and of functions included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            module = node.module or ""
+            names = [f"{module}.{a.name}" for a in node.names]
+            names = [n if n.removeprefix("gantry_operator.") in known else module for n in names]
+        elif isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        found |= {n.removeprefix("gantry_operator.") for n in names if n.startswith("gantry_operator.")}
+    return found
+
+
+def graph() -> dict[str, set[str]]:
+    files = modules()
+    return {name: imports(path.read_text(), set(files)) - {name} for name, path in files.items()}
+
+
+def layer_of(module: str) -> tuple[int, str] | None:
+    for level, parts in enumerate(LAYERS):
+        for part in parts:
+            if module == part or module.startswith(f"{part}."):
+                return level, part
+    return None
+
+
+def upward(found: dict[str, set[str]]) -> list[str]:
+    wrong = []
+    for module, used in found.items():
+        here = layer_of(module)
+        for other in used:
+            there = layer_of(other)
+            if here is not None and there is not None and there[1] != here[1] and there[0] >= here[0]:
+                wrong.append(f"{module} imports {other}")
+    return wrong
+
+
+def circle(found: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(found).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    assert {m for m in graph() if m not in ("", "platforms") and layer_of(m) is None} == set()
+
+
+def test_no_module_imports_a_higher_layer() -> None:
+    assert upward(graph()) == []
+
+
+def test_no_import_circle() -> None:
+    assert circle(graph()) == []
+
+
+def test_a_circle_and_an_upward_import_are_found() -> None:
+    found = graph()
+    found["api.base"] = found["api.base"] | {"api.cluster"}
+    found["cluster.status"] = found["cluster.status"] | {"platforms.local.events"}
+    found["platforms.local.events"] = found["platforms.local.events"] | {"platforms.kubernetes.names"}
+    assert set(upward(found)) == {
+        "cluster.status imports platforms.local.events",
+        "platforms.local.events imports platforms.kubernetes.names",
+    }
+    assert {"api.base", "api.cluster"} <= set(circle(found))

@@ -1,0 +1,32 @@
+"""The quick reading of a status line gives what the model gives."""
+
+from __future__ import annotations
+
+import pytest
+from gantry_broker.http.models import AskModel, FollowerStatus, MasterLink, MemberRef, MemberStatus
+from gantry_broker.replication.types import Ask, MemberId
+from gantry_operator.cluster.member_messages import BadStatus, report_from
+from gantry_operator.failover import FollowerView, Report
+
+A, B = MemberId(0, "x"), MemberId(1, "y")
+
+
+def test_a_line_as_the_model_writes_it() -> None:
+    status = MemberStatus(
+        cluster="demo", group="a", name="demo-a-0", member=MemberRef.of(A), broker_id=0, role="Master", epoch=3,
+        version=7, told_epoch=4, proven=False, last_epoch=3, end=900, confirmed=800, in_sync=[MemberRef.of(A)],
+        ask=AskModel.of(Ask(7, frozenset({A, B}))), parked=True,
+        followers=[FollowerStatus(member=MemberRef.of(B), acked=850, last_fetch_ms=12, in_sync=False)],
+        master_link=MasterLink(member=MemberRef.of(B), state="silent", last_answer_ms=1_500),
+    )  # fmt: skip
+    assert report_from(status.model_dump(mode="json")) == Report(
+        id=A, role="Master", epoch=3, version=7, told_epoch=4, proven=False, last_epoch=3, end=900, confirmed=800,
+        in_sync=frozenset({A}), ask=Ask(7, frozenset({A, B})), followers=(FollowerView(B, 850, 12),), link="silent",
+        link_master=B, link_answer_ms=1_500, parked=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [{}, {"member": 3}, {"member": {"member": 0, "incarnation": "x"}, "role": "Slave"}])
+def test_what_is_no_status_is_said_to_be_none(line: dict[str, object]) -> None:
+    with pytest.raises(BadStatus, match="not a member's status"):
+        report_from(line)

@@ -1,0 +1,50 @@
+"""A follower that acknowledges, and too late: senders wait for it, so that in the end none is answered in time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.failover.model import FollowerView, Report
+
+MASTER, SLAVE = MemberId(0, "x"), MemberId(1, "y")
+SET = frozenset({MASTER, SLAVE})
+
+
+class Group(MasterSlaveController):
+    """What is seen of two members, a second after the other."""
+
+    def __init__(self) -> None:
+        self._goals = {}
+        self.now = 0.0
+
+    def second(self, end: int, acked: int, epoch: int = 1, master: MemberId = MASTER) -> int:
+        self.now += 1
+        [other] = SET - {master}
+        reports = {
+            master: Report(master, "Master", epoch, end=end, followers=(FollowerView(other, acked, 10),)),
+            other: Report(other, "Slave", epoch, end=acked),
+        }
+        watches: Any = {id.member: SimpleNamespace(report=report) for id, report in reports.items()}
+        self.watches = watches
+        return self._stalled_ms(Cell(epoch, 1, master, SET), watches[other.member], self.now)
+
+
+def test_one_that_is_further_behind_with_each_second_does_not_hold_senders_up_for_ever() -> None:
+    group = Group()
+    late = [group.second(end=50_000 * n, acked=5_000 * n) for n in range(1, 25)]
+    assert max(late) >= 10_000, "it acknowledges something new each second"
+
+
+def test_one_that_is_always_a_second_behind_is_well() -> None:
+    group = Group()
+    assert max(group.second(end=50_000 * n, acked=50_000 * (n - 1)) for n in range(1, 60)) <= 1_000
+
+
+def test_what_another_master_had_is_not_waited_for() -> None:
+    """It may have been cut."""
+    group = Group()
+    group.second(end=9_000, acked=1_000)
+    assert [group.second(end=1_000 + n, acked=1_000 + n, epoch=2, master=SLAVE) for n in range(20)] == [0] * 20

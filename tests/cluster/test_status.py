@@ -1,0 +1,153 @@
+"""The status: phases and conditions from what is observed, with times that move only when a condition turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gantry_operator.api import BrokerClusterStatus
+from gantry_operator.api.status import NameServerRow
+from gantry_operator.cluster.status import ObservedMember, ObservedState, significant, status_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SERVERS = [NameServerRow(name="demo-namesrv-0", address="ns:9876", ready=True)]
+
+
+def member(number: int, role: str = "Slave", **kw: Any) -> ObservedMember:
+    status = {"role": role, "broker_id": 0 if role == "Master" else number + 1, "epoch": 3, "end": 100 + number}
+    values: dict[str, Any] = {"status": status, "pod_ready": True, "in_sync": True, "node": f"node{number}"}
+    return ObservedMember(name=f"demo-a-{number}", group="a", number=number, **(values | kw))
+
+
+def observed(members: list[ObservedMember] | None = None, **kw: Any) -> ObservedState:
+    found = members if members is not None else [member(0, "Master"), member(1), member(2)]
+    return ObservedState(members=found, name_servers=SERVERS, **({"available": {"a": None}} | kw))
+
+
+def made(
+    s: ObservedState, old: BrokerClusterStatus | None = None, now: str = "t1", paused: bool = False
+) -> BrokerClusterStatus:
+    return status_of(None, old or BrokerClusterStatus(), s, now, 7, paused)
+
+
+def condition(status: BrokerClusterStatus, kind: str) -> tuple[str, str, str]:
+    c = next(c for c in status.conditions if c.type == kind)
+    return c.status, c.reason, c.message
+
+
+def test_all_is_well() -> None:
+    status = made(observed())
+    assert (status.phase, status.readyMembers, status.masters, status.observedGeneration) == (
+        "Running",
+        "3/3",
+        "demo-a-0",
+        7,
+    )
+    assert [condition(status, k)[0] for k in ("Available", "Progressing", "Degraded")] == ["True", "False", "False"]
+    row = status.members[0]
+    assert (row.role, row.brokerId, row.epoch, row.maxOffset, row.inSync, row.node) == (
+        "Master",
+        0,
+        3,
+        100,
+        True,
+        "node0",
+    )
+
+
+def test_running_pods_do_not_make_it_available() -> None:
+    """Every pod is ready, and yet nobody has sent and read a message."""
+    assert condition(made(observed(available={})), "Available")[:2] == ("False", "ProbePending")
+    said = condition(made(observed(available={"a": "it does not answer"})), "Available")
+    assert said == ("False", "ProbeFailed", "group a: it does not answer")
+
+
+def test_a_lost_member_degrades_and_the_reason_is_told() -> None:
+    status = made(observed([member(0, "Master"), member(1, status=None, in_sync=False, problem="there is no pod")]))
+    assert status.phase == "Degraded"
+    assert "demo-a-1 (there is no pod)" in condition(status, "Degraded")[2]
+    assert (status.readyMembers, status.members[1].role) == ("1/2", "Unknown")
+
+
+def test_a_follower_out_of_sync_is_not_ready() -> None:
+    assert not made(observed([member(0, "Master"), member(1, in_sync=False)])).members[1].ready
+
+
+def test_without_a_master_it_says_so() -> None:
+    status = made(observed([member(0)], available={"a": "nobody can take over"}), BrokerClusterStatus(phase="Running"))
+    assert (status.phase, status.masters) == ("Unavailable", "a: none")
+
+
+def test_phases_of_a_beginning_and_of_a_change() -> None:
+    assert made(observed(available={})).phase == "Creating"
+    assert made(observed(progress=["demo-a-2 is replaced"])).phase == "Updating"
+    assert made(observed(), paused=True).phase == "Paused"
+    assert made(observed(problems=["volume cannot grow"])).phase == "Degraded"
+
+
+def test_a_condition_keeps_its_time_until_it_turns() -> None:
+    first = made(observed(), now="t1")
+    second = made(observed(), first, "t2")
+    assert {c.lastTransitionTime for c in second.conditions} == {"t1"}
+    third = made(observed(available={"a": "gone"}), second, "t3")
+    times = {c.type: c.lastTransitionTime for c in third.conditions}
+    assert times == {"Available": "t3", "Progressing": "t1", "Degraded": "t1"}
+
+
+def test_a_refused_spec_leaves_the_rest_as_it_is() -> None:
+    good = made(observed())
+    status = made(observed([], refused="spec.mode is wrong"), good, "t2")
+    assert (status.phase, status.members, condition(status, "Available")[0]) == ("Refused", good.members, "True")
+    assert "spec.mode is wrong" in condition(status, "Progressing")[2]
+    new = made(observed([], refused="spec.mode is wrong"))
+    assert condition(new, "Available")[:2] == ("False", "InvalidSpec")
+
+
+def test_a_refused_spec_hides_nothing_of_what_happens_meanwhile() -> None:
+    """The failover goes on, and so does what is told of it."""
+    good = made(observed())
+    now = observed([member(0, status=None, problem="there is no pod"), member(1, "Master"), member(2)], refused="no")
+    status = made(now, good, "t2")
+    assert (status.phase, status.masters, status.readyMembers) == ("Refused", "demo-a-1", "2/3")
+    assert condition(status, "Available")[0] == "True"
+    assert condition(status, "Degraded")[0] == "True"
+    assert condition(status, "Progressing")[1] == "InvalidSpec"
+    away = made(observed(available={"a": "it does not answer"}, refused="no"), status, "t3")
+    assert condition(away, "Available") == ("False", "ProbeFailed", "group a: it does not answer")
+    assert away.addresses == good.addresses
+
+
+def test_offsets_alone_are_not_significant() -> None:
+    a, b = (
+        made(observed()),
+        made(observed([member(0, "Master"), member(1), member(2, status={"role": "Slave", "epoch": 3})])),
+    )
+    b.members[2].brokerId = a.members[2].brokerId
+    assert significant(a) == significant(b)
+    assert a.to_object() != b.to_object()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["Master", "Slave", "Waiting", None]), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from([None, "why"]),
+    st.lists(st.text(max_size=5), max_size=2),
+    st.lists(st.text(max_size=5), max_size=2),
+)
+def test_what_is_seen_always_makes_a_status(
+    rows: list[tuple[str | None, bool, bool]], available: str | None, problems: list[str], progress: list[str]
+) -> None:
+    members = [
+        member(i, in_sync=sync, pod_ready=ready, status=None if role is None else {"role": role})
+        for i, (role, sync, ready) in enumerate(rows)
+    ]
+    status = made(observed(members, available={"a": available}, problems=problems, progress=progress))
+    assert BrokerClusterStatus.model_validate(status.to_object()) == status
+    assert (status.phase in ("Unavailable", "Creating")) == (available is not None)
+    if status.phase == "Running":
+        assert all(m.ready for m in status.members)
+    assert len({c.type for c in status.conditions}) == 3

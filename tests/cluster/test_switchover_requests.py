@@ -1,0 +1,294 @@
+"""Several want another master at once: each is answered for what it asked, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_operator.cluster import master_slave_controller as loop
+from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.member_client import MemberClient
+from gantry_operator.cluster.member_http import httpx
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.failover.decide import decide
+from gantry_operator.failover.model import FailoverSettings, Promote, Report
+from gantry_operator.platforms.base import Change, Event, MemberEndpoint, ProcessState
+from gantry_operator.registry import Entry, RegistryUnavailable
+
+from tests.support.running import running
+
+HTTP = cast(httpx.AsyncClient, None)
+IDS = [MemberId(n, "x") for n in range(3)]
+CELL = Cell(1, 1, IDS[0], frozenset(IDS))
+
+
+class Place:
+    """Three members, of whom nothing else is known."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.told: list[str] = []
+        self.changes: list[Change] = []
+
+    def members(self, group: str) -> Sequence[MemberEndpoint]:
+        return [MemberEndpoint(f"m{n}", n, f"http://m{n}", f"m{n}:1") for n in range(3)]
+
+    def process_state(self, name: str) -> ProcessState:
+        return ProcessState(gone=name in self.gone)
+
+    async def announce(self, group: str, master: MemberEndpoint, epoch: int) -> None:
+        """Nobody asks."""
+
+    def event(self, event: Event) -> None:
+        self.told.append(event.reason)
+
+    def changed(self, change: Change) -> None:
+        self.changes.append(change)
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.cell = CELL
+        self.away = False
+        self.swap_s = 0.0
+        self.unanswered = 0
+        """So many swaps are done and not answered."""
+
+    async def read(self, group: str) -> Entry | None:
+        if self.away:
+            raise RegistryUnavailable("it is away")
+        return Entry(self.cell)
+
+    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+        assert expected == Entry(self.cell)
+        await asyncio.sleep(self.swap_s)
+        self.cell = new
+        if self.unanswered:
+            self.unanswered -= 1
+            raise RegistryUnavailable("no answer")
+        return True
+
+
+class FakeMembers(MemberClient):
+    """Everybody does after `send_s` what it is told; hand-overs take `handover_s` and end as the test says."""
+
+    def __init__(self, wake: Callable[[], None], take: Callable[[int, Assignment], None]) -> None:
+        super().__init__(HTTP, wake, time.monotonic)
+        self.take = take
+        self.handovers: list[int] = []
+        self.handover_s = 0.0
+        self.send_s = 0.0
+        self.answer: tuple[bool, str] = (True, "")
+
+    def send_assignment(
+        self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None = None
+    ) -> None:
+        asyncio.get_running_loop().call_later(self.send_s, self._accept, member, assignment, then)
+
+    def _accept(self, member: int, assignment: Assignment, then: Callable[[], None] | None) -> None:
+        self._accepted[member] = assignment
+        self.take(member, assignment)
+        if then is not None:
+            then()
+
+    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+        self.handovers.append(target.member)
+        await asyncio.sleep(self.handover_s)
+        return self.answer
+
+
+class Group(MasterSlaveController):
+    """The loop over members that are told everything and say it at once."""
+
+    def __init__(self) -> None:
+        self.place, self.registry = Place(), Registry()
+        super().__init__("a", self.registry, self.place, HTTP, FailoverSettings)
+        self.told = FakeMembers(self.wake, self.take)
+        self._member_client = self.told
+        for id in IDS:
+            watch = MemberWatch(f"m{id.member}", f"http://m{id.member}", HTTP, self.wake, self._clock.now)
+            watch.reach = "ok"
+            self.watches[id.member] = watch
+            self.take(id.member, Assignment(CELL, None, False))
+
+    def _follow(self, endpoints: list[MemberEndpoint]) -> None:
+        """What they say is known."""
+        for watch in self.watches.values():
+            watch.line_at = self._clock.now()
+
+    def take(self, member: int, told: Assignment) -> None:
+        cell, id = told.cell, IDS[member]
+        role: Any = "Master" if cell.master == id else "Slave"
+        self.watches[member].report = Report(id, role, cell.epoch, cell.version, cell.epoch, in_sync=cell.in_sync)
+
+
+async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
+    async with running(Group()) as group:
+        first = asyncio.create_task(group.switchover(1, "one", timeout_s=5))
+        second = asyncio.create_task(group.switchover(2, "two", timeout_s=5))
+        assert await first == "m1 leads a in epoch 2"
+        assert await second == "m2 leads a in epoch 3"
+        assert group.told.handovers == [1, 2]
+
+
+async def test_who_asks_by_itself_looks_again_after_a_person() -> None:
+    async with running(Group()) as group:
+        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        await asyncio.sleep(0)
+        with pytest.raises(SwitchoverFailed, match="another hand-over of a is under way"):
+            await group.switchover(2, "a planned restart", force=False, timeout_s=5)
+        assert await person == "m1 leads a in epoch 2"
+
+
+async def test_a_person_does_not_wait_for_a_wish_that_nothing_comes_of() -> None:
+    async with running(Group()) as group:
+        group.told.answer = (False, "m2 is behind")
+        planned = asyncio.create_task(group.switchover(2, "a planned restart", force=False, timeout_s=30))
+        await asyncio.sleep(0.1)
+        assert group.told.handovers == [2]
+        person = asyncio.create_task(group.switchover(1, "asked for", timeout_s=5))
+        with pytest.raises(SwitchoverFailed, match="a person has asked"):
+            await planned
+        group.told.answer = (True, "")
+        assert await person == "m1 leads a in epoch 2"
+
+
+async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -> None:
+    async with running(Group()) as group:
+        await group._next_look()
+        group.told.answer = (False, "not now")
+        asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=10))
+        await asyncio.sleep(0.05)
+        group.watches[2].reach = "refused"
+        group.place.gone = {"m0", "m2"}
+        while group.registry.cell.epoch == 1:
+            await group._next_look()
+        assert group.registry.cell.master == IDS[1]
+        assert not asked.done()
+        group.registry.cell = group.registry.cell.with_set(frozenset({IDS[1], IDS[2]}))
+        group.place.gone, group.watches[2].reach = {"m0"}, "ok"
+        group.told.answer = (True, "")
+        assert await asked == f"m2 leads a in epoch {group.registry.cell.epoch}"
+
+
+async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
+    async with running(Group()) as group:
+        group.told.handover_s = 0.4
+        assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
+
+
+async def test_a_hand_over_that_is_being_recorded_is_not_called_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one whose new master is just being told: both take longer here than what is ready may wait."""
+    monkeypatch.setattr(loop, "READY_S", 0.2)
+    async with running(Group()) as group:
+        group.told.handover_s, group.registry.swap_s, group.told.send_s = 0.2, 0.5, 0.1
+        assert await group.switchover(1, "asked for", timeout_s=0.1) == "m1 leads a in epoch 2"
+
+
+async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> None:
+    """And not ended because its target leads by then."""
+    async with running(Group()) as group:
+        group.registry.unanswered = 1
+        assert await group.switchover(1, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
+        await group._next_look()
+        assert group.place.told == ["GroupControllerFailed", "SwitchoverStarted"]
+        assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
+        assert group.registry.cell.version == CELL.promoted(IDS[1], frozenset(IDS)).version, "nothing else was written"
+
+
+async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> None:
+    async with running(Group()) as group:
+        await group._next_look()
+        group.registry.unanswered = 1
+        group.place.gone = {"m0"}
+        while not group.place.changes:
+            await group._next_look()
+        assert group.place.told[:2] == ["GroupControllerFailed", "FailoverStarted"]
+        assert [(c.old, c.planned) for c in group.place.changes] == [("m0", False)]
+
+
+async def test_how_long_a_failover_took_counts_the_time_in_which_it_could_not_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(Group()) as group:
+        await group._next_look()
+        refused: list[float] = []
+
+        async def refuse(*_: object) -> bool:
+            refused.append(time.monotonic())
+            raise RegistryUnavailable("no room")
+
+        with monkeypatch.context() as away:
+            away.setattr(group.registry, "swap", refuse)
+            group.place.gone = {"m0"}
+            while len(refused) < 3:
+                await group._next_look()
+        while not group.place.changes:
+            await group._next_look()
+        assert group.place.changes[0].duration_ms >= (refused[-1] - refused[0]) * 1000
+
+
+async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_for_the_new_one() -> None:
+    """As under `gantry switchover` without a supervisor."""
+    async with running(Group()) as group:
+        group.told.handover_s = 0.1
+        assert group.cell is None
+        assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
+
+
+async def test_nobody_waits_for_ever_for_a_hand_over_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does whoever else wants the turn."""
+    monkeypatch.setattr(loop, "READY_S", 0.1)
+    async with running(Group()) as group:
+        group.told.handover_s = 0.1
+        asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.3))
+        while not group.told.handovers:
+            await group._next_look()
+        group.registry.away = True
+        with pytest.raises(SwitchoverFailed, match="the role registry does not answer: it is away"):
+            await asyncio.wait_for(asked, 3)
+
+
+async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """m2 is not in sync, and the master, which is about to be stopped, is asked to hand over to m1 meanwhile."""
+    monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
+    async with running(Group()) as group:
+        await group._next_look()
+        group.registry.cell = group.registry.cell.with_set(frozenset(IDS[:2]))
+        for number in range(3):
+            group.take(number, Assignment(group.registry.cell, None, False))
+        monkeypatch.setattr(group.place, "process_state", lambda name: ProcessState(deleting=name == "m0"))
+        group.told.handover_s, group.told.answer = 0.05, (False, "m1 has not caught up")
+        with pytest.raises(SwitchoverFailed, match="m2 is not in sync with m0 yet"):
+            await group.switchover(2, "asked for", timeout_s=0.4)
+        assert set(group.told.handovers) == {1}
+        assert group.told.handovers[1:], "tried again and again"
+
+
+async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
+    """On Kubernetes a member whose pod is gone has another address: a failover that gives records up says how many."""
+    place = Place()
+    alone = MasterSlaveController(
+        "a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)
+    )
+    alone.entry = Entry(Cell(1, 1, IDS[0], frozenset(IDS[:1])))
+    alone._follow(list(place.members("a")))
+    for id, end in zip(IDS, (1_000, 100, 100), strict=True):
+        watch = alone.watches[id.member]
+        watch.reach = "ok"
+        watch.report = Report(id, "Slave" if end == 100 else "Master", 1, 1, 1, last_epoch=1, end=end)
+    place.gone = {"m0"}
+    for url in ("http://m0.by-name", "http://m0.by-name", "http://m0.again"):
+        members = [MemberEndpoint("m0", 0, url, "m0:1"), *place.members("a")[1:]]
+        alone._follow(members)
+        assert alone.watches[0].report is None, "nothing was said at this address"
+        first = decide(alone.observe(members))[0]
+        assert isinstance(first, Promote)
+        assert (first.kind, first.lost_bytes) == ("unclean", 900)
+    for task in alone._following.values():
+        task.cancel()

@@ -1,0 +1,159 @@
+"""A master that lives and should not lead (its disk is full) hands over to one that is better off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.failover import (
+    FailoverSettings,
+    FollowerView,
+    MemberView,
+    Observation,
+    Report,
+    RequestHandover,
+    decide,
+)
+from gantry_operator.failover.model import Promote, SendAssignment, ShrinkInSyncSet, Switchover, Wait
+
+A, B, C = (MemberId(n, "x") for n in range(3))
+CELL = Cell(3, 7, A, frozenset({A, B, C}))
+FULL = "its disk is full"
+
+
+def member(number: int, unfit: str = "", **view: Any) -> MemberView:
+    values: dict[str, Any] = {"epoch": 3, "version": 7, "told_epoch": 3, "last_epoch": 3, "end": 1_000}
+    if number == 0:
+        values |= {"role": "Master", "followers": (FollowerView(B, 1_000, 100), FollowerView(C, 1_000, 100))}
+    else:
+        values |= {"role": "Slave", "link": "connected", "link_master": A, "link_answer_ms": 100}
+    report = Report(id=MemberId(number, "x"), in_sync=CELL.in_sync, unfit=unfit, **values)
+    return MemberView(number, f"m{number}", f"h{number}:1", report, **{"age_ms": 100, "reach": "ok"} | view)
+
+
+def observed(*members: MemberView, **settings: Any) -> Observation:
+    return Observation("a", members, CELL, FailoverSettings(**settings))
+
+
+def test_it_hands_over() -> None:
+    [asked] = decide(observed(member(0, FULL), member(1), member(2)))
+    assert isinstance(asked, RequestHandover)
+    assert asked.reason == f"m0 should not lead: {FULL}"
+
+
+def test_to_one_that_is_fit() -> None:
+    [asked] = decide(observed(member(0, FULL), member(1, FULL), member(2)))
+    assert isinstance(asked, RequestHandover)
+    assert asked.target == C
+
+
+def test_who_asks_for_one_that_should_not_lead_is_told_why() -> None:
+    """It is in sync."""
+    asked = replace(observed(member(0), member(1, FULL), member(2)), switchover=Switchover(to=1, force=True))
+    assert decide(asked) == [Wait("switchover-target-not-ready", f"m1 should not lead: {FULL}")]
+
+
+def test_not_when_everybody_is_as_badly_off() -> None:
+    assert decide(observed(member(0, FULL), member(1, FULL), member(2, FULL))) == []
+
+
+def test_not_by_itself_where_a_person_decides() -> None:
+    assert decide(observed(member(0, FULL), member(1), member(2), automatic=False)) == []
+
+
+def test_one_that_gave_the_role_up_did_not_restart() -> None:
+    failed = "its disk failed: [Errno 5] Input/output error"
+    gave_up = member(0, failed)
+    assert gave_up.report is not None
+    gave_up = replace(gave_up, report=replace(gave_up.report, role="Waiting"))
+    [promoted, *_] = decide(observed(gave_up, member(1), member(2)))
+    assert isinstance(promoted, Promote)
+    assert promoted.new == B
+    assert promoted.reason == f"m0 does not lead epoch 3 any more ({failed})"
+
+
+def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
+    dead = member(0, gone=True, reach="refused", reach_ms=3_000, age_ms=3_000)
+    refused = {"link": "refused", "link_answer_ms": 150}
+    followers = [
+        MemberView(n, f"m{n}", f"h{n}:1", Report(MemberId(n, "x"), "Slave", 3, 7, 3, last_epoch=3, end=end, unfit=unfit,
+                                                 link_master=A, **refused), age_ms=100, reach="ok")  # type: ignore[arg-type]
+        for n, end, unfit in ((1, 2_000, FULL), (2, 1_000, ""))
+    ]  # fmt: skip
+    first = decide(observed(dead, *followers))[0]
+    assert isinstance(first, Promote)
+    assert first.new == C
+
+
+@pytest.mark.parametrize("why", ["deleting", "unfit", "person"])
+def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: str) -> None:
+    """Its disk is full, or its token another one, for hours maybe. It is told on; it is nobody's heir."""
+    refusing = member(2, refused="500", refused_ms=60_000)
+    assert refusing.report is not None
+    refusing = replace(refusing, report=replace(refusing.report, version=6))
+    master = member(0, FULL if why == "unfit" else "", deleting=why == "deleting")
+    obs = replace(observed(master, member(1), refusing), cell=replace(CELL, in_sync=frozenset({A, B})))
+    if why == "person":
+        obs = replace(obs, switchover=Switchover())
+    asked, told = decide(obs)
+    assert isinstance(asked, RequestHandover)
+    assert asked.target == B
+    assert isinstance(told, SendAssignment)
+    assert told.member == 2
+
+
+def test_a_wish_waits_for_a_follower_that_has_not_refused() -> None:
+    late = member(2)
+    assert late.report is not None
+    late = replace(late, report=replace(late.report, version=6))
+    obs = replace(observed(member(0), member(1), late), switchover=Switchover())
+    [told] = decide(obs)
+    assert isinstance(told, SendAssignment)
+
+
+def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> None:
+    """It has handed over since its disk is full, and cannot write down whom it follows: nothing would be confirmed."""
+    refusing = member(2, FULL, refused="No space left on device", refused_ms=600)
+    assert refusing.report is not None
+    refusing = replace(refusing, report=replace(refusing.report, role="Waiting", epoch=2, version=9))
+    leads = member(0)
+    assert leads.report is not None
+    for seen, leaves in ((None, True), (700, True), (100, False)):
+        followers = [FollowerView(B, 1_000, 100), *([] if seen is None else [FollowerView(C, -1, seen)])]
+        obs = observed(
+            replace(leads, report=replace(leads.report, followers=tuple(followers))),  # type: ignore[type-var]
+            member(1),
+            refusing,
+        )
+        first = decide(obs)[0]
+        assert isinstance(first, ShrinkInSyncSet) is leaves
+        if isinstance(first, ShrinkInSyncSet):
+            assert first.reason == "m2 does not follow: No space left on device"
+            assert first.cell.in_sync == {A, B}
+    for of_this_epoch in ("refused the version", "it answered 401"):
+        # Held for a second each time, since nobody sends anything.
+        follows = member(2, refused=of_this_epoch, refused_ms=60_000)
+        assert follows.report is not None
+        follows = replace(follows, report=replace(follows.report, version=6))
+        seldom = (FollowerView(B, 1_000, 950), FollowerView(C, 1_000, 950))
+        assert leads.report is not None
+        idle = replace(leads, report=replace(leads.report, followers=seldom))
+        assert not any(isinstance(d, ShrinkInSyncSet) for d in decide(observed(idle, member(1), follows)))
+    moment = replace(refusing, refused_ms=100)
+    assert not isinstance(decide(observed(leads, member(1), moment))[0], ShrinkInSyncSet)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_follower_with_a_full_disk_leaves_the_set_sooner_than_one_that_is_slow(full: bool) -> None:
+    """One that no NameServer answers is no slower for that."""
+
+    def leaves(stalled_ms: int) -> bool:
+        follower = member(2, FULL if full else "no NameServer answers it", stalled_ms=stalled_ms)
+        assert follower.report is not None
+        follower = replace(follower, report=replace(follower.report, disk_full=full))
+        return any(isinstance(d, ShrinkInSyncSet) for d in decide(observed(member(0), member(1), follower)))
+
+    stalled = [ms for ms in range(0, 12_000, 500) if leaves(ms)]
+    assert stalled[0] == (2_000 if full else 10_000)

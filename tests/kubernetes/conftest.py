@@ -1,0 +1,22 @@
+"""The API server in memory, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from gantry_operator.platforms.kubernetes.client import KubeApi
+
+from tests.kubernetes.fake_api import FakeApi
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeApi]:
+    async with FakeApi() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def api(fake: FakeApi) -> AsyncIterator[KubeApi]:
+    async with fake.client() as api:
+        yield api

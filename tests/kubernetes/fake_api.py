@@ -1,0 +1,172 @@
+"""A small Kubernetes API server in memory, over real HTTP: versions, conflicts, watches, merge and apply patches.
+
+It does what the real one does for the calls that the operator makes, and no more; e2e checks against the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import uuid
+from typing import Any
+
+from aiohttp import web
+from gantry_operator.platforms.kubernetes.client import KINDS, Kind, KubeApi
+from kubernetes.aio.client.configuration import Configuration
+
+BY_PLURAL = {(k.group, k.plural): k for k in KINDS.values()}
+
+
+class FakeApi:
+    """`async with FakeApi() as fake`, then `fake.client()`. `log` has (method, kind, name) of each write."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.log: list[tuple[str, str, str]] = []
+        self.lists = 0
+        self.deaf = False
+        """True: watches stay open and say nothing, as after a silent loss of a connection."""
+        self.down = False
+        """True: every request is answered with 503."""
+        self.unanswered: list[tuple[str, str]] = []
+        """(method, kind) of requests to come that are not answered; each entry counts once, watches not at all."""
+        self.version = 100
+        self._watchers: list[tuple[str, asyncio.Queue[tuple[str, dict[str, Any]]]]] = []
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> FakeApi:
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", self._serve)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def client(self) -> KubeApi:
+        configuration = Configuration()
+        configuration.host = self.url
+        return KubeApi(configuration)
+
+    def put(self, obj: dict[str, Any]) -> dict[str, Any]:
+        """As somebody else's write."""
+        key = (obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+        known = self.objects.get(key)
+        obj = copy.deepcopy(obj)
+        self.version += 1
+        obj["metadata"]["uid"] = known["metadata"]["uid"] if known else uuid.uuid4().hex
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[key] = obj
+        self._tell("MODIFIED" if known else "ADDED", obj)
+        return obj
+
+    def remove(self, kind: str, namespace: str, name: str) -> None:
+        obj = self.objects.pop((kind, namespace, name))
+        self.version += 1
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        self._tell("DELETED", obj)
+
+    def get(self, kind: str, name: str, namespace: str = "mq") -> dict[str, Any] | None:
+        return self.objects.get((kind, namespace, name))
+
+    def _tell(self, event: str, obj: dict[str, Any]) -> None:
+        for kind, queue in self._watchers:
+            if kind == obj["kind"] and not self.deaf:
+                queue.put_nowait((event, copy.deepcopy(obj)))
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if self.down:
+            return _refuse(503, "ServiceUnavailable", "it is down")
+        parts = [p for p in request.path.split("/") if p]
+        group, parts = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
+        namespace = ""
+        if parts[0] == "namespaces":
+            namespace, parts = parts[1], parts[2:]
+        kind = BY_PLURAL[group, parts[0]]
+        name = parts[1] if len(parts) > 1 else ""
+        if request.method == "GET" and not name and request.query.get("watch"):
+            return await self._watch(request, kind)
+        if (request.method, kind.kind) in self.unanswered:
+            self.unanswered.remove((request.method, kind.kind))
+            await asyncio.Event().wait()
+        if request.method == "GET" and not name:
+            self.lists += 1
+            items = [o for (k, _, _), o in self.objects.items() if k == kind.kind]
+            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+        return await self._one(request, kind, namespace, name)
+
+    async def _one(self, request: web.Request, kind: Kind, namespace: str, name: str) -> web.Response:
+        known = self.objects.get((kind.kind, namespace, name))
+        body = json.loads(await request.read() or b"{}")
+        method = request.method
+        if method != "GET":
+            self.log.append((method, kind.kind, name or body["metadata"]["name"]))
+        if method == "POST":
+            name = body["metadata"]["name"]
+            if (kind.kind, namespace, name) in self.objects:
+                return _refuse(409, "AlreadyExists", f"{name} exists")
+            return web.json_response(self.put(body))
+        apply = request.headers.get("Content-Type") == "application/apply-patch+yaml"
+        if known is None and not (method == "PATCH" and apply):
+            return _refuse(404, "NotFound", f"{name} not found")
+        if method == "DELETE":
+            uid = (body.get("preconditions") or {}).get("uid")
+            if uid is not None and known is not None and uid != known["metadata"]["uid"]:
+                return _refuse(409, "Conflict", "another uid")
+            self.remove(kind.kind, namespace, name)
+            return web.json_response({"kind": "Status", "status": "Success"})
+        if method == "PUT":
+            assert known is not None
+            if body["metadata"].get("resourceVersion") != known["metadata"]["resourceVersion"]:
+                return _refuse(409, "Conflict", "the object has been modified")
+            return web.json_response(self.put(body))
+        if method == "PATCH":
+            return web.json_response(self.put(merged(known or {}, body)))
+        return web.json_response(known)
+
+    async def _watch(self, request: web.Request, kind: Kind) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        since = int(request.query["resourceVersion"])
+        for obj in self.objects.values():
+            if obj["kind"] == kind.kind and int(obj["metadata"]["resourceVersion"]) > since and not self.deaf:
+                queue.put_nowait(("MODIFIED", obj))
+        watcher = (kind.kind, queue)
+        self._watchers.append(watcher)
+        try:
+            while True:
+                event, obj = await queue.get()
+                await response.write(json.dumps({"type": event, "object": obj}).encode() + b"\n")
+        finally:
+            self._watchers.remove(watcher)
+
+    def break_watches(self, code: int = 410) -> None:
+        """Each open watch ends with an error."""
+        for kind, queue in self._watchers:
+            status = {"kind": kind, "code": code, "reason": "Expired", "message": "too old", "metadata": {}}
+            queue.put_nowait(("ERROR", status))
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    out = dict(old) if isinstance(old, dict) else {}
+    for k, v in patch.items():
+        if v is None:
+            out.pop(k, None)
+        else:
+            out[k] = merged(out.get(k), v)
+    return out
+
+
+def _refuse(code: int, reason: str, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "code": code, "reason": reason, "message": message}, status=code)

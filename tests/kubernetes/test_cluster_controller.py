@@ -1,0 +1,528 @@
+"""The cluster controller over an API server in memory: it retries what fails, and failover goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from gantry_broker.remoting.client import RemotingClient
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.api import BrokerCluster, BrokerClusterStatus
+from gantry_operator.api.status import Condition
+from gantry_operator.cluster.master_slave_controller import MasterSlaveController
+from gantry_operator.cluster.member_watch import MemberWatch
+from gantry_operator.cluster.raft_controller import RaftController
+from gantry_operator.cluster.stall_compensated_clock import StallCompensatedClock
+from gantry_operator.cluster.status import ObservedState, status_of
+from gantry_operator.failover.model import Report
+from gantry_operator.platforms.kubernetes import cluster_controller as module
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.analytics.reconciler import JOBS, PODS
+from gantry_operator.platforms.kubernetes.client import KINDS, ApiError, ApiUnavailable, KubeApi
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController, Shared
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.lease_registry import CELL
+from gantry_operator.platforms.kubernetes.operator import CACHED
+from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.registry import Entry
+
+from tests.kubernetes.fake_api import FakeApi
+
+CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.05)
+
+
+@asynccontextmanager
+async def kept(
+    fake: FakeApi,
+    api: KubeApi,
+    spec: dict[str, Any] | None = None,
+    annotations: dict[str, str] | None = None,
+    unlisted: Sequence[str] = (),
+) -> AsyncIterator[ClusterController]:
+    """A controller that has just begun, with the resource as it is or with another spec."""
+    kinds = {k: k for k in CACHED} | {JOBS: "Job", PODS: "Pod"}
+    caches = {name: InformerCache(api, KINDS[k], (), "", lambda event, obj: None) for name, k in kinds.items()}
+    following = [asyncio.create_task(m.run()) for m in caches.values()]
+    await asyncio.gather(*(m.ready() for m in caches.values()))
+    shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    shown["metadata"]["annotations"] = annotations or {}
+    obj = fake.put(shown | ({} if spec is None else {"spec": spec}))
+    obj["metadata"]["generation"] = 1
+    async with RemotingClient() as remoting:
+        shared = Shared(
+            api, OperatorSettings("broker", "", "ops", ()), caches, remoting, StallCompensatedClock(), "op-0"
+        )
+        shared.unlisted = lambda: unlisted
+        controller = ClusterController(shared, obj)
+        controller.start()
+        try:
+            yield controller
+        finally:
+            await controller.stop()
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+
+
+def annotated(fake: FakeApi) -> dict[str, str]:
+    annotations: dict[str, str] = fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+    return annotations
+
+
+async def until(condition: Any, timeout_s: float = 3.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def refuse_network_policies(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = api.apply
+
+    async def refuse(obj: Any) -> Any:
+        if obj["kind"] == "NetworkPolicy":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+
+
+async def test_an_object_that_cannot_be_written_keeps_no_failover_from_beginning(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_network_policies(api, monkeypatch)
+    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}) as controller:
+        await until(lambda: controller._result.problems)
+        assert controller._result.problems == ["an admission webhook says no"]
+        assert set(controller._groups.controllers) == {"a"}
+        await until(lambda: SWITCHOVER_RESULT in annotated(fake))  # Nor is a person kept from choosing the master.
+
+
+async def test_a_pass_that_fails_by_a_fault_of_ours_is_followed_by_another(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(fake, api) as controller:
+        keep, calls = controller._objects.keep, []
+
+        async def once(*arguments: Any) -> bool:
+            calls.append(1)
+            if len(calls) == 1:
+                raise RuntimeError("a fault")
+            return await keep(*arguments)
+
+        monkeypatch.setattr(controller._objects, "keep", once)
+        await until(lambda: len(calls) > 1)
+
+
+async def test_under_a_refused_spec_the_failover_begins_as_soon_as_it_can(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(fake, api) as controller:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    fake.remove("Secret", "mq", names.admin_secret("demo"))
+    apply, refused = api.apply, [1, 2]
+
+    async def refuse(obj: Any) -> Any:
+        if refused:
+            refused.pop()
+            raise ApiUnavailable("the API server is away")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._groups.controllers)
+        assert not refused
+        assert controller._result.refused
+
+
+async def test_under_a_refused_spec_configs_of_another_version_are_read_as_far_as_they_can_be(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    configs = fake.get("ConfigMap", names.group_set("demo", "a"))
+    assert configs is not None
+    for name, text in configs["data"].items():
+        configs["data"][name] = json.dumps(json.loads(text) | {"mode": "Raft", "of_the_next_version": 1})
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._groups.controllers)
+        assert isinstance(controller._groups.controllers["a"], RaftController)
+
+
+def available(before: BrokerClusterStatus, seen: ObservedState) -> tuple[str, str]:
+    conditions = status_of(None, before, seen, "now", 1).conditions
+    return next((c.status, c.message) for c in conditions if c.type == "Available")
+
+
+async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_from_failover(
+    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")))
+    empty = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
+    empty["spec"]["replicas"] = 0
+    fake.objects["StatefulSet", "mq", names.name_servers("demo")]["spec"]["replicas"] = 0
+    configs = fake.objects["ConfigMap", "mq", names.group_set("demo", "b")]
+    for name, text in configs["data"].items():
+        configs["data"][name] = json.dumps(json.loads(text) | {"flush": "Sometimes"})
+    caplog.clear()
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._groups.controllers)
+        assert controller._result.refused
+        assert set(controller._groups.controllers) == {"c"}
+        a, b = controller._result.problems
+        assert a == "group a has no failover: its StatefulSet has 0 replicas"
+        assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
+        monkeypatch.setattr(controller._availability, "answers", lambda: {"c": None})
+        looked = controller._look()
+        assert looked is not None
+        status, why = available(BrokerClusterStatus(), looked[2])
+        assert (status, why.split(";")[0]) == ("False", "group a: its StatefulSet has 0 replicas")
+        fake.put(empty | {"spec": empty["spec"] | {"replicas": 3}})
+        await until(lambda: set(controller._groups.controllers) == {"a", "c"})
+        assert controller._plan is not None
+        assert [g.name for g in controller._plan.groups] == ["a", "c"]
+        assert controller._result.problems == [b]
+    assert "reconcile of" not in caplog.text
+    events = [o for (kind, _, _), o in fake.objects.items() if kind == "Event"]
+    assert [e["count"] for e in events if e["reason"] == "InvalidSpec"] == [1], "not each time that it is looked at"
+
+
+async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_from_failover(
+    fake: FakeApi, api: KubeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody puts them right as long as the spec is refused."""
+    spec = {"brokerGroups": [{"name": g, "members": 3} for g in "abc"]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "c")), 20)
+    configs = {g: fake.objects["ConfigMap", "mq", names.group_set("demo", g)]["data"] for g in "bc"}
+    for name in configs["b"]:
+        configs["b"][name] = '{"mode": '
+        configs["c"][name.replace("-b-", "-c-")] = '{"mode": "MasterSlave", "min_in_sync": "two"}'
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._groups.controllers)
+        assert set(controller._groups.controllers) == {"a", "b"}
+        [c] = controller._result.problems
+        assert "group c has no failover: what it runs with is not understood: spec.minInSyncReplicas" in c
+    assert "reconcile of" not in caplog.text
+
+
+async def test_under_a_refused_spec_of_which_nothing_can_be_led_the_status_says_that_it_is_refused(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]["spec"]["replicas"] = 0
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: (fake.objects["BrokerCluster", "mq", "demo"].get("status") or {}).get("phase") == "Refused")
+        looked = controller._look()
+        assert looked is not None
+        went = Condition(type="Available", status="True", reason="ProbeSucceeded", lastTransitionTime="before")
+        assert available(BrokerClusterStatus(conditions=[went]), looked[2])[0] == "False"
+
+
+async def test_a_spec_that_was_put_right_is_not_called_refused_where_an_object_of_it_is(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_network_policies(api, monkeypatch)
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._result.refused)
+        shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": shown["spec"]}
+        controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        await until(lambda: controller._result.problems)
+        assert controller._result.problems == ["an admission webhook says no"]
+        assert not controller._result.refused
+        assert controller._may_change()
+
+
+async def test_a_wish_under_a_refused_spec_is_answered_and_not_kept_for_later(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a=demo-a-9 #1"}):
+        await until(lambda: SWITCHOVER not in annotated(fake))
+    assert annotated(fake)[SWITCHOVER_RESULT].startswith("a=demo-a-9 #1 failed: demo has no member 'demo-a-9'")
+
+
+async def test_a_wish_under_a_refused_spec_under_which_no_group_is_led_is_answered(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api, {"mode": 7}, {SWITCHOVER: "a #1"}):
+        await until(lambda: SWITCHOVER not in annotated(fake))
+    said = annotated(fake)[SWITCHOVER_RESULT]
+    assert said.startswith("a #1 failed: no group is led, since the spec is refused: ")
+    assert "spec.mode is 7" in said
+
+
+class Led(MasterSlaveController):
+    """Nothing happens."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
+    """Member 1 leads and says so."""
+    made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
+    leads = MemberId(1, "x")
+    made.entry = Entry(Cell(2, 1, leads, frozenset({leads})))
+    watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups._http, made.wake, time.monotonic)
+    watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
+    made._announced = 2
+    return made
+
+
+@pytest.fixture
+def after_a_hand_over(fake: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Member 0 led, and its label is to go in a moment."""
+    monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
+    put_two_masters(fake)
+
+
+def put_two_masters(fake: FakeApi) -> None:
+    for name in ("demo-a-0", "demo-a-1"):
+        labels = {names.CLUSTER_LABEL: "demo", names.ROLE_LABEL: names.ROLE_MASTER}
+        meta = {"name": name, "namespace": "mq", "labels": labels}
+        fake.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {}})
+
+
+def roles(fake: FakeApi) -> list[str]:
+    pods = [fake.get("Pod", f"demo-a-{n}") for n in (0, 1)]
+    return [pod["metadata"]["labels"][names.ROLE_LABEL] for pod in pods if pod is not None]
+
+
+@pytest.mark.usefixtures("after_a_hand_over")
+@pytest.mark.parametrize("refused", ["the spec", "an object"])
+async def test_a_former_master_keeps_its_label_for_a_moment_only_whatever_is_refused(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    apply = api.apply
+
+    async def refuse(obj: Any) -> Any:
+        if refused == "an object" and obj["kind"] == "NetworkPolicy":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    async with kept(fake, api) as controller:
+        controller._pods._grace_until["demo-a-0"] = time.monotonic() + 0.5
+        await until(lambda: controller._groups.controllers)
+        if refused == "the spec":
+            changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": {"mode": 7}}
+            controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+            await until(lambda: controller._result.refused)
+        assert roles(fake) == ["master", "master"]
+        await until(lambda: roles(fake) == ["slave", "master"])
+
+
+@pytest.mark.usefixtures("after_a_hand_over")
+async def test_no_label_is_changed_before_the_new_master_is_announced(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former one still forwards what it parked (rule 23), and keeps its place until the Service has moved."""
+
+    def unannounced(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlaveController:
+        made = led(groups, group, mode)
+        made._announced = 1
+        return made
+
+    monkeypatch.setattr(KubernetesGroupControllers, "_controller", unannounced)
+    async with kept(fake, api) as controller:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+        assert roles(fake) == ["master", "master"]
+        controller._groups.controllers["a"]._announced = 2
+        controller._dirty.set()
+        await until(lambda: roles(fake) == ["slave", "master"])
+
+
+@pytest.mark.usefixtures("after_a_hand_over")
+async def test_a_label_that_cannot_be_written_keeps_no_object_from_being_made(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = api.merge
+
+    async def refuse(kind: Any, *arguments: Any) -> Any:
+        if kind.kind == "Pod":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await merge(kind, *arguments)
+
+    monkeypatch.setattr(api, "merge", refuse)
+    async with kept(fake, api) as controller:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+        await until(lambda: controller._result.problems == ["an admission webhook says no"])
+
+
+async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_not_taken_for_one_of_another_mode(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    spec = {"mode": "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    configs = fake.objects["ConfigMap", "mq", names.group_set("demo", "a")]["data"]
+    for name in configs:
+        configs[name] = '{"mode": '
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._result.problems or controller._groups.controllers)
+        assert controller._result.problems == ["group a has no failover: none of its configs can be read"]
+        changed = fake.objects["BrokerCluster", "mq", "demo"] | {"spec": spec}
+        controller.update(changed | {"metadata": changed["metadata"] | {"generation": 2}})
+        await until(lambda: controller._groups.controllers)
+        assert isinstance(controller._groups.controllers["a"], RaftController)
+
+
+@pytest.mark.parametrize("has_cell", [False, True])
+@pytest.mark.parametrize("text", [None, "{}", "[]", '{"x": 1}', '{"mode": 3}'])
+async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_cell(
+    fake: FakeApi, api: KubeApi, text: str | None, has_cell: bool
+) -> None:
+    """A group in mode Raft has none: it is left out rather than given decisions on a master, which would stay."""
+    spec = {"mode": "MasterSlave" if has_cell else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
+    async with kept(fake, api, spec):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    name = names.group_set("demo", "a")
+    if text is None:
+        fake.remove("ConfigMap", "mq", name)
+    else:
+        configs = fake.objects["ConfigMap", "mq", name]["data"]
+        configs |= dict.fromkeys(configs, text)
+    if has_cell:
+        annotations = {CELL: json.dumps(Cell().promoted(MemberId(0, "x"), [MemberId(0, "x")]).to_json())}
+        meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
+        fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: controller._result.problems or controller._groups.controllers)
+        problems = [] if has_cell else ["group a has no failover: none of its configs can be read"]
+        assert controller._result.problems == problems
+        assert [type(loop) for loop in controller._groups.controllers.values()] == [MasterSlaveController] * has_cell
+
+
+async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes it, and it cannot be made again."""
+    api, name = controller._shared.api, names.admin_secret("demo")
+    apply = api.apply
+
+    async def refuse(obj: Any) -> Any:
+        if obj["kind"] == "Secret":
+            raise ApiError(403, "Forbidden", "an admission webhook says no")
+        return await apply(obj)
+
+    monkeypatch.setattr(api, "apply", refuse)
+    fake.remove("Secret", "mq", name)
+    await until(lambda: controller._objects.live("Secret", name) is None)
+
+
+async def test_a_secret_that_cannot_be_made_again_keeps_nothing_back_that_only_needs_its_token(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KubernetesGroupControllers, "_controller", led)
+    async with kept(fake, api) as controller:
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+        await lose_the_secret(fake, controller, monkeypatch)
+        put_two_masters(fake)
+        asked = fake.objects["BrokerCluster", "mq", "demo"]
+        asked["metadata"] |= {"annotations": {SWITCHOVER: "a=demo-a-9 #1"}, "generation": 2}
+        controller.update(fake.put(asked))
+        await until(lambda: roles(fake) == ["slave", "master"])
+        await until(lambda: SWITCHOVER not in annotated(fake))
+        assert controller._result.problems == ["an admission webhook says no"]
+        assert controller._pods.token() is not None
+
+
+async def test_under_a_refused_spec_a_secret_that_cannot_be_made_again_keeps_no_group_from_failover(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kept(fake, api, {"brokerGroups": [{"name": g, "members": 3} for g in "ab"]}):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "b")))
+    away = fake.objects["StatefulSet", "mq", names.group_set("demo", "a")]
+    away["spec"]["replicas"] = 0
+    async with kept(fake, api, {"mode": 7}) as controller:
+        await until(lambda: set(controller._groups.controllers) == {"b"})
+        await lose_the_secret(fake, controller, monkeypatch)
+        fake.put(away | {"spec": away["spec"] | {"replicas": 3}})
+        await until(lambda: set(controller._groups.controllers) == {"a", "b"})
+
+
+async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: KubeApi) -> None:
+    """Its spec is refused, and the token is another's."""
+    async with kept(fake, api):
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+    secret = fake.objects["Secret", "mq", names.admin_secret("demo")]
+    secret["metadata"]["ownerReferences"][0]["uid"] = "a former one"
+    async with kept(fake, api, {"mode": 7}, annotations={SWITCHOVER: "a=demo-a-1 #1"}):
+        await until(lambda: SWITCHOVER_RESULT in annotated(fake))
+        answer = annotated(fake)[SWITCHOVER_RESULT]
+        assert "failed: the failover of group a has not begun: " in answer
+        assert "belongs to another cluster object" in answer
+
+
+async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: FakeApi, api: KubeApi) -> None:
+    unlisted = ["NetworkPolicy"]
+    async with kept(fake, api, annotations={SWITCHOVER: "a=demo-a-9 #1"}, unlisted=unlisted) as controller:
+        await until(lambda: SWITCHOVER not in annotated(fake))
+        assert set(controller._groups.controllers) == {"a"}
+        assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
+        [problem] = controller._result.problems
+        assert problem == "nothing is made or removed until the API server has listed: NetworkPolicy"
+        assert controller._look() is not None
+        unlisted[:] = ["Service"]
+        assert controller._look() is None, "its addresses are not known"
+        controller._begun -= module.WARM_UP_S
+        looked = controller._look()
+        assert looked is not None, "it may never be listed, and somebody has to see why"
+        assert "nothing is made or removed until the API server has listed: Service" in looked[2].problems
+        unlisted.clear()
+        await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
+
+
+async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_led(
+    fake: FakeApi, api: KubeApi
+) -> None:
+    """Under `reclaim: Delete`, deleted and made anew at once: its pods still answer, and a cell that is made from what
+    they know would have the new disks wait for ever for those that went."""
+    former = {"kind": "BrokerCluster", "name": "demo", "uid": "a former one"}
+    labels = names.labels("demo", names.BROKER, "a")
+    for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
+        meta = {"name": name, "namespace": "mq", "labels": labels, "ownerReferences": [former]}
+        storage = {"resources": {"requests": {"storage": "10Gi"}}}
+        fake.put({"kind": kind, "metadata": meta, "spec": storage if kind == "PersistentVolumeClaim" else {}})
+    async with kept(fake, api) as controller:
+        await until(lambda: controller._result.problems)
+        assert controller._result.problems == [
+            "a former cluster of this name has not gone yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
+        ]
+        assert not controller._groups.controllers
+        for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):
+            live = fake.get(kind, name)
+            assert live is not None
+            assert live["metadata"]["ownerReferences"] == [former], "it is left to go"
+            fake.remove(kind, "mq", name)
+        await until(lambda: controller._groups.controllers and fake.get("StatefulSet", "demo-a"))
+        assert not controller._result.problems
+
+
+async def test_what_the_chart_does_not_allow_changes_nothing_that_runs_and_is_told(fake: FakeApi, api: KubeApi) -> None:
+    async with kept(fake, api) as controller:
+        await until(lambda: fake.get("StatefulSet", "demo-a"))
+        before = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
+        obj = fake.objects["BrokerCluster", "mq", "demo"]
+        changed = obj | {
+            "metadata": obj["metadata"] | {"generation": 2},
+            "spec": obj["spec"] | {"image": "evil:1", "brokerGroups": [{"name": "a", "members": 5}]},
+        }
+        controller.update(changed)
+        await until(lambda: controller._result.refused)
+        assert 'spec.image is "evil:1"' in controller._result.refused
+        await until(lambda: any(e.get("reason") == "InvalidSpec" for k, e in fake.objects.items() if k[0] == "Event"))
+        after = {key: obj for key, obj in fake.objects.items() if key[0] in ("StatefulSet", "ConfigMap", "Service")}
+        assert after == before

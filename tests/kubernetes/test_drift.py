@@ -1,0 +1,82 @@
+"""What counts as drift: what we set and is not so. What others add is theirs, but for selectors and data."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.drift import differences, outdated, owned_by
+
+CLUSTER = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}])
+CLUSTER.metadata.uid = "u1"
+OBJECTS = render(CLUSTER, plan(CLUSTER), OperatorSettings("broker:1"))
+
+
+def as_stored(obj: dict[str, Any]) -> dict[str, Any]:
+    """With what the API server and others add."""
+    live = copy.deepcopy(obj)
+    live["metadata"] |= {"uid": "x", "resourceVersion": "5", "managedFields": []}
+    live["metadata"]["labels"]["team"] = "mq"
+    live["status"] = {"replicas": 3}
+    if obj["kind"] == "Service":
+        live["spec"] |= {"clusterIPs": ["10.0.0.1"], "sessionAffinity": "None"}
+    if obj["kind"] == "StatefulSet":
+        live["spec"]["revisionHistoryLimit"] = 10
+        live["spec"]["template"]["spec"]["dnsPolicy"] = "ClusterFirst"
+    return live
+
+
+@pytest.mark.parametrize("obj", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
+def test_what_was_stored_as_asked_is_left_alone(obj: dict[str, Any]) -> None:
+    assert outdated(obj, as_stored(obj)) == []
+
+
+@pytest.mark.parametrize("obj", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
+def test_a_lost_owner_or_label_is_seen(obj: dict[str, Any]) -> None:
+    live = as_stored(obj)
+    live["metadata"]["ownerReferences"] = []
+    live["metadata"]["labels"].pop("gantry.dev/cluster")
+    assert set(outdated(obj, live)) == {".metadata.ownerReferences", ".metadata.labels.gantry.dev/cluster"}
+    assert not owned_by(live, "u1")
+    assert owned_by(obj, "u1")
+
+
+def find(kind: str, name: str) -> dict[str, Any]:
+    return next(o for o in OBJECTS if (o["kind"], o["metadata"]["name"]) == (kind, name))
+
+
+def test_one_more_label_in_a_selector_is_drift() -> None:
+    """Such a Service leads nowhere."""
+    wanted = find("Service", "demo-a-master")
+    live = as_stored(wanted)
+    live["spec"]["selector"]["extra"] = "x"
+    assert outdated(wanted, live) == [".spec.selector.extra"]
+
+
+def test_edits_are_seen() -> None:
+    wanted = find("StatefulSet", "demo-a")
+    live = as_stored(wanted)
+    live["spec"]["replicas"] = 1
+    live["spec"]["template"]["spec"]["containers"][0]["image"] = "other"
+    assert outdated(wanted, live) == [".spec.replicas", ".spec.template.spec.containers[0].image"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "paths"),
+    [
+        ({"a": False}, {}, []),
+        ({"a": []}, {}, []),
+        ({"a": {}}, {}, []),
+        ({"a": 0}, {}, [".a"]),
+        ({"a": True}, {}, [".a"]),
+        ({"a": [1]}, {"a": [1, 2]}, [".a"]),
+        ({"a": {"b": 1}}, {"a": "text"}, [".a"]),
+        ({"data": {"k": "v"}}, {"data": {"k": "v", "more": "x"}}, [".data.more"]),
+    ],
+)
+def test_differences(wanted: Any, found: Any, paths: list[str]) -> None:
+    assert differences(wanted, found) == paths

@@ -1,0 +1,533 @@
+"""The edges against an API server in memory: registry swaps, election, caches that are cut off, events, objects."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import client, names
+from gantry_operator.platforms.kubernetes import informer_cache as cache
+from gantry_operator.platforms.kubernetes import leader_election as election
+from gantry_operator.platforms.kubernetes.client import (
+    AT_ONCE,
+    CONFIG_MAP,
+    KINDS,
+    LEASE,
+    POD,
+    ApiError,
+    ApiUnavailable,
+    KubeApi,
+)
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.events import EventRecorder
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.leader_election import Election
+from gantry_operator.platforms.kubernetes.lease_registry import CELL, LeaseRegistry
+from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
+from gantry_operator.registry import RegistryUnavailable
+
+from tests.kubernetes.fake_api import FakeApi
+
+A = MemberId(0, "a")
+B = MemberId(1, "b")
+
+
+async def until(condition: Callable[[], Any], timeout: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        await asyncio.sleep(0.01)
+
+
+# ---- the role registry
+
+
+async def test_two_operators_swap_and_only_one_wins(fake: FakeApi, api: KubeApi) -> None:
+    one, two = LeaseRegistry(api, "demo", "mq"), LeaseRegistry(api, "demo", "mq")
+    assert await one.read("a") is None
+    assert await two.read("a") is None
+    first = Cell().promoted(A, [A, B])
+    assert await one.swap("a", None, first)
+    assert not await two.swap("a", None, Cell().promoted(B, [B]))
+    seen = await two.read("a")
+    assert seen is not None
+    assert seen.cell == first
+    assert await two.swap("a", seen, first.promoted(B, [B]))
+    stale = await one.read("a")
+    assert stale is not None
+    assert not await one.swap("a", stale, first.with_set([A])), "a stale read costs a failed swap"
+    again = await one.read("a")
+    assert again is not None
+    assert again.cell.master == B
+    lease = fake.get("Lease", "demo-a")
+    assert lease is not None
+    assert lease["spec"] == {"holderIdentity": "demo-a-1", "leaseTransitions": 2}
+
+
+async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi, api: KubeApi) -> None:
+    """Rule 22: no owner reference while volumes are kept."""
+    kept, gone = LeaseRegistry(api, "kept", "mq"), LeaseRegistry(api, "gone", "mq")
+    gone.owner = {"kind": "BrokerCluster", "name": "gone", "uid": "u"}
+    assert await kept.swap("a", None, Cell().promoted(A, [A]))
+    assert await gone.swap("a", None, Cell().promoted(A, [A]))
+    leases = [fake.get("Lease", n) for n in ("kept-a", "gone-a")]
+    assert ["ownerReferences" in (o or {})["metadata"] for o in leases] == [False, True]
+
+
+async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
+    registry = LeaseRegistry(api, "demo", "mq")
+    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    entry = await registry.read("a")
+    assert entry is not None
+    fake.down = True
+    with pytest.raises(RegistryUnavailable):
+        await registry.swap("a", entry, entry.cell.touched())
+    with pytest.raises(RegistryUnavailable):
+        await registry.read("a")
+    fake.down = False
+    assert await registry.read("a") == entry
+
+
+async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What became of it is read again."""
+    assert client.URGENT_S < 3
+    monkeypatch.setattr(client, "URGENT_S", 0.2)
+    registry = LeaseRegistry(api, "demo", "mq")
+    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    fake.unanswered = [("PUT", "Lease"), ("GET", "Lease")]
+    async with asyncio.timeout(3):
+        entry = await registry.read("a")
+        assert entry is not None
+        with pytest.raises(RegistryUnavailable):
+            await registry.swap("a", entry, entry.cell.touched())
+        with pytest.raises(RegistryUnavailable):
+            await registry.read("a")
+        assert await registry.read("a") == entry
+        assert await registry.swap("a", entry, entry.cell.touched())
+
+
+async def test_watch_events_keep_the_registry_current(fake: FakeApi, api: KubeApi) -> None:
+    registry, other = LeaseRegistry(api, "demo", "mq"), LeaseRegistry(api, "demo", "mq")
+    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    entry = await other.read("a")
+    assert await other.swap("a", entry, Cell().promoted(A, [A]).promoted(B, [B]))
+    lease = fake.get("Lease", "demo-a")
+    assert lease is not None
+    calls = api.calls
+    registry.heard("MODIFIED", lease)
+    seen = await registry.read("a")
+    assert seen is not None
+    assert (seen.cell.epoch, api.calls) == (2, calls), "answered from the watch"
+    fake.remove("Lease", "mq", "demo-a")
+    registry.heard("DELETED", lease)
+    assert await registry.read("a") is None
+
+
+async def test_a_damaged_lease_stops_decisions(fake: FakeApi, api: KubeApi) -> None:
+    fake.put({"kind": "Lease", "metadata": {"name": "demo-a", "namespace": "mq", "annotations": {CELL: "?"}}})
+    with pytest.raises(RegistryUnavailable, match="demo-a"):
+        await LeaseRegistry(api, "demo", "mq").read("a")
+
+
+# ---- many clusters at once
+
+
+async def test_requests_do_not_flood_the_api_server_and_a_failover_waits_for_none(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, most = asyncio.Event(), 0
+    under_way: list[str] = []
+
+    async def answer(method: str, path: str, *_: object) -> dict[str, Any]:
+        nonlocal most
+        under_way.append(path)
+        most = max(most, len(under_way))
+        if "leases" not in path:
+            await held.wait()
+        under_way.remove(path)
+        return {"path": path}
+
+    monkeypatch.setattr(api, "_answer", answer)
+    asked = [asyncio.create_task(api.get(CONFIG_MAP, "mq", f"c{i}")) for i in range(50)]
+    await until(lambda: len(under_way) == AT_ONCE)
+    assert await asyncio.wait_for(api.get(LEASE, "mq", "demo-a"), 1)
+    assert most == AT_ONCE + 1
+    held.set()
+    assert len(await asyncio.gather(*asked)) == 50
+
+
+async def test_any_number_of_watches_leaves_connections_for_requests(fake: FakeApi, api: KubeApi) -> None:
+    heard: list[tuple[str, str]] = []
+    watches = [(await followed(api, heard))[1] for _ in range(110)]
+    assert await asyncio.wait_for(api.get(POD, "mq", "nobody"), 2) is None
+    for task in watches:
+        task.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+
+
+# ---- one operator acts
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DURATION_S": 1, "RENEW_S": 0.1, "LOOK_S": 0.05, "GIVE_UP_S": 0.5}.items():
+        monkeypatch.setattr(election, name, value)
+
+
+async def test_the_second_takes_over_when_the_first_stops_renewing(quick: None, fake: FakeApi, api: KubeApi) -> None:
+    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    await one.acquire()
+    waiting = asyncio.create_task(two.acquire())
+    await asyncio.sleep(0.3)
+    assert not waiting.done(), "not while the Lease is young"
+    await asyncio.wait_for(waiting, 3)
+    await asyncio.wait_for(one.hold(), 2)
+    assert (one.leading, two.leading) == (False, True)
+
+
+async def test_the_lease_is_taken_as_soon_as_it_has_run_out(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking seldom costs nothing then: when it runs out is known."""
+    monkeypatch.setattr(election, "LOOK_S", 0.7)
+    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    await one.acquire()
+    begun = time.monotonic()
+    await asyncio.wait_for(two.acquire(), 3)
+    assert 1.0 <= time.monotonic() - begun < 1.35, "the second look would come after 0.7 s, the third after 1.4 s"
+
+
+async def test_a_leader_that_is_not_there_is_not_waited_for(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node is gone: it missed renewals and does not take connections. One that is merely slow does."""
+    monkeypatch.setattr(election, "DURATION_S", 60)
+    monkeypatch.setattr(election, "MISSED_S", 0.3)
+    slow = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{slow.sockets[0].getsockname()[1]}"
+    await Election(api, "mq", "gantry-operator", "one", address).acquire()
+    two = Election(api, "mq", "gantry-operator", "two", "127.0.0.1:9")
+    taking = asyncio.create_task(two.acquire())
+    await asyncio.sleep(1)
+    assert not taking.done()
+    slow.close()
+    await asyncio.wait_for(taking, 3)
+    assert two.leading
+
+
+async def test_one_that_gets_no_answer_asks_again(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is lost with a node must not hold the next look up for as long as a request may take."""
+    asked, lost = 0, asyncio.Event()
+    get = api.get
+
+    async def first_is_lost(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await lost.wait()
+        return await get(*args)
+
+    monkeypatch.setattr(api, "get", first_is_lost)
+    await asyncio.wait_for(Election(api, "mq", "gantry-operator", "one").acquire(), 3)
+    assert asked == 2
+
+
+async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
+    quick: None, fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(election, "GIVE_UP_S", 1.3)
+    one = Election(api, "mq", "gantry-operator", "one")
+    await one.acquire()
+    fake.unanswered = [("PUT", "Lease")]
+    holding = asyncio.create_task(one.hold())
+    await asyncio.sleep(1.7)
+    assert not fake.unanswered
+    assert not holding.done()
+    assert one.leading
+    holding.cancel()
+
+
+async def test_a_leader_that_ends_in_order_gives_the_lease_back(quick: None, fake: FakeApi, api: KubeApi) -> None:
+    one, two = (Election(api, "mq", "gantry-operator", n) for n in ("one", "two"))
+    await one.acquire()
+    waiting = asyncio.create_task(two.acquire())
+    await one.release()
+    begun = time.monotonic()
+    await waiting
+    assert time.monotonic() - begun < 0.5
+
+
+async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
+    quick: None, fake: FakeApi, api: KubeApi
+) -> None:
+    one = Election(api, "mq", "gantry-operator", "one")
+    await one.acquire()
+    holding = asyncio.create_task(one.hold())
+    await asyncio.sleep(0.25)
+    assert not holding.done()
+    fake.down = True
+    begun = time.monotonic()
+    await asyncio.wait_for(holding, 3)
+    assert time.monotonic() - begun < 0.95, "sooner than the Lease runs out"
+    assert not one.leading
+
+
+async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(
+    quick: None, fake: FakeApi, api: KubeApi
+) -> None:
+    one = Election(api, "mq", "gantry-operator", "one")
+    await one.acquire()
+    holding = asyncio.create_task(one.hold())
+    renewal = ("PUT", "Lease", "gantry-operator")
+    calls, puts = api.calls, fake.log.count(renewal)
+    await until(lambda: fake.log.count(renewal) - puts >= 4)
+    assert fake.log.count(renewal) - puts == api.calls - calls, "nothing was read between"
+    fake.remove("Lease", "mq", "gantry-operator")
+    await until(lambda: fake.get("Lease", "gantry-operator") is not None)
+    assert one.leading
+    holding.cancel()
+
+
+# ---- watches
+
+
+def pod(name: str, **labels: str) -> dict[str, Any]:
+    return {"kind": "Pod", "metadata": {"name": name, "namespace": "mq", "labels": labels}, "spec": {}}
+
+
+async def followed(api: KubeApi, heard: list[tuple[str, str]]) -> tuple[InformerCache, asyncio.Task[None]]:
+    def listen(event: str, obj: dict[str, Any]) -> None:
+        heard.append((event, obj["metadata"]["name"]))
+        if obj["metadata"]["name"] == "poison":
+            raise ValueError("a listener that fails")
+
+    found = InformerCache(api, POD, (), "", listen)
+    task = asyncio.create_task(found.run())
+    await asyncio.wait_for(found.ready(), 3)
+    return found, task
+
+
+async def test_a_mirror_follows_and_survives_listeners_that_fail(fake: FakeApi, api: KubeApi) -> None:
+    fake.put(pod("a"))
+    heard: list[tuple[str, str]] = []
+    found, task = await followed(api, heard)
+    await until(lambda: len(fake._watchers) == 1)
+    fake.put(pod("poison"))
+    fake.put(pod("b", role="x"))
+    fake.remove("Pod", "mq", "a")
+    await until(lambda: found.get("mq", "b") is not None and found.get("mq", "a") is None)
+    assert heard == [("ADDED", "a"), ("ADDED", "poison"), ("ADDED", "b"), ("DELETED", "a")]
+    assert [o["metadata"]["name"] for o in found.of("mq", "role", "x")] == ["b"]
+    task.cancel()
+
+
+async def test_a_watch_that_expired_is_made_anew_and_misses_nothing(fake: FakeApi, api: KubeApi) -> None:
+    fake.put(pod("a"))
+    heard: list[tuple[str, str]] = []
+    found, task = await followed(api, heard)
+    await until(lambda: len(fake._watchers) == 1)
+    fake.deaf = True
+    fake.put(pod("b"))
+    fake.remove("Pod", "mq", "a")
+    fake.deaf = False
+    fake.break_watches()
+    await until(lambda: found.get("mq", "b") is not None and found.get("mq", "a") is None)
+    assert heard[1:] == [("DELETED", "a"), ("ADDED", "b")]
+    task.cancel()
+
+
+async def test_a_watch_that_falls_silent_is_noticed(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nolar/kopf 955: after days the operator no longer saw changes, without a word."""
+    monkeypatch.setattr(cache, "SILENCE_S", 0.3)
+    heard: list[tuple[str, str]] = []
+    found, task = await followed(api, heard)
+    await until(lambda: len(fake._watchers) == 1)
+    fake.deaf = True
+    fake.put(pod("b"))
+    await until(lambda: found.get("mq", "b") is not None)
+    assert fake.lists >= 2
+    task.cancel()
+
+
+async def test_a_watch_tries_its_connection_while_nothing_comes(fake: FakeApi, api: KubeApi) -> None:
+    """One that was lost with a node would leave the operator deaf until the watch had to be over."""
+    heard: list[tuple[str, str]] = []
+    _, task = await followed(api, heard)
+    await until(lambda: len(fake._watchers) == 1)
+    fake.put(pod("a"))
+    await until(lambda: heard)
+    session = api._client.rest_client.pool_manager
+    assert session is not None
+    [kept] = cast(Any, session.connector)._acquired
+    sock = kept.transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+    task.cancel()
+
+
+async def test_an_api_server_that_is_away_is_waited_for(fake: FakeApi, api: KubeApi) -> None:
+    heard: list[tuple[str, str]] = []
+    found, task = await followed(api, heard)
+    await until(lambda: len(fake._watchers) == 1)
+    fake.down = True
+    fake.break_watches(500)
+    await asyncio.sleep(0.3)
+    fake.down = False
+    fake.put(pod("b"))
+    await until(lambda: found.get("mq", "b") is not None)
+    task.cancel()
+
+
+# ---- calls
+
+
+async def test_errors_say_what_the_server_said(fake: FakeApi, api: KubeApi) -> None:
+    assert await api.get(POD, "mq", "none") is None
+    assert not await api.delete(POD, "mq", "none")
+    fake.put(pod("a"))
+    with pytest.raises(ApiError, match="exists") as caught:
+        await api.create(pod("a"))
+    assert (caught.value.status, caught.value.reason) == (409, "AlreadyExists")
+    with pytest.raises(ApiError, match="another uid"):
+        await api.delete(POD, "mq", "a", uid="other")
+    unreachable = FakeApi()
+    unreachable.url = "http://127.0.0.1:1"
+    async with unreachable.client() as nobody:
+        with pytest.raises(ApiUnavailable):
+            await nobody.get(POD, "mq", "a")
+
+
+# ---- events
+
+
+async def test_events_that_repeat_count_up_and_a_flood_is_cut(fake: FakeApi, api: KubeApi) -> None:
+    recorder = EventRecorder(api, "mq", "demo", "u", "op-0")
+    for _ in range(3):
+        recorder.record("Normal", "FailoverStarted", "demo-a-1 leads")
+        await recorder.close()
+    events = [o for (k, _, _), o in fake.objects.items() if k == "Event"]
+    assert [(e["count"], e["involvedObject"]["name"]) for e in events] == [(3, "demo")]
+    for i in range(200):
+        recorder.record("Warning", "Noise", f"number {i}")
+    await recorder.close()
+    assert len([k for k in fake.objects if k[0] == "Event"]) < 40
+    fake.down = True
+    recorder.record("Normal", "Lost", "nobody hears this, and nothing breaks")
+    await recorder.close()
+
+
+# ---- objects
+
+
+CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+CLUSTER.metadata.uid = "u1"
+KEPT = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Secret", "Service", "ServiceAccount", "StatefulSet")
+
+
+def controller(api: KubeApi, uid: str = "u1") -> ObjectReconciler:
+    caches = {k: InformerCache(api, KINDS[k], (), "", lambda *_: None) for k in KEPT}
+    return ObjectReconciler(api, caches, OperatorSettings("broker:1"), "mq", "demo", uid)
+
+
+async def pass_over(objects: ObjectReconciler, cluster: BrokerCluster = CLUSTER) -> tuple[bool, ReconcileResult]:
+    found = ReconcileResult()
+    done = await objects.keep_secret(cluster, found)
+    return await objects.keep(cluster, plan(cluster), {}, found) and done, found
+
+
+async def test_a_second_pass_writes_nothing(fake: FakeApi, api: KubeApi) -> None:
+    objects = controller(api)
+    assert (await pass_over(objects))[0]
+    assert fake.get("StatefulSet", "demo-a") is not None
+    writes = len(fake.log)
+    assert (await pass_over(objects))[0]
+    assert len(fake.log) == writes
+
+
+async def test_what_belongs_to_others_is_never_touched(fake: FakeApi, api: KubeApi) -> None:
+    mine = {"kind": "Service", "metadata": {"name": "demo-a-master", "namespace": "mq"}, "spec": {"ports": []}}
+    fake.put(mine)
+    done, found = await pass_over(controller(api))
+    assert not done
+    assert any("Service demo-a-master exists and is not of this cluster" in p for p in found.problems)
+    live = fake.get("Service", "demo-a-master")
+    assert live is not None
+    assert live["spec"] == {"ports": []}
+
+
+async def test_a_deleted_secret_comes_back_with_the_same_token(fake: FakeApi, api: KubeApi) -> None:
+    objects = controller(api)
+    await pass_over(objects)
+    before = fake.get("Secret", "demo-admin")
+    fake.remove("Secret", "mq", "demo-admin")
+    objects._caches["Secret"]._objects.clear()
+    await pass_over(objects)
+    after = fake.get("Secret", "demo-admin")
+    assert before is not None
+    assert after is not None
+    assert before["data"] == after["data"]
+
+
+async def test_volumes_that_grow_take_a_new_set_around_the_pods(fake: FakeApi, api: KubeApi) -> None:
+    objects = controller(api)
+    await pass_over(objects)
+    grown = CLUSTER.model_copy(deep=True)
+    grown.spec.storage.size = "20Gi"
+    done, _ = await pass_over(objects, grown)
+    assert not done
+    assert ("DELETE", "StatefulSet", "demo-a") in fake.log
+    objects._caches["StatefulSet"]._objects.clear()
+    assert (await pass_over(objects, grown))[0]
+    live = fake.get("StatefulSet", "demo-a")
+    assert live is not None
+    assert live["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == "20Gi"
+
+
+async def test_what_an_earlier_spec_left_is_removed_and_groups_never_are(fake: FakeApi, api: KubeApi) -> None:
+    objects = controller(api)
+    many = CLUSTER.model_copy(deep=True)
+    many.spec.nameServers.replicas = 3
+    many.spec.brokerGroups.append(many.spec.brokerGroups[0].model_copy(update={"name": "b"}))
+    assert (await pass_over(objects, many))[0]
+    assert (await pass_over(objects))[0]
+    assert fake.get("Service", "demo-namesrv-2") is None
+    assert fake.get("Service", "demo-namesrv-1") is not None
+    assert fake.get("StatefulSet", "demo-b") is not None
+
+
+async def test_external_addresses_come_before_brokers(fake: FakeApi, api: KubeApi) -> None:
+    """A broker is not started with addresses that nobody knows yet."""
+    outside = CLUSTER.model_copy(deep=True)
+    outside.spec.external = BrokerCluster.make(
+        "x", brokerGroups=[{"name": "a"}], external={"type": "NodePort", "host": "node"}
+    ).spec.external
+    objects = controller(api)
+    done, found = await pass_over(objects, outside)
+    assert not done
+    assert "waiting for external addresses" in found.progress[0]
+    assert fake.get("StatefulSet", "demo-a") is None
+    port = 30000
+    for (kind, _, name), obj in list(fake.objects.items()):
+        if kind == "Service" and name.endswith("-external"):
+            port += 1
+            obj["spec"]["ports"][0]["nodePort"] = port
+            objects._caches["Service"].note(fake.put(obj))
+    assert (await pass_over(objects, outside))[0]
+    config = fake.get("ConfigMap", names.group_set("demo", "a"))
+    assert config is not None
+    assert "node:300" in config["data"]["demo-a-0.json"]
+    assert await api.get(CONFIG_MAP, "mq", "demo-a") == config

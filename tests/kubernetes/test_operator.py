@@ -1,0 +1,62 @@
+"""The operator's process: what it waits for before it looks after clusters."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from gantry_operator.platforms.kubernetes import operator
+from gantry_operator.platforms.kubernetes.client import KubeApi
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
+from gantry_operator.platforms.kubernetes.operator import Operator
+
+from tests.kubernetes.fake_api import FakeApi
+from tests.support.running import running
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("NetworkPolicy", True), ("Pod", False)])
+async def test_only_what_a_failover_needs_has_to_be_listed(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, kind: str, begins: bool
+) -> None:
+    """A list may take a minute, or be refused for ever."""
+    monkeypatch.setattr(operator, "LISTED_S", 0.2)
+    fake.unanswered = [("GET", kind)]
+    acting = asyncio.Event()
+
+    async def act(self: Operator) -> None:
+        acting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Operator, "_kopf", act)
+    async with running(Operator(api, OperatorSettings("broker", "", "ops", ()), "op-0")) as found:
+        async with asyncio.timeout(3):
+            await asyncio.gather(*(m.ready() for k, m in found.followed().items() if k != kind))
+        assert found.shared.unlisted() == [kind]
+        await asyncio.sleep(0.5)
+        assert acting.is_set() == begins
+
+
+async def test_the_end_of_a_former_cluster_that_is_told_late_is_not_that_of_the_new_one(
+    api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted and made anew: kopf keeps the order of the events of each object, not of two of the same name."""
+    stopped: list[str] = []
+
+    async def stop(self: ClusterController) -> None:
+        stopped.append(self.uid)
+
+    monkeypatch.setattr(ClusterController, "start", lambda self: None)
+    monkeypatch.setattr(ClusterController, "stop", stop)
+    found = Operator(api, OperatorSettings("broker", "", "ops", ()), "op-0")
+
+    def cluster(uid: str) -> dict[str, Any]:
+        return {"metadata": {"namespace": "mq", "name": "demo", "uid": uid, "generation": 1, "resourceVersion": "7"}}
+
+    for event, uid in (("ADDED", "former"), ("ADDED", "new"), ("DELETED", "former")):
+        await found._on_cluster({"type": event}, cluster(uid))
+    assert [k.uid for k in found.clusters.values()] == ["new"]
+    await found._on_cluster({"type": "DELETED"}, cluster("new"))
+    assert (found.clusters, stopped) == ({}, ["former", "new"])
+    await found._remoting.close()

@@ -1,0 +1,91 @@
+"""An operator that starts while the spec is refused: failover goes on, as the groups run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import names
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings, render
+from gantry_operator.platforms.kubernetes.names import group_set
+from gantry_operator.platforms.kubernetes.object_reconciler import ReconcileResult
+
+
+async def taken(
+    cluster: BrokerCluster, refused: dict[str, Any], replicas: int = 3, leases: Sequence[dict[str, Any]] = ()
+) -> BrokerCluster:
+    """What the controller goes on with, over the objects of `cluster`."""
+    settings = OperatorSettings("broker", "spark", "ops", ())
+    objects = render(cluster, plan(cluster), settings, external_addresses=None, pinned_ports={}, replicas={})
+    found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    found["StatefulSet", group_set("demo", "a")]["spec"]["replicas"] = replicas
+    of_groups = [o for o in objects if names.GROUP_LABEL in o["metadata"]["labels"]]
+    controller = ClusterController.__new__(ClusterController)
+    controller.namespace, controller.name, controller.uid, controller._obj = "mq", "demo", "u", {"spec": refused}
+    took: list[BrokerCluster] = []
+
+    async def no_secret(cluster: BrokerCluster, findings: ReconcileResult) -> bool:
+        return False
+
+    parts: Any = controller
+    parts._take = took.append
+    parts._objects = SimpleNamespace(
+        owned=lambda kind: [o for o in [*of_groups, *leases] if o["kind"] == kind],
+        live=lambda kind, name: found.get((kind, name)),
+        keep_secret=no_secret,
+        token=None,
+    )
+    assert ("ConfigMap", group_set("demo", "a")) in found
+    await controller._go_on_without_spec(ReconcileResult())
+    [said] = took
+    return said
+
+
+@pytest.mark.parametrize("mode", ["MasterSlave", "Raft"])
+async def test_the_mode_is_that_in_which_the_members_run(mode: str) -> None:
+    """A Raft group under decisions on a master would be given a registry, and its Service would follow nobody."""
+    groups = [{"name": "a", "members": 3}]
+    cluster = BrokerCluster.make("demo", "mq", mode=mode, minInSyncReplicas=2, flush="Sync", brokerGroups=groups)
+    spec = (await taken(cluster, {"mode": 7})).spec
+    assert (spec.mode, spec.minInSyncReplicas, spec.flush) == (mode, 2, "Sync")
+    assert spec.failover.automatic
+
+
+async def test_nobody_is_promoted_by_itself_where_that_was_forbidden() -> None:
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+    assert not (await taken(cluster, {"failover": {"automatic": False}})).spec.failover.automatic
+    assert not (await taken(cluster, {"failover": {"automatic": "no"}})).spec.failover.automatic
+    assert (await taken(cluster, {"failover": 3})).spec.failover.automatic
+
+
+async def test_a_master_may_be_silent_for_as_long_as_was_said() -> None:
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+    for wanted, taken_for in (("30s", "30s"), ("1ms", "2s"), (7, "2s"), ("soon", "2s")):
+        spec = (await taken(cluster, {"failover": {"detectionTimeout": wanted, "automatic": False}})).spec
+        assert (spec.failover.detectionTimeout, spec.failover.automatic) == (taken_for, False)
+    spec = (await taken(cluster, {"failover": {"unclean": True}})).spec
+    assert not spec.failover.unclean, "nothing is given up for a spec that is refused"
+
+
+async def test_leases_that_go_with_the_cluster_stay_so() -> None:
+    """Without its owner a Lease would outlive the volumes, and no group of its name would ever have a master again."""
+    cluster = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+    assert (await taken(cluster, {"reclaim": "delete"})).spec.reclaim == "Retain"
+    assert (await taken(cluster, {"reclaim": "delete"}, leases=[{"kind": "Lease"}])).spec.reclaim == "Delete"
+
+
+async def test_fewer_members_than_must_acknowledge_are_taken_as_they_are() -> None:
+    cluster = BrokerCluster.make("demo", "mq", minInSyncReplicas=3, brokerGroups=[{"name": "a", "members": 3}])
+    assert (await taken(cluster, {}, replicas=2)).spec.minInSyncReplicas == 2
+
+
+async def test_a_raft_group_from_which_members_were_taken_is_still_one() -> None:
+    groups = [{"name": "a", "members": 3}]
+    cluster = BrokerCluster.make("demo", "mq", mode="Raft", brokerGroups=groups)
+    spec = (await taken(cluster, {"mode": 7}, replicas=2)).spec
+    assert (spec.mode, spec.brokerGroups[0].members) == ("Raft", 3)

@@ -1,0 +1,89 @@
+"""Planned changes, step by step, against an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gantry_operator.cluster import rolling_change as rolling
+from gantry_operator.cluster.rolling_change import RollingChange
+from gantry_operator.plan import Step
+from gantry_operator.platforms.base import Deployment, MemberEndpoint
+from gantry_operator.platforms.kubernetes import names, platform
+from gantry_operator.platforms.kubernetes.client import POD, STATEFUL_SET, VOLUME_CLAIM, KubeApi
+from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
+from gantry_operator.platforms.kubernetes.platform import KubernetesPlatform
+from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
+
+from tests.kubernetes.fake_api import FakeApi
+
+OLD, NEW = "demo-a-0", "demo-a-1"
+
+
+def pod(name: str, role: str) -> dict[str, Any]:
+    meta = {"name": name, "namespace": "mq", "uid": f"u-{name}", "labels": {names.ROLE_LABEL: role}}
+    return {"kind": "Pod", "metadata": meta, "spec": {}}
+
+
+async def test_a_former_master_is_not_replaced_while_its_clients_still_come_to_it(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi
+) -> None:
+    """It forwards what comes by the master's Service, which needs a moment to follow the labels."""
+    monkeypatch.setattr(platform, "GRACE_S", 0.2)
+    monkeypatch.setattr(platform, "SERVICE_S", 0.3)
+    fake.put(pod(OLD, names.ROLE_MASTER))
+    fake.put(pod(NEW, names.ROLE_SLAVE))
+    pods = InformerCache(api, POD, (), "", lambda event, obj: None)
+    task = asyncio.create_task(pods.run())
+    await asyncio.wait_for(pods.ready(), 3)
+    claims = InformerCache(api, VOLUME_CLAIM, (), "", lambda event, obj: None)
+    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    found.sizes, found.answers = {"a": 2}, lambda group, name: True
+    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
+    former = Deployment(OLD, 0, outdated=True, leaving=False)
+
+    async def replace() -> None:
+        if replacement.may_stop(former, "a", address_moved=True):
+            await replacement.replace_member("a", OLD)
+
+    await found.announce("a", MemberEndpoint(NEW, 1, "http://new", "new:1"), 2)
+    led = pods.get("mq", NEW)
+    assert led is not None
+    assert led["metadata"]["labels"][names.ROLE_LABEL] == names.ROLE_MASTER
+    await replace()
+    assert fake.get("Pod", OLD) is not None
+    await asyncio.sleep(0.25)
+    await found.label("a", 1)
+    await replace()
+    assert fake.get("Pod", OLD) is not None, "the Service may not have followed yet"
+    await asyncio.sleep(0.3)
+    await replace()
+    assert fake.get("Pod", OLD) is None
+    task.cancel()
+
+
+@pytest.mark.parametrize(("named", "left"), [("demo-a-2", 4), ("demo-a-3", 3)])
+async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeApi, api: KubeApi, named: str, left: int
+) -> None:
+    """A StatefulSet gives up its highest number."""
+    meta = {"name": "demo-a", "namespace": "mq", "generation": 1}
+    fake.put({"kind": "StatefulSet", "metadata": meta, "spec": {"replicas": 4}, "status": {"observedGeneration": 1}})
+    sets = InformerCache(api, STATEFUL_SET, (), "", lambda event, obj: None)
+    task = asyncio.create_task(sets.run())
+    await asyncio.wait_for(sets.ready(), 3)
+    pods, claims = (InformerCache(api, kind, (), "", lambda event, obj: None) for kind in (POD, VOLUME_CLAIM))
+    found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
+    found.sizes, found.planned = {"a": 4}, {"a": 2}
+    loop: Any = SimpleNamespace(cell=None, watches={}, still_counted=(), announced=True)
+    replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
+    change = RollingChange(replacement, {"a": loop}, lambda event: None)
+    monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))
+    await change._round()
+    live = fake.get("StatefulSet", "demo-a")
+    assert live is not None
+    assert (live["spec"]["replicas"], found.sizes["a"]) == (left, left)
+    task.cancel()

@@ -1,0 +1,234 @@
+"""LeaderPreference by annotation: each is fulfilled once and answered, whatever comes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gantry_broker.replication.types import Cell, MemberId
+from gantry_operator.api import BrokerCluster
+from gantry_operator.cluster.group_controller import SwitchoverFailed
+from gantry_operator.plan import plan
+from gantry_operator.platforms.kubernetes import cluster_controller as cluster
+from gantry_operator.platforms.kubernetes.client import ApiUnavailable
+from gantry_operator.platforms.kubernetes.cluster_controller import ClusterController
+from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_BEGUN, SWITCHOVER_RESULT
+
+PLAN = plan(BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}]))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "AGAIN_S", 0.05)
+
+
+class Resource:
+    """The cluster object as the API server has it, and the loop that is asked: who leads is the next one each time."""
+
+    def __init__(self, request: str) -> None:
+        self.annotations: dict[str, str] = {SWITCHOVER: request}
+        self.version = 1
+        self.asked: list[int | None] = []
+        self.refuses: list[str] = []
+        """Annotations of which the next write fails."""
+        self.loses: list[str] = []
+        """The same, and the write is done all the same."""
+        self.meanwhile = ""
+        self.cell: Cell | None = Cell(1, 1, MemberId(0, "x"), frozenset())
+        self.dies = False
+        self.changed = False
+        """The spec is changed while the answer to a write is on its way."""
+        self.operator()
+
+    def operator(self) -> None:
+        """One that has just begun to lead."""
+        controller = self.controller = ClusterController.__new__(ClusterController)
+        controller.namespace, controller.name = "mq", "demo"
+        controller._dirty, controller._plan = asyncio.Event(), PLAN
+        controller._unsent_answer = controller._request_task = None
+        controller._answered = ("", 0)
+        parts: Any = controller
+        parts._shared = SimpleNamespace(api=self)
+        parts._groups = SimpleNamespace(controllers={"a": self})
+        parts._events = SimpleNamespace(record=lambda *words: None)
+
+    def seen(self) -> dict[str, Any]:
+        meta = {"annotations": copy.deepcopy(self.annotations), "resourceVersion": str(self.version), "generation": 1}
+        return {"metadata": meta}
+
+    async def known_cell(self) -> Cell:
+        for _ in range(100):
+            if self.cell is not None:
+                return self.cell
+            await asyncio.sleep(0.01)
+        raise SwitchoverFailed("nobody knows")
+
+    async def switchover(self, to: int | None, reason: str) -> str:
+        self.asked.append(to)
+        assert self.cell is not None
+        assert self.cell.master is not None
+        self.cell = self.cell.promoted(MemberId((self.cell.master.member + 1) % 3, "x"), ())
+        if self.dies:
+            raise asyncio.CancelledError
+        if self.meanwhile:
+            self.annotations[SWITCHOVER], self.meanwhile = self.meanwhile, ""
+            self.version += 1
+            self.controller._obj = self.seen()
+        return f"to {to}"
+
+    async def merge(self, kind: Any, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+        for key in patch["metadata"]["annotations"]:
+            if key in self.refuses:
+                self.refuses.remove(key)
+                raise ApiUnavailable("the API server is away")
+        self.version += 1
+        for key, value in patch["metadata"]["annotations"].items():
+            if value is None:
+                self.annotations.pop(key, None)
+            else:
+                self.annotations[key] = value
+        written = self.seen()
+        for key in patch["metadata"]["annotations"]:
+            if key in self.loses:
+                self.loses.remove(key)
+                raise ApiUnavailable("the connection broke")
+        if self.changed:
+            self.version += 1
+            self.controller.update(self.seen() | {"spec": "another"})
+        return written
+
+    async def look(self) -> None:
+        self.controller._obj = self.seen()
+        self.controller._start_switchover_request()
+        if self.controller._request_task is not None:
+            await asyncio.wait([self.controller._request_task])
+
+
+async def test_a_wish_that_comes_while_another_is_fulfilled_is_not_taken_away_with_it() -> None:
+    resource = Resource("a=demo-a-1")
+    resource.meanwhile = "a=demo-a-2"
+    await resource.look()
+    assert resource.annotations == {SWITCHOVER: "a=demo-a-2", SWITCHOVER_RESULT: "a=demo-a-1 done: to 1"}
+    await resource.look()
+    assert resource.annotations == {SWITCHOVER_RESULT: "a=demo-a-2 done: to 2"}
+    assert resource.asked == [1, 2]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_wish_whose_answer_cannot_be_written_is_not_fulfilled_twice(again: bool) -> None:
+    """The best of the others is another one each time."""
+    resource = Resource("a")
+    resource.refuses = [SWITCHOVER_RESULT]
+    await resource.look()
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
+    if again:
+        resource.annotations[SWITCHOVER] = "a"
+        await resource.look()
+        assert resource.asked == [None, None], "the same words later are another request"
+
+
+async def test_an_operator_that_ends_before_it_has_answered_is_followed_by_one_that_answers() -> None:
+    resource = Resource("a #1")
+    resource.dies = True
+    await resource.look()
+    assert resource.annotations[SWITCHOVER] == "a #1", "nobody has answered it"
+    resource.operator()
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: demo-a-1 leads a in epoch 2"}
+
+
+async def test_an_operator_that_ends_before_anything_came_of_a_wish_is_followed_by_one_that_fulfils_it() -> None:
+    resource = Resource("a #1")
+    before, resource.dies = resource.cell, True
+    await resource.look()
+    resource.operator()
+    resource.cell, resource.dies = before, False
+    await resource.look()
+    assert resource.asked == [None, None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
+
+
+async def test_what_was_written_down_of_another_wish_says_nothing_about_this_one() -> None:
+    resource = Resource("a #2")
+    resource.annotations[SWITCHOVER_BEGUN] = "a #1 in epoch 0 of member 2"
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #2 done: to None"}
+
+
+async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_the_next_one() -> None:
+    """The same words again, after a failover in between."""
+    resource = Resource("a")
+    resource.annotations = {SWITCHOVER_BEGUN: "a in epoch 1 of member 0"}
+    resource.refuses = [SWITCHOVER_BEGUN]
+    await resource.look()
+    assert resource.controller._dirty.is_set(), "to be tried again"
+    await resource.look()
+    assert resource.annotations == {}
+    assert resource.cell is not None
+    resource.cell = resource.cell.promoted(MemberId(1, "x"), ())
+    resource.annotations = {SWITCHOVER: "a"}
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
+
+
+async def test_a_wish_whose_answer_was_written_and_the_word_of_it_lost_does_not_answer_the_next_one() -> None:
+    """The same words again, later."""
+    resource = Resource("a")
+    resource.loses = [SWITCHOVER_RESULT]
+    older = resource.seen()
+    await resource.look()
+    assert resource.annotations == {SWITCHOVER_RESULT: "a done: to None"}
+    resource.controller.update(older)
+    await resource.look()
+    assert resource.asked == [None]
+    resource.annotations[SWITCHOVER] = "a"
+    resource.version += 1
+    await resource.look()
+    assert resource.asked == [None, None]
+
+
+async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_known_who_leads() -> None:
+    resource = Resource("a #1")
+    resource.refuses = [SWITCHOVER_BEGUN]
+    await resource.look()
+    assert resource.asked == []
+    cell, resource.cell = resource.cell, None
+    asyncio.get_running_loop().call_later(0.1, setattr, resource, "cell", cell)
+    await resource.look()
+    assert resource.asked == [None]
+    assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
+
+
+async def test_an_older_event_about_the_resource_brings_no_answered_wish_back() -> None:
+    resource = Resource("a #1")
+    older = resource.seen()
+    await resource.look()
+    resource.controller.update(older)
+    resource.controller._start_switchover_request()
+    await asyncio.sleep(0.1)
+    assert resource.asked == [None]
+
+
+async def test_an_answer_that_is_refused_again_and_again_is_not_tried_without_pause() -> None:
+    resource = Resource("a=demo-a-1")
+    resource.refuses = [SWITCHOVER_RESULT]
+    begun = asyncio.get_running_loop().time()
+    await resource.look()
+    assert resource.controller._dirty.is_set()
+    assert asyncio.get_running_loop().time() - begun >= cluster.AGAIN_S
+
+
+async def test_what_a_write_answers_does_not_take_the_place_of_what_is_newer() -> None:
+    resource = Resource("a=demo-a-1 #1")
+    resource.changed = True
+    await resource.look()
+    assert resource.controller._obj["spec"] == "another"
+    assert resource.controller._answered == ("a=demo-a-1 #1", 2)

@@ -1,0 +1,195 @@
+"""The `gantry` command on a cluster whose spec is refused: what runs can be used all the same. And where the API server
+refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.cli import analytics_on_demand as ondemand
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.target import KubernetesTarget
+from gantry_operator.platforms.kubernetes import target as kube_target
+from gantry_operator.platforms.kubernetes.client import ApiError, KubeApi
+from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
+from gantry_operator.platforms.kubernetes.target import KubeTarget, TargetError
+
+from tests.kubernetes.fake_api import FakeApi
+
+CLUSTER = BrokerCluster.make("demo", "mq", brokerGroups=[{"name": "a", "members": 3}])
+RUNS = {
+    "members": [{"name": f"demo-{g}-{n}", "group": g} for g in ("a", "b") for n in range(2)],
+    "nameServerMembers": [{"name": "demo-namesrv-0", "address": "x:9876", "ready": True}],
+}
+
+
+def opened(fake: FakeApi, api: KubeApi, status: dict[str, Any], **spec: Any) -> KubeTarget:
+    shown = CLUSTER.model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    fake.put(shown | {"spec": shown["spec"] | spec, "status": status})
+    target = KubeTarget()
+    target._api, target.namespace, target.name = api, "mq", "demo"
+    return target
+
+
+async def test_a_switchover_is_asked_for_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, {}, mode=7)
+    asked = asyncio.create_task(target.switchover("a", "demo-a-1", 3))
+    annotations: dict[str, str] = {}
+    while SWITCHOVER not in annotations:
+        await asyncio.sleep(0.02)
+        assert not asked.done(), asked.exception()
+        annotations = fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+    annotations[SWITCHOVER_RESULT] = f"{annotations[SWITCHOVER]} done: demo-a-1 leads a"
+    assert await asked == "demo-a-1 leads a"
+
+
+async def test_a_switchover_of_what_is_not_there_is_not_asked_for(fake: FakeApi, api: KubeApi) -> None:
+    with pytest.raises(TargetError, match="demo has no group 'z', but a"):
+        await opened(fake, api, {}).switchover("z")
+    assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+
+
+async def test_a_switchover_that_nobody_answers_is_withdrawn(fake: FakeApi, api: KubeApi) -> None:
+    """Else it would be carried out after it was said that nobody answered."""
+    with pytest.raises(
+        TargetError, match=r"did not answer within 0 s: is it running\? What was asked for is withdrawn"
+    ):
+        await opened(fake, api, {}).switchover("a", "demo-a-1", 0.3)
+    assert SWITCHOVER not in fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"]
+
+
+async def test_what_another_person_asks_for_meanwhile_is_not_withdrawn(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = opened(fake, api, {})
+    merge, refused = api.merge, []
+
+    async def too_late(kind: Any, namespace: str, name: str, patch: dict[str, Any]) -> Any:
+        if patch["metadata"].get("resourceVersion") and not refused:
+            refused.append(1)
+            await merge(kind, namespace, name, {"metadata": {"annotations": {SWITCHOVER: "a #2"}}})
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return await merge(kind, namespace, name, patch)
+
+    monkeypatch.setattr(api, "merge", too_late)
+    with pytest.raises(TargetError, match="did not answer"):
+        await target.switchover("a", "demo-a-1", 0.3)
+    assert refused
+    assert fake.objects["BrokerCluster", "mq", "demo"]["metadata"]["annotations"][SWITCHOVER] == "a #2"
+
+
+async def test_an_answer_that_comes_in_the_last_moment_is_told(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, {})
+    resource = await target.resource()
+    resource["metadata"]["annotations"] = {SWITCHOVER_RESULT: "a #1 done: demo-a-1 leads a"}
+    fake.put(resource)
+    assert await target._withdrawn("a #1") == "demo-a-1 leads a"
+
+
+REFUSED = {
+    "phase": "Refused",
+    "observedGeneration": 2,
+    "conditions": [{"type": "Progressing", "reason": "InvalidSpec", "message": "the spec is refused: spec.mode is 7"}],
+}
+
+
+def kept_open(target: KubeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands find it instead of making one of their own."""
+
+    class Opened:
+        def __init__(self, *wanted: Any) -> None: ...
+
+        async def __aenter__(self) -> KubeTarget:
+            return target
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(ondemand, "KubeTarget", Opened)
+    monkeypatch.setattr(ondemand, "POLL_S", 0.02)
+
+
+async def test_no_report_is_waited_for_under_a_refused_spec(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = opened(fake, api, REFUSED, analytics={}, mode=7)
+    kept_open(target, monkeypatch)
+    shown = fake.objects["BrokerCluster", "mq", "demo"]
+    shown["metadata"]["generation"] = 2
+    with pytest.raises(CliError, match=r"no report is made: the spec is refused: spec\.mode is 7"):
+        await asyncio.wait_for(ondemand.analyze(None, None, None, 30), 3)
+    assert ondemand.ANALYZE_ANNOTATION not in shown["metadata"].get("annotations", {})
+
+
+async def test_a_report_of_which_nothing_comes_since_the_spec_is_refused_is_not_made_later(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = opened(fake, api, REFUSED, analytics={"schedule": "@daily"})
+    kept_open(target, monkeypatch)
+    shown = fake.objects["BrokerCluster", "mq", "demo"]
+    shown["metadata"]["generation"] = 3  # What was said of the spec before this one says nothing of it.
+    asked = asyncio.create_task(ondemand.analyze(None, None, None, 30))
+    key = ("BrokerCluster", "mq", "demo")
+    await asyncio.sleep(0.3)
+    assert not asked.done()
+    assert ondemand.ANALYZE_ANNOTATION in fake.objects[key]["metadata"]["annotations"]
+    fake.put(fake.objects[key] | {"status": REFUSED | {"observedGeneration": 3}})
+    with pytest.raises(CliError, match=r"no report is made: the spec is refused: spec\.mode is 7"):
+        await asyncio.wait_for(asked, 3)
+    assert ondemand.ANALYZE_ANNOTATION not in fake.objects[key]["metadata"]["annotations"]
+
+
+async def test_ports_of_what_runs_are_forwarded_though_the_spec_is_refused(fake: FakeApi, api: KubeApi) -> None:
+    target = opened(fake, api, RUNS, mode=7)
+    assert (await target.name_servers()).startswith("127.0.0.1:")
+    assert len(await target.members_http()) == 4
+    forwarded = target._forwarded
+    assert forwarded is not None
+    assert b"demo-b-master.mq.svc:10911" in forwarded._addresses
+    await forwarded.close()
+
+
+async def test_where_nothing_says_what_runs_that_is_said(fake: FakeApi, api: KubeApi) -> None:
+    with pytest.raises(TargetError, match=r"refused, and the status does not say what runs: spec\.mode is 7"):
+        await opened(fake, api, {}, mode=7).name_servers()
+
+
+def status() -> Awaitable[Any]:
+    return KubernetesTarget(None, None, None).resource()
+
+
+def switchover() -> Awaitable[Any]:
+    return KubernetesTarget(None, None, None).switchover("a", None)
+
+
+async def produce() -> None:
+    async with KubernetesTarget(None, None, None).name_servers():
+        pass
+
+
+def analyze() -> Awaitable[Any]:
+    return ondemand.analyze(None, None, None, 3)
+
+
+@pytest.mark.parametrize("command", [status, switchover, produce, analyze])
+async def test_what_the_api_server_does_not_allow_is_one_line(
+    fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch, command: Callable[[], Awaitable[Any]]
+) -> None:
+    """Whoever may read a cluster may not change it, for example."""
+    target = opened(fake, api, {})
+
+    class Opened:
+        def __init__(self, *wanted: Any) -> None: ...
+
+        async def __aenter__(self) -> KubeTarget:
+            fake.down = True
+            return target
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    for module in (kube_target, ondemand):
+        monkeypatch.setattr(module, "KubeTarget", Opened)
+    with pytest.raises(CliError, match="the Kubernetes API server refuses or does not answer: it is down"):
+        await command()

@@ -1,0 +1,197 @@
+"""What a supervisor answers to requests that cannot be carried out as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gantry_operator.api import BrokerCluster
+from gantry_operator.cli.analytics import resolve
+from gantry_operator.cli.errors import CliError
+from gantry_operator.cli.target import LocalTarget, run_async
+from gantry_operator.failover.model import Wait
+from gantry_operator.plan import plan
+from gantry_operator.platforms.local import control
+from gantry_operator.platforms.local import port_claims as claims
+from gantry_operator.platforms.local.control import ControlError
+from gantry_operator.platforms.local.folder import ClusterFolder, read_json
+from gantry_operator.platforms.local.ports import Ports
+from gantry_operator.platforms.local.process_plan import process_plans
+from gantry_operator.platforms.local.status import local_status
+from gantry_operator.platforms.local.supervisor import Supervisor, load_saved, save_manifest
+from gantry_operator.platforms.local.supervisor_lock import take_lock
+from gantry_operator.platforms.local.switchover_once import switchover_once
+
+
+def made(*groups: str) -> BrokerCluster:
+    spec = [{"name": g, "members": 2} for g in groups]
+    return BrokerCluster.make("t", "x", nameServers={"replicas": 1}, brokerGroups=spec)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ClusterFolder:
+    """Of two groups, none of whose processes runs."""
+    folder, cluster = ClusterFolder(tmp_path), made("a", "b")
+    folder.make()
+    save_manifest(folder, cluster)
+    ports = Ports.load(folder.ports)
+    ports.choose(plan(cluster), frozenset())
+    for process in process_plans(cluster, plan(cluster), ports, folder):
+        folder.config(process.name).write_text(process.config)
+    return folder
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_a_member_of_another_group_is_not_taken_for_the_one_of_its_number(
+    folder: ClusterFolder, supervised: bool
+) -> None:
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    asked: Awaitable[Any] = (
+        supervisor._switchover("a", "t-b-1") if supervised else switchover_once(folder, "a", "t-b-1")
+    )
+    with pytest.raises(ControlError, match="t-b-1 is a member of group b, not of a"):
+        await asyncio.wait_for(asked, 3)
+    await supervisor.close()
+
+
+async def test_a_group_that_is_not_there_is_named_without_a_supervisor_too(folder: ClusterFolder) -> None:
+    with pytest.raises(ControlError, match="t has no group 'nosuch', but a, b"):
+        await switchover_once(folder, "nosuch", None)
+
+
+async def servers_of(target: LocalTarget) -> str:
+    async with target.name_servers() as servers:
+        return servers
+
+
+COMMANDS: dict[str, Callable[[LocalTarget], object]] = {
+    "status": lambda target: run_async(target.resource()),
+    "produce": lambda target: run_async(servers_of(target)),
+    "switchover": lambda target: run_async(target.switchover("a", None)),
+    "analyze": lambda target: resolve(None, target.folder.root),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "use"),
+    [("status", "group/a"), ("produce", "t-namesrv-0"), ("switchover", "t-a-1"), ("analyze", "t-b-0/http")],
+)
+def test_a_port_that_is_missing_is_named_with_what_to_do(folder: ClusterFolder, command: str, use: str) -> None:
+    folder.ports.write_text(json.dumps({u: p for u, p in read_json(folder.ports).items() if u != use}))
+    said = f"{folder.ports} holds no port of {use}: start the cluster with gantry up"
+    with pytest.raises(CliError, match=re.escape(said)):
+        COMMANDS[command](LocalTarget(folder))
+
+
+async def test_what_cannot_be_started_is_told(folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+
+    def no_port(*_: object) -> list[str]:
+        raise OSError("no port is free")
+
+    monkeypatch.setattr(Ports, "choose", no_port)
+    server = await control.serve(folder, supervisor._handle)
+    manifest: dict[str, Any] = made("a", "b", "c").model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    with pytest.raises(ControlError, match="this one cannot be run: no port is free"):
+        await control.ask(folder, "apply", 3, manifest=manifest)
+    assert [g.name for g in supervisor.plan.groups] == [g.name for g in plan(load_saved(folder)).groups] == ["a", "b"]
+    server.close()
+    await supervisor.close()
+
+
+async def test_the_failover_goes_on_while_another_program_chooses_its_ports(
+    folder: ClusterFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand still with that."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    claims.claims_folder().mkdir()
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
+    longest = 0.0
+
+    async def look() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    with open(claims.claims_folder() / "lock", "a") as lock:  # noqa: ASYNC230
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        looking = asyncio.create_task(look())
+        await asyncio.sleep(0.05)
+        threading.Timer(1.0, lock.close).start()
+        manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
+        assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
+        await asyncio.sleep(0.05)
+    assert longest < 0.7
+    looking.cancel()
+    await supervisor.close()
+
+
+async def test_after_a_changed_spec_it_is_ready_once_that_was_tried_again(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That somebody could send at the first start says nothing of now: `gantry up` would call a cluster ready of which
+    nobody answers."""
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    monkeypatch.setattr(supervisor.children, "plan", lambda plans: None)
+    supervisor.ready = True
+    manifest = made("a", "b").model_dump(mode="json", exclude={"status"}, exclude_none=True)
+    assert await supervisor._handle("apply", {"manifest": manifest}) == {"applied": True}
+    said = await supervisor._handle("info", {})
+    assert (said["ready"], said["notReady"]) == (False, "the spec was changed")
+    await supervisor.close()
+
+
+async def test_a_change_that_comes_during_a_round_is_not_called_done_with_it(
+    folder: ClusterFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    rolling = supervisor._rolling
+
+    async def finish_change() -> bool:
+        rolling.start("the spec was changed")
+        return False
+
+    monkeypatch.setattr(rolling._platform, "finish_change", finish_change)
+    await rolling._round()
+    assert rolling.reason == "the spec was changed"
+    await supervisor.close()
+
+
+async def test_the_status_shows_what_is_under_way_and_what_does_not_succeed(folder: ClusterFolder) -> None:
+    """As under Kubernetes."""
+    supervisor = Supervisor(folder, made("a", "b"), show=lambda line: None)
+    loop = supervisor.watch_only("a")
+    loop._report_problem("pass", "the role registry does not answer")
+    loop._note_wait(Wait("waiting-for-members", "waiting for t-a-1: every disk is asked first", available=False))
+    supervisor._rolling.start("t-a-1 is a slave, and everyone is in sync")
+    server = await control.serve(folder, supervisor._handle)
+    conditions = {c.type: c for c in (await local_status(folder)).status.conditions}
+    assert (conditions["Progressing"].status, conditions["Progressing"].message) == ("True", supervisor._rolling.reason)
+    assert (conditions["Degraded"].status, conditions["Degraded"].message) == (
+        "True",
+        "group a: the role registry does not answer",
+    )
+    assert "group a: waiting for t-a-1: every disk is asked first" in conditions["Available"].message
+    assert await supervisor._why_not_ready() == "group a: waiting for t-a-1: every disk is asked first"
+    server.close()
+    await supervisor.close()
+
+
+async def test_another_command_at_work_is_not_called_a_supervisor(folder: ClusterFolder) -> None:
+    """`gantry down` holds the lock as well, and so does `gantry switchover`."""
+    with (
+        take_lock(folder),
+        pytest.raises(ControlError, match="another command is at work here, or `gantry up` is just starting"),
+    ):
+        await switchover_once(folder, "a", None)
