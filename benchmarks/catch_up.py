@@ -126,7 +126,7 @@ def _reader_config(cluster: Cluster, master: dict[str, Any], slave: dict[str, An
         "address": _address(cluster, f"{master['name']}/replication"), "epoch": master["epoch"],
         "cluster": master["cluster"], "group": master["group"],
         "token_file": str(cluster.folder / "token"),
-        "history": json.loads(epochs.read_text())["history"],
+        "leaderEpochs": json.loads(epochs.read_text())["epochs"],
         "member": list(slave["member"].values()), "leader": list(master["member"].values()),
     }  # fmt: skip
 

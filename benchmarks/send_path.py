@@ -23,7 +23,7 @@ import uvloop
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.remoting.connection import Connection
-from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.replication.types import Assignment, LeadershipRecord
 from rig.processes import free_port
 
 _HEADER = (
@@ -87,8 +87,8 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
     )  # fmt: skip
     async with BrokerProcess(config) as process:
         replication = process.broker.replication
-        cell = Cell(1, 1, replication.me, frozenset({replication.me}))
-        await replication.assign(Assignment(cell, config.member_address, False))
+        leadership = LeadershipRecord(1, 1, replication.me, frozenset({replication.me}))
+        await replication.assign(Assignment(leadership, config.member_address, False))
         other = CountingTransport()
         conn = Connection(process.parts.dispatcher)
         conn.connection_made(other)

@@ -51,8 +51,10 @@ def check_record(cluster: Cluster, result: dict[str, Any]) -> None:
     """By what the client was told and what the log holds now, not by any status: every SEND_OK lies where the master
     that gave it said (`Load.result`), so no second master gave one. And all follow what the registry holds."""
     assert result["sendOk"] > 0, result
-    cell = json.loads(get(cluster.namespace, "lease", "demo-a")["metadata"]["annotations"]["gantry.dev/cell"])
-    assert {m["epoch"] for m in cluster.status()["members"]} == {cell["epoch"]}
+    leadership = json.loads(
+        get(cluster.namespace, "lease", "demo-a")["metadata"]["annotations"]["gantry.dev/leadership"]
+    )
+    assert {m["epoch"] for m in cluster.status()["members"]} == {leadership["epoch"]}
 
 
 def test_the_operator_dies_while_clusters_are_made(namespace: str, moments: random.Random, figure: Figure) -> None:

@@ -63,7 +63,7 @@ class GantryGroup(Group):
             return False
         in_sync = masters[0]["in_sync"]
         # The in-sync set of a Raft group contains members that have just restarted and follow no leader yet.
-        following = all(m["master_link"]["state"] == "connected" for m in self._members if m is not masters[0])
+        following = all(m["leader_link"]["state"] == "connected" for m in self._members if m is not masters[0])
         return bool(masters[0]["writable"]) and following and all(m["member"] in in_sync for m in self._members)
 
     def inject(self, kind: str) -> None:

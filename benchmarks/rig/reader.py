@@ -2,8 +2,8 @@
 
     python -m rig.reader CONFIG.json
 
-The file holds {"address", "epoch", "history", "member", "leader", "cluster", "group", "token_file"}. `address` is the
-master's replication port. `member` and `leader` are pairs of number and incarnation.
+The file holds {"address", "epoch", "leaderEpochs", "member", "leader", "cluster", "group", "token_file"}. `address` is
+the master's replication port. `member` and `leader` are pairs of number and incarnation.
 
 Each line on standard input sets its state: `away` fetches nothing, `in sync` fetches at the end of the log, `behind`
 fetches from the beginning. At the log's end it starts again from the beginning.
@@ -20,7 +20,7 @@ from gantry_broker.protocol.frame import encode_frame
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.replication import wire
 from gantry_broker.replication.messages import Fetch
-from gantry_broker.replication.types import EpochStart, History, MemberId
+from gantry_broker.replication.types import EpochStart, LeaderEpochs, MemberId
 
 from .wire import Wire
 
@@ -33,18 +33,20 @@ NEAR_END_BYTES = 8 << 20
 class Reader:
     """One connection to the master."""
 
-    def __init__(self, connection: Wire, epoch: int, history: History, me: MemberId, leader: MemberId) -> None:
+    def __init__(
+        self, connection: Wire, epoch: int, leader_epochs: LeaderEpochs, me: MemberId, leader: MemberId
+    ) -> None:
         self._socket = connection.socket
         self._socket.settimeout(None)
-        self._config = (epoch, me, history, leader)
+        self._config = (epoch, me, leader_epochs, leader)
         self._fetch_bytes = memoryview(bytearray(FETCH_BYTES))
         self.end = 0
         self.leader_end = 0
 
     def fetch(self) -> None:
         """Sends one fetch and returns its answer."""
-        epoch, me, history, leader = self._config
-        fetch = Fetch(epoch, me, self.end, self.end, history, leader=leader)
+        epoch, me, leader_epochs, leader = self._config
+        fetch = Fetch(epoch, me, self.end, self.end, leader_epochs, leader=leader)
         self._socket.sendall(encode_frame(wire.fetch_frame(fetch)))
         self._read(4, 4)
         size = int.from_bytes(self._fetch_bytes[:4], "big")
@@ -67,11 +69,11 @@ class Reader:
 
 def main() -> None:
     fields = json.loads(Path(sys.argv[1]).read_text())
-    history = tuple(EpochStart(*map(int, start)) for start in fields["history"])
+    leader_epochs = tuple(EpochStart(*map(int, start)) for start in fields["leaderEpochs"])
     me = MemberId(*fields["member"])
     identity = Identity(fields["cluster"], fields["group"], me.member)
     connection = Wire(fields["address"], member=identity, token=Path(fields["token_file"]).read_bytes().strip())
-    reader = Reader(connection, fields["epoch"], history, me, MemberId(*fields["leader"]))
+    reader = Reader(connection, fields["epoch"], leader_epochs, me, MemberId(*fields["leader"]))
     state = "away"
     while True:
         if select.select([sys.stdin], [], [], None if state == "away" else 0.0)[0]:

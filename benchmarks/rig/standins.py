@@ -19,7 +19,7 @@ from gantry_broker.http.models import (
     AssignmentModel,
     DiskStatus,
     FollowerStatus,
-    MasterLink,
+    LeaderLink,
     MemberRef,
     MemberStatus,
 )
@@ -46,30 +46,32 @@ class Member:
         self.cluster, self.group = meta["labels"][names.CLUSTER_LABEL], meta["labels"][names.GROUP_LABEL]
         self.name = meta["name"]
         self.ref = MemberRef(member=int(self.name.rsplit("-", 1)[1]), incarnation=uuid.uuid4().hex)
-        self.told: AssignmentModel | None = None
+        self.assignment: AssignmentModel | None = None
         self.changed = asyncio.Event()
 
-    def assign(self, told: AssignmentModel) -> AssignmentAnswer:
-        self.told = told
+    def assign(self, assignment: AssignmentModel) -> AssignmentAnswer:
+        self.assignment = assignment
         self.changed.set()
-        return AssignmentAnswer(accepted=True, epoch=told.cell.epoch, version=told.cell.version)
+        return AssignmentAnswer(accepted=True, epoch=assignment.leadership.epoch, version=assignment.leadership.version)
 
     def status(self) -> MemberStatus:
-        cell = None if self.told is None else self.told.cell
-        leads = cell is not None and cell.master == self.ref
-        others = [] if cell is None else [m for m in cell.in_sync if m != self.ref]
-        end = 0 if cell is None else LOG_BYTES
-        link = MasterLink()
-        if cell is not None and not leads:
-            link = MasterLink(member=cell.master, state="connected", last_answer_ms=300)
+        leadership = None if self.assignment is None else self.assignment.leadership
+        leads = leadership is not None and leadership.master == self.ref
+        others = [] if leadership is None else [m for m in leadership.in_sync if m != self.ref]
+        end = 0 if leadership is None else LOG_BYTES
+        link = LeaderLink()
+        if leadership is not None and not leads:
+            link = LeaderLink(member=leadership.master, state="connected", last_answer_ms=300)
         followers = [FollowerStatus(member=m, acked=end, last_fetch_ms=300, in_sync=True) for m in others]
         return MemberStatus(
             cluster=self.cluster, group=self.group, name=self.name, member=self.ref,
             broker_id=0 if leads else self.ref.member + 1,
-            role="Waiting" if cell is None else "Master" if leads else "Slave",
-            epoch=0 if cell is None else cell.epoch, version=0 if cell is None else cell.version,
-            last_epoch=0 if cell is None else cell.epoch, end=end, flushed=end, confirmed=end,
-            in_sync=[] if cell is None else cell.in_sync, followers=followers if leads else [], master_link=link,
+            role="Waiting" if leadership is None else "Master" if leads else "Slave",
+            epoch=0 if leadership is None else leadership.epoch,
+            version=0 if leadership is None else leadership.version,
+            last_epoch=0 if leadership is None else leadership.epoch, end=end, flushed=end, confirmed=end,
+            in_sync=[] if leadership is None else leadership.in_sync, followers=followers if leads else [],
+            leader_link=link,
             writable=leads, disk=DiskStatus(total_bytes=10**10, free_bytes=10**10), connections=3,
             address=f"{self.name}:{names.BROKER_PORT}", pid=1, started_ms=1,
         )  # fmt: skip
@@ -209,8 +211,10 @@ class StandIns:
         return self._members[request.transport.get_extra_info("sockname")[0]]
 
     async def _assignment(self, request: web.Request) -> web.Response:
-        told = AssignmentModel.model_validate_json(await request.read())
-        return web.Response(text=self._asked(request).assign(told).model_dump_json(), content_type="application/json")
+        assignment = AssignmentModel.model_validate_json(await request.read())
+        return web.Response(
+            text=self._asked(request).assign(assignment).model_dump_json(), content_type="application/json"
+        )
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})

@@ -18,7 +18,7 @@ from gantry_broker.protocol.message import pack_host
 from gantry_broker.remoting.client import RemotingClient
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import Membership
-from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import StoreConfig
 
@@ -82,7 +82,9 @@ class Bench:
         await self.broker.replication.start()
         me = self.broker.replication.me
         epoch = self.broker.replication.epoch + 1
-        await self.broker.replication.assign(Assignment(Cell(epoch, epoch, me, frozenset({me})), "127.0.0.1:10911"))
+        await self.broker.replication.assign(
+            Assignment(LeadershipRecord(epoch, epoch, me, frozenset({me})), "127.0.0.1:10911")
+        )
 
     def give(self, *frames: Frame, wire: Wire | None = None) -> None:
         """All frames as one read."""

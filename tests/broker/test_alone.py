@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gantry_broker.broker import fitness, registrar
+from gantry_broker.broker import health, registrar
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.support.free_ports import free_port, free_ports
 
@@ -52,21 +52,21 @@ async def test_whom_no_name_server_answers_should_not_lead(
     try:
         me = broker.replication.me
         master = me if leads else MemberId(1, "other")
-        cell = Cell().promoted(master, [me, master])
+        cell = LeadershipRecord().promoted(master, [me, master])
         assert (await broker.replication.assign(Assignment(cell, f"127.0.0.1:{port}"))).accepted
         alone_s = 1.0 - (broker.settings.registerNameServerPeriod / 1000 if leads else 0)
-        monkeypatch.setattr(fitness, "ALONE_S", alone_s)
+        monkeypatch.setattr(health, "ALONE_S", alone_s)
         await until(lambda: process.parts.registrar.last_ok_ms, "one of two NameServers answers")
-        assert broker.fitness.unfit == "", "one is enough"
+        assert broker.health.not_promotable == "", "one is enough"
         ended = time.monotonic()
         await server.close()
-        await until(lambda: broker.fitness.unfit == ALONE, "it says that none answers")
+        await until(lambda: broker.health.not_promotable == ALONE, "it says that none answers")
         assert not leads or time.monotonic() - ended > 0.9, "a master waits until the others must have tried"
         if not leads:
             await asyncio.sleep(ended + 1.5 - time.monotonic())
         again = time.monotonic()
         server = await name_server(second)
-        await until(lambda: broker.fitness.unfit == "", "one answers again")
+        await until(lambda: broker.health.not_promotable == "", "one answers again")
         assert leads or time.monotonic() - again > 0.9, "nobody is better for having been answered a moment earlier"
     finally:
         await process.stop()

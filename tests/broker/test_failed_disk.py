@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from gantry_broker.broker import fitness
+from gantry_broker.broker import health
 from gantry_broker.broker import process as main
 from gantry_broker.broker.metadata import snapshots
 from gantry_broker.config import BrokerConfig
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.store.errors import FlushFailed
 from gantry_broker.store.types import Put
 
@@ -80,7 +80,7 @@ async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
         await started.wait()
         broker = made[0].broker
         me = broker.replication.me
-        await broker.replication.assign(Assignment(Cell().promoted(me, [me]), config.member_address))
+        await broker.replication.assign(Assignment(LeadershipRecord().promoted(me, [me]), config.member_address))
         broker.writer.append([_put(b"flushed")])
         broker.writer.appended(None)
         while broker.store.flushed < broker.store.end:  # noqa: ASYNC110 (a thread says it)
@@ -111,7 +111,7 @@ async def test_a_process_ends_and_the_next_one_knows_what_the_boot_proves(
         assert (again.replication.me == me) is (flush == "Sync"), "what Async acknowledged is proven by the boot alone"
         bodies = [r.body for r in again.store.walk(0, again.store.end) if r.topic == "T"]
         assert bodies == [b"flushed", b"not flushed"]
-        again.fitness.must_end.set()
+        again.health.must_end.set()
         await second
 
 
@@ -140,7 +140,7 @@ async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
     await process.start()
     broker = process.broker
     me = broker.replication.me
-    await broker.replication.assign(Assignment(Cell().promoted(me, [me]), config.member_address))
+    await broker.replication.assign(Assignment(LeadershipRecord().promoted(me, [me]), config.member_address))
     broker.writer.append([_put(b"not flushed")])
     broker.writer.appended(None)
     disk.failed = True
@@ -154,21 +154,21 @@ async def test_a_flush_that_fails_while_the_process_stops_proves_nothing_either(
 async def test_a_master_first_hands_over_what_is_nowhere_else(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, relieved: bool
 ) -> None:
-    monkeypatch.setattr(fitness, "HAND_OVER_S", 60.0 if relieved else 0.2)
-    monkeypatch.setattr(fitness, "LET_GO_S", 0.0)
+    monkeypatch.setattr(health, "HAND_OVER_S", 60.0 if relieved else 0.2)
+    monkeypatch.setattr(health, "DRAIN_S", 0.0)
     await bench.lead()
     broker = bench.broker
     me, epoch, other = broker.replication.me, broker.replication.epoch, MemberId(1, "other")
-    both = Cell(epoch, epoch + 1, me, frozenset({me, other}))
+    both = LeadershipRecord(epoch, epoch + 1, me, frozenset({me, other}))
     await broker.replication.assign(Assignment(both, "127.0.0.1:10911"))
     bench.store.mark_failed(OSError(errno.EIO, "Input/output error"))
-    assert broker.fitness.unfit == "its disk failed: [Errno 5] Input/output error"
+    assert broker.health.not_promotable == "its disk failed: [Errno 5] Input/output error"
     await asyncio.sleep(0.05)
-    assert not broker.fitness.must_end.is_set()
+    assert not broker.health.must_end.is_set()
     if relieved:
         await broker.replication.assign(Assignment(both.promoted(other, [me, other]), "127.0.0.1:10912"))
     async with asyncio.timeout(5):
-        await broker.fitness.must_end.wait()
+        await broker.health.must_end.wait()
 
 
 @pytest.mark.parametrize("options", [{"flush": "Sync"}, {}], ids=["nobody can be brought to its end", "it is alone"])
@@ -179,7 +179,7 @@ async def test_a_master_that_can_hand_over_to_nobody_ends_at_once(
     await made.lead()
     made.store.mark_failed(OSError(errno.EIO, "Input/output error"))
     async with asyncio.timeout(5):
-        await made.broker.fitness.must_end.wait()
+        await made.broker.health.must_end.wait()
     await made.close()
 
 
@@ -215,7 +215,7 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
     broker, store = bench.broker, bench.store
     me, epoch = broker.replication.me, broker.replication.epoch
     both = frozenset({me, MemberId(1, "away")})
-    await broker.replication.assign(Assignment(Cell(epoch, epoch + 1, me, both), "127.0.0.1:10911"))
+    await broker.replication.assign(Assignment(LeadershipRecord(epoch, epoch + 1, me, both), "127.0.0.1:10911"))
     broker.writer.append([_put(b"nobody else has it")])
     store.unconfirmed.clear()
     broker.replication.saw_epoch(epoch + 1)
@@ -227,10 +227,10 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
 
     monkeypatch.setattr(store.log, "chunks", unreadable)
     with contextlib.suppress(OSError, ValueError):
-        await broker.replication.assign(Assignment(Cell(epoch + 2, epoch + 2, me, both), "127.0.0.1:10911"))
+        await broker.replication.assign(Assignment(LeadershipRecord(epoch + 2, epoch + 2, me, both), "127.0.0.1:10911"))
     if number != errno.EMFILE:
         async with asyncio.timeout(5):
-            await broker.fitness.must_end.wait()
+            await broker.health.must_end.wait()
         return
     leads = asyncio.Event()
     bench.parts.events.role_changed.subscribe(lambda master: leads.set())
@@ -239,7 +239,7 @@ async def test_who_cannot_read_the_end_that_it_has_alone_does_not_stay_master(
     async with asyncio.timeout(5):
         await leads.wait()
     assert broker.role.leading
-    assert not broker.fitness.must_end.is_set()
+    assert not broker.health.must_end.is_set()
 
 
 @pytest.mark.parametrize("numbers", [[errno.EIO], [errno.EMFILE], [errno.EMFILE, errno.EIO]])
@@ -251,8 +251,8 @@ async def test_a_want_of_descriptors_tells_nothing_of_the_disk(bench: Bench, num
     for number in numbers:
         bench.store.mark_failed(OSError(number, os.strerror(number)))
     async with asyncio.timeout(5):
-        await bench.broker.fitness.must_end.wait()
+        await bench.broker.health.must_end.wait()
         while bench.store.recovery_point_file.busy:  # noqa: ASYNC110 (another thread writes them)
             await asyncio.sleep(0.01)
-    proven = [bool(orjson.loads(file.read_bytes())["boot"]) for file in files]
-    assert proven == [errno.EIO not in numbers] * 2
+    log_trusted = [bool(orjson.loads(file.read_bytes())["boot"]) for file in files]
+    assert log_trusted == [errno.EIO not in numbers] * 2

@@ -20,7 +20,7 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have sent again, or were told that it failed: it would be there twice."""
-    replication: Any = SimpleNamespace(parked=True, handed_to=None)
+    replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
     role: Any = SimpleNamespace(may_append=False)
     client: Any = None
     stored: list[bytes] = []
@@ -33,18 +33,18 @@ async def test_who_has_gone_or_waited_too_long_is_not_stored_after_all(
     )
     patient, gone, late = (type(bench.wire)(port) for port in (1, 2, 3))
 
-    def park(conn: Any, body: bytes, *, oneway: bool = False) -> None:
+    def pause_writes(conn: Any, body: bytes, *, oneway: bool = False) -> None:
         made.take(conn, [Frame(RequestCode.SEND_MESSAGE, flag=2 if oneway else 0, body=body)])
 
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
-    park(late, b"late")
+    pause_writes(late, b"late")
     await asyncio.sleep(0.1)
     monkeypatch.setattr(forward, "FORWARD_S", 60.0)
-    park(patient, b"patient")
-    park(gone, b"gone")
-    park(gone, b"told and gone", oneway=True)
+    pause_writes(patient, b"patient")
+    pause_writes(gone, b"gone")
+    pause_writes(gone, b"told and gone", oneway=True)
     gone.close()
-    replication.parked, role.may_append = False, True
+    replication.writes_paused, role.may_append = False, True
     made.role_changed()
     assert stored == [b"patient", b"told and gone"]
     assert [f.code for f in late.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE]
@@ -56,7 +56,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
 ) -> None:
     monkeypatch.setattr(forward, "FORWARD_S", 0.05)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
-    replication: Any = SimpleNamespace(parked=True, handed_to=None)
+    replication: Any = SimpleNamespace(writes_paused=True, handed_to=None)
     role: Any = SimpleNamespace(may_append=False)
     client: Any = None
     stored: list[bytes] = []
@@ -72,7 +72,7 @@ async def test_who_parks_is_answered_when_its_time_is_over_though_nobody_decides
     async with asyncio.timeout(5):
         await bench.wire.arrived.wait()
     assert [f.code for f in bench.wire.frames] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
-    replication.parked, role.may_append = False, True
+    replication.writes_paused, role.may_append = False, True
     made.role_changed()
     assert stored == [b"nobody waits"]
     await made.close()
@@ -84,7 +84,7 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
     """It was on its way when those whose time is over were looked for, and this member parks again when it is back."""
     monkeypatch.setattr(forward, "FORWARD_S", 0.2)
     monkeypatch.setattr(forward, "LATE_S", 0.02)
-    replication: Any = SimpleNamespace(parked=False, handed_to="127.0.0.1:1", master_address=None)
+    replication: Any = SimpleNamespace(writes_paused=False, handed_to="127.0.0.1:1", leader_address=None)
     refused = asyncio.Event()
 
     async def request(target: str, frame: Frame, timeout_s: float) -> Frame:
@@ -96,7 +96,7 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
     made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, body=b"a")])  # type: ignore[arg-type]
     await asyncio.sleep(0.1)
-    replication.parked = True
+    replication.writes_paused = True
     refused.set()
     async with asyncio.timeout(5):
         await bench.wire.arrived.wait()
@@ -111,7 +111,7 @@ async def test_what_comes_back_from_forwarding_is_answered_in_time_too(
 )
 async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies: list[int], properties: int) -> None:
     """The new master would refuse it whole, however often it is tried."""
-    replication: Any = SimpleNamespace(parked=True, handed_to="127.0.0.1:1", master_address=None)
+    replication: Any = SimpleNamespace(writes_paused=True, handed_to="127.0.0.1:1", leader_address=None)
     given: list[Frame] = []
 
     async def request(target: str, frame: Frame, timeout_s: float) -> Frame:
@@ -124,7 +124,7 @@ async def test_a_bundle_is_never_larger_than_a_frame_may_be(bench: Bench, bodies
     made = forward.Forwarder(role, replication, client, lambda conn, frames: None, DEFAULT_BUDGET.parked_bytes)
     ext = {"i": "key\x01value\x02" * properties}
     made.take(bench.wire, [Frame(RequestCode.SEND_MESSAGE, flag=2, ext=ext, body=bytes(size)) for size in bodies])  # type: ignore[arg-type]
-    replication.parked = False
+    replication.writes_paused = False
     made.role_changed()
     await made.drained(60)
     assert [len(frame.body) for frame in given] == bodies

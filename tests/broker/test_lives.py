@@ -13,7 +13,7 @@ from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.process import BrokerProcess
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 STORES = Path(__file__).parent.parent / "data" / "stores"
 MakeBench = Callable[..., Any]
@@ -69,13 +69,15 @@ async def test_what_was_not_confirmed_is_undone_by_a_demotion(make_bench: MakeBe
     made = make_bench(min_in_sync=2)
     await made.broker.replication.start()
     me, other = made.broker.replication.me, MemberId(1, "other")
-    cell = Cell(1, 1, me, frozenset({me, other}))
+    cell = LeadershipRecord(1, 1, me, frozenset({me, other}))
     await made.broker.replication.assign(Assignment(cell, "127.0.0.1:10911"))
     frame = made.frame(310, made.send_ext("Unsure"), b"x")
     made.give(frame)
     made.broker.meta.commit_offset("Unsure", "G", 0, 5)
     assert "Unsure" in made.broker.meta.working.topics
-    await made.broker.replication.assign(Assignment(Cell(2, 2, other, frozenset({me, other})), "127.0.0.1:1"))
+    await made.broker.replication.assign(
+        Assignment(LeadershipRecord(2, 2, other, frozenset({me, other})), "127.0.0.1:1")
+    )
     answer = await made.answer(frame.opaque)
     assert answer.code == 12, "rule 10: FLUSH_SLAVE_TIMEOUT before anything else"
     assert "Unsure" not in made.broker.meta.working.topics
@@ -109,7 +111,9 @@ async def test_a_producer_that_does_not_wait_is_answered_once_its_message_is_sto
     made = make_bench(min_in_sync=2)
     await made.broker.replication.start()
     me, other = made.broker.replication.me, MemberId(1, "other")
-    await made.broker.replication.assign(Assignment(Cell(1, 1, me, frozenset({me, other})), "127.0.0.1:10911"))
+    await made.broker.replication.assign(
+        Assignment(LeadershipRecord(1, 1, me, frozenset({me, other})), "127.0.0.1:10911")
+    )
     assert (await made.send(b"x", properties="WAIT\x01false")).code == 0
     waiting = made.frame(310, made.send_ext(), b"waits")
     content = [
@@ -151,7 +155,7 @@ async def test_a_full_copy_begins_the_tables_anew(make_bench: MakeBench, tmp_pat
         await master.send(b"x" * 100_000, "Stays")
         master.broker.changes.write_tables()
     master.store.remove_before(1 << 20)
-    copy.reset(source.start, source.history, source.reset_state())
+    copy.reset(source.start, source.leader_epochs, source.reset_state())
     catch_up()
     here, there = away.broker.meta.confirmed, master.broker.meta.confirmed
     assert set(here.topics) == set(there.topics)
@@ -173,11 +177,13 @@ async def test_tables_of_a_log_that_was_given_up_do_not_come_back_after_a_crash(
     away.broker.changes.append({"topics": [TopicConfig("GivenUp", 4, 4, 6).to_json()]})
     snapshots.write(away.config.data_dir / "config", snapshots.render(away.broker.meta, away.store.epochs))
     leader = master.broker.replication.me
-    await master.broker.replication.assign(Assignment(Cell(2, 2, leader, frozenset({leader})), "127.0.0.1:1"))
+    await master.broker.replication.assign(
+        Assignment(LeadershipRecord(2, 2, leader, frozenset({leader})), "127.0.0.1:1")
+    )
     master.broker.changes.append({"topics": [TopicConfig("Stays", 4, 4, 6).to_json()]})
     for number in range(5):
         await master.send(b"%d" % number, "Stays")
-    copy.cut(0)
+    copy.truncate(0)
     copy.append_raw(0, source.read_raw(0, 1 << 20))
     copy.confirm(source.confirmed)
     assert set(away.broker.meta.confirmed.topics) == set(master.broker.meta.confirmed.topics)

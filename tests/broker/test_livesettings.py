@@ -12,7 +12,7 @@ from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.live_settings import BadSetting, change_of, effective, parse_changes, stale
 from gantry_broker.broker.metadata.tables import Tables
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -112,11 +112,15 @@ async def test_a_slave_follows_and_refuses_and_what_was_not_confirmed_is_undone(
     made = another(min_in_sync=2)
     await made.broker.replication.start()
     me, other = made.broker.replication.me, MemberId(1, "other")
-    await made.broker.replication.assign(Assignment(Cell(1, 1, me, frozenset({me, other})), "127.0.0.1:10911"))
+    await made.broker.replication.assign(
+        Assignment(LeadershipRecord(1, 1, me, frozenset({me, other})), "127.0.0.1:10911")
+    )
     frame = made.frame(UPDATE, body=b"fileReservedTime=24")
     made.give(frame)
     await until(lambda: made.broker.settings.fileReservedTime == 24, "the change holds on the master")
-    await made.broker.replication.assign(Assignment(Cell(2, 2, other, frozenset({me, other})), "127.0.0.1:1"))
+    await made.broker.replication.assign(
+        Assignment(LeadershipRecord(2, 2, other, frozenset({me, other})), "127.0.0.1:1")
+    )
     assert (await made.answer(frame.opaque)).code == 1
     assert made.broker.settings.fileReservedTime == 72
     refused = await change(made, "fileReservedTime=24")

@@ -205,11 +205,11 @@ async def test_a_full_disk_refuses_sends_and_goes_on_reading(bench: Bench, monke
     answer = await bench.send(b"refused")
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "disk is full" in (answer.remark or "")
-    assert bench.broker.fitness.disk_full
+    assert bench.broker.health.disk_full
     monkeypatch.setattr(os, "pwrite", real)
     assert [r.body for r in decode_records((await bench.ask(11, bench.pull_ext())).body)] == [b"before"]
     assert (await bench.send(b"after")).ext["queueOffset"] == "1"
-    assert not bench.broker.fitness.disk_full
+    assert not bench.broker.health.disk_full
 
 
 async def test_a_pull_waits_for_its_queue_and_only_for_matching_tags(bench: Bench) -> None:

@@ -18,7 +18,7 @@ from gantry_broker.broker.stats import Stats
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.fastjson import MessageQueue
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -296,7 +296,7 @@ async def test_a_new_master_knows_what_was_changed_but_not_confirmed(bench: Benc
     broker, store = bench.broker, bench.store
     me, epoch = broker.replication.me, broker.replication.epoch
     away = MemberId(1, "away")
-    both = Assignment(Cell(epoch, epoch + 1, me, frozenset({me, away})), "127.0.0.1:10911")
+    both = Assignment(LeadershipRecord(epoch, epoch + 1, me, frozenset({me, away})), "127.0.0.1:10911")
     await broker.replication.assign(both)
     confirmed = store.confirmed
     for name in ("First", "Second", "Third"):

@@ -143,7 +143,7 @@ def test_what_was_deleted_stays_away_and_what_came_after_it_is_there() -> None:
     assert list(made.check({"a": last, "b": last | doubtful})) == []
     [deleted] = made.check({"a": last, "b": last | {b"r1 1"}})
     assert deleted.startswith("NOT DELETED: b shows b'r1 1'")
-    [lacking] = made.check({"a": {b"r3 1"} | doubtful, "b": last})
-    assert lacking.startswith("DELETED TOO MUCH: b'r3 0'")
+    [incomplete] = made.check({"a": {b"r3 1"} | doubtful, "b": last})
+    assert incomplete.startswith("DELETED TOO MUCH: b'r3 0'")
     history.tries[b"r1 1"] = 2
     assert list(made.check({"a": last | {b"r1 1"}})) == [], "the second try may have come after the deletion"

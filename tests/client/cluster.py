@@ -12,7 +12,7 @@ from gantry_broker.client import ReceivedMessage
 from gantry_broker.config import BrokerConfig
 from gantry_broker.namesrv.routes import RouteTable
 from gantry_broker.namesrv.server import NameServer
-from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.replication.types import Assignment, LeadershipRecord
 from gantry_broker.settings import BrokerSettings
 
 from tests.support.free_ports import free_port
@@ -57,7 +57,7 @@ class OneBroker:
         self._port = free_port()
         self._group_port = free_port()
         self.address = f"127.0.0.1:{self._group_port}"
-        self._cell = Cell()
+        self._leadership = LeadershipRecord()
         self._config = BrokerConfig(
             cluster="test",
             group=group,
@@ -82,8 +82,8 @@ class OneBroker:
         self.process = BrokerProcess(self._config)
         await self.process.start()
         replication = self.process.broker.replication
-        self._cell = self._cell.promoted(replication.me, [replication.me])
-        answer = await replication.assign(Assignment(self._cell, f"127.0.0.1:{self._port}"))
+        self._leadership = self._leadership.promoted(replication.me, [replication.me])
+        answer = await replication.assign(Assignment(self._leadership, f"127.0.0.1:{self._port}"))
         assert answer.accepted, answer
 
     async def stop(self) -> None:

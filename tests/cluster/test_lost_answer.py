@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.failover.model import MemberView, Observation, Promote, Report
 
 OLD, NEW = MemberId(0, "x"), MemberId(1, "y")
-CELL = Cell(7, 3, NEW, frozenset({OLD, NEW}))
+LEADERSHIP = LeadershipRecord(7, 3, NEW, frozenset({OLD, NEW}))
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ def test_the_change_is_told_once_the_master_says_that_it_leads(
     monkeypatch: pytest.MonkeyPatch, role: str, epoch: int, told: int
 ) -> None:
     loop = MasterSlaveController.__new__(MasterSlaveController)
-    promoted = Promote(cell=CELL, new=NEW, old=OLD, reason="it died", kind="failover")
+    promoted = Promote(leadership=LEADERSHIP, new=NEW, old=OLD, reason="it died", kind="failover")
     loop._pending_change = (promoted, 1.0)
     taken: list[int] = []
     monkeypatch.setattr(loop, "_master_took_role", lambda: taken.append(1))
     report = Report(NEW, role, epoch)  # type: ignore[arg-type]
-    loop._look_for_role(Observation("a", (MemberView(1, "m1", "h:1", report),), CELL))
+    loop._look_for_role(Observation("a", (MemberView(1, "m1", "h:1", report),), LEADERSHIP))
     assert len(taken) == told

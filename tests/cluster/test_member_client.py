@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 from gantry_broker.http.models import AssignmentAnswer
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster.member_client import REFUSED_FOR_S, MemberClient
 from gantry_operator.cluster.member_http import httpx, make_client
 
 A = MemberId(0, "x")
-CELL = Cell(2, 2, A, frozenset({A}))
+LEADERSHIP = LeadershipRecord(2, 2, A, frozenset({A}))
 
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,18 +33,20 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mod
     writer.close()
 
 
-Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+ConsumerAdmin = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def telling(answering: Answering, now: Callable[[], float]) -> AsyncIterator[tuple[MemberClient, asyncio.Event]]:
+async def telling(
+    answering: ConsumerAdmin, now: Callable[[], float]
+) -> AsyncIterator[tuple[MemberClient, asyncio.Event]]:
     """A member_client that is telling `CELL` to a member, and what is set once it has answered."""
     woken = asyncio.Event()
     server = await asyncio.start_server(answering, "127.0.0.1", 0)
     url = "http://127.0.0.1:{}".format(*server.sockets[0].getsockname()[1:2])
     async with make_client(lambda: None) as client:
         member_client = MemberClient(client, woken.set, now)
-        member_client.send_assignment(0, url, Assignment(CELL, "h:1", False))
+        member_client.send_assignment(0, url, Assignment(LEADERSHIP, "h:1", False))
         yield member_client, woken
         await member_client.close()
     server.close()
@@ -55,10 +57,10 @@ async def test_a_member_that_refused_while_it_stopped_is_told_again_once_it_runs
     now = 100.0
     async with telling(refuse, lambda: now) as (member_client, woken):
         await asyncio.wait_for(woken.wait(), 5)
-        assert member_client.refusal(0, CELL) == "it stops"
-        assert member_client.refusal(0, CELL.touched()) == "", "another cell was not refused"
+        assert member_client.refusal(0, LEADERSHIP) == "it stops"
+        assert member_client.refusal(0, LEADERSHIP.touched()) == "", "another cell was not refused"
         now += REFUSED_FOR_S
-        assert member_client.refusal(0, CELL) == ""
+        assert member_client.refusal(0, LEADERSHIP) == ""
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,9 @@ async def test_a_member_that_cannot_carry_out_what_it_is_told_has_refused_it(sta
 
     async with telling(fail, lambda: 100.0) as (member_client, woken):
         await asyncio.wait_for(woken.wait(), 5)
-        assert status[:3] in member_client.refusal(0, CELL)
-        assert said in member_client.refusal(0, CELL)
-        assert said in member_client.refusal(0, CELL.touched()), (
+        assert status[:3] in member_client.refusal(0, LEADERSHIP)
+        assert said in member_client.refusal(0, LEADERSHIP)
+        assert said in member_client.refusal(0, LEADERSHIP.touched()), (
             "where all answer so, epochs would follow without pause"
         )
         assert member_client.lacks_token(0) == status.startswith("401")
@@ -88,10 +90,10 @@ async def test_a_line_that_has_what_was_told_counts_though_it_came_before_the_an
     """The next line may come a second later: nobody would be taken out of the set until then."""
     async with telling(accept, lambda: 100.0) as (member_client, woken):
         assert member_client.pending(0, 99.0, (2, 1))
-        assert not member_client.pending(0, 99.0, CELL.order), "the line came while the question was under way"
+        assert not member_client.pending(0, 99.0, LEADERSHIP.order), "the line came while the question was under way"
         await asyncio.wait_for(woken.wait(), 5)
         assert member_client.pending(0, 99.0, (2, 1))
-        assert not member_client.pending(0, 99.0, CELL.order)
+        assert not member_client.pending(0, 99.0, LEADERSHIP.order)
         assert not member_client.pending(0, 101.0, (2, 1)), "a newer line counts whatever it says"
 
 
@@ -100,7 +102,7 @@ async def test_what_a_member_accepted_of_unclean_is_remembered() -> None:
         assert member_client.assigned_unclean(0) is None, "it has not answered"
         await asyncio.wait_for(woken.wait(), 5)
         assert member_client.assigned_unclean(0) is False
-        assert member_client.accepted_order(0) == CELL.order
+        assert member_client.accepted_order(0) == LEADERSHIP.order
 
 
 async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> None:
@@ -114,7 +116,7 @@ async def test_for_how_long_a_member_refuses_counts_from_the_first_time() -> Non
             nonlocal now
             now += after_s
             woken.clear()
-            member_client.send_assignment(0, "http://m0", Assignment(CELL, "h:1", False))
+            member_client.send_assignment(0, "http://m0", Assignment(LEADERSHIP, "h:1", False))
             await asyncio.wait_for(woken.wait(), 5)
             return member_client.refusing_s(0)
 
@@ -139,7 +141,7 @@ async def test_what_is_refused_is_told_again_soon_and_logged_once(caplog: pytest
         member_client = MemberClient(client, woken.set, lambda: now)
         for _ in range(100):
             woken.clear()
-            member_client.send_assignment(0, "http://m0", Assignment(CELL, "h:1", False))
+            member_client.send_assignment(0, "http://m0", Assignment(LEADERSHIP, "h:1", False))
             if member_client.any_underway():
                 await asyncio.wait_for(woken.wait(), 5)
             now += 0.1

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.replication.types import Ask, MemberId
+from gantry_broker.replication.types import InSyncSetProposal, MemberId
 from gantry_operator.cluster.member_http import make_client
 from gantry_operator.cluster.member_watch import QUIET_MS, MemberWatch, says_nothing_new
 from gantry_operator.failover.model import FollowerView, Report
@@ -29,11 +29,11 @@ def test_lines_of_a_calm_group_are_no_news() -> None:
     "changes",
     [
         {"version": 8},
-        {"told_epoch": 4},
+        {"highest_seen_epoch": 4},
         {"role": "Waiting"},
-        {"ask": Ask(7, frozenset({A, B}))},
-        {"parked": True},
-        {"unfit": "its disk is full"},
+        {"proposal": InSyncSetProposal(7, frozenset({A, B}))},
+        {"writes_paused": True},
+        {"not_promotable": "its disk is full"},
         {"link": "refused"},
         {"link_answer_ms": QUIET_MS},
         {"followers": (FollowerView(B, 100, QUIET_MS),)},

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.cluster import group_controller as base
 from gantry_operator.cluster import raft_controller as raft
 from gantry_operator.cluster.group_controller import SwitchoverFailed
@@ -62,7 +62,9 @@ class Told(MemberClient):
         self.handover_answer: tuple[bool, str] = (True, "")
         self.removal_answer = ""
 
-    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+    async def handover(
+        self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
+    ) -> tuple[bool, str]:
         self.handovers.append(target)
         return self.handover_answer
 
@@ -161,7 +163,7 @@ async def test_a_leader_that_should_not_lead_hands_over_as_planned(deleting: boo
     if deleting:
         group.place.known["m0"] = ProcessState(deleting=True)
     else:
-        group.led_by(0, epoch=1, unfit="its disk is full")
+        group.led_by(0, epoch=1, not_promotable="its disk is full")
     for _ in range(3):
         await group.look()  # The last line of who has handed over may still say that it leads.
     [target] = group.told.handovers
@@ -180,7 +182,7 @@ async def test_a_leader_that_died_before_it_handed_over_was_not_replaced_as_plan
     group = Group()
     group.told.handover_answer = (False, "the master did not answer the hand-over")
     await group.look()
-    group.led_by(0, epoch=1, unfit="its disk is full")
+    group.led_by(0, epoch=1, not_promotable="its disk is full")
     await group.look()
     assert len(group.told.handovers) == 1
     change = await kill_and_elect(group)
@@ -294,7 +296,7 @@ async def test_a_wish_that_cannot_be_fulfilled_does_not_keep_a_sick_leader() -> 
     group = Group()
     await group.look()
     group.watches[2].reach = "refused"
-    group.led_by(0, epoch=1, unfit="its disk is full")
+    group.led_by(0, epoch=1, not_promotable="its disk is full")
     asked = asyncio.create_task(group.switchover(2, "asked for", timeout_s=0.3))
     await asyncio.sleep(0)
     await group.look()
@@ -349,7 +351,7 @@ async def test_a_hand_over_whose_heir_was_not_heard_yet_is_not_called_failed(
     monkeypatch.setattr(raft, "ELECTED_S", 0.3)
     group = Group()
 
-    async def handover(url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+    async def handover(url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int) -> tuple[bool, str]:
         await asyncio.sleep(0.2)
         if elected:
             asyncio.get_running_loop().call_later(0.1, group.led_by, target.member, 2)
@@ -357,7 +359,7 @@ async def test_a_hand_over_whose_heir_was_not_heard_yet_is_not_called_failed(
 
     monkeypatch.setattr(group.told, "handover", handover)
     async with running(group):
-        await group.known_cell()
+        await group.known_leadership()
         asked = asyncio.create_task(group.switchover(1, "asked for", timeout_s=0.1))
         if elected:
             assert await asked == "m1 leads a in epoch 2"

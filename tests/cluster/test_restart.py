@@ -78,8 +78,8 @@ class Group:
         return None
 
     def in_sync(self) -> int:
-        cell = self.controllers[-1].cell
-        return 0 if cell is None else len(cell.in_sync)
+        leadership = self.controllers[-1].leadership
+        return 0 if leadership is None else len(leadership.in_sync)
 
     # ---- platform
 
@@ -225,15 +225,15 @@ async def test_a_member_that_reports_an_impossible_epoch_is_named_and_moves_noth
         assert before is not None
         for config in group.configs:
             core = group.running[config.name].broker.replication.core
-            told = core.told_epoch
-            core.told_epoch = 2**40  # type: ignore[misc]
-            await until("the problem is named", lambda: "told_epoch" in loop.problem)
+            told = core.highest_seen_epoch
+            core.highest_seen_epoch = 2**40  # type: ignore[misc]
+            await until("the problem is named", lambda: "highest_seen_epoch" in loop.problem)
             assert f"{config.name}: its report cannot be used" in loop.problem
-            core.told_epoch = told  # type: ignore[misc]
+            core.highest_seen_epoch = told  # type: ignore[misc]
             await until("it is solved", lambda: not loop.problem)
         now = group.registry.read_now("a")
         assert now is not None
-        assert now.cell.master == before.cell.master
-        assert now.cell.epoch == before.cell.epoch
+        assert now.leadership.master == before.leadership.master
+        assert now.leadership.epoch == before.leadership.epoch
         assert any("told_epoch: epoch 1099511627776 cannot follow" in text for text in failures(group))
         assert group.master() is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.failover.model import FollowerView, Report
 
@@ -29,7 +29,7 @@ class Group(MasterSlaveController):
         }
         watches: Any = {id.member: SimpleNamespace(report=report) for id, report in reports.items()}
         self.watches = watches
-        return self._stalled_ms(Cell(epoch, 1, master, SET), watches[other.member], self.now)
+        return self._stalled_ms(LeadershipRecord(epoch, 1, master, SET), watches[other.member], self.now)
 
 
 def test_one_that_is_further_behind_with_each_second_does_not_hold_senders_up_for_ever() -> None:

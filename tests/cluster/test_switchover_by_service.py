@@ -38,7 +38,7 @@ GRACE_S = 1.5
 LONGEST_GAP_S = 2.0
 LATE_S = 6.0
 """How long a Service may take to follow its labels where the nodes are busy."""
-LET_GO_S = 3.0
+DRAIN_S = 3.0
 START_S = 60.0
 
 
@@ -190,7 +190,11 @@ async def _group(folder: Path, lag_s: float) -> AsyncIterator[tuple[Pods, Master
         await pods.start()
         running = asyncio.create_task(loop.run())
         try:
-            await until("all are in sync", lambda: loop.cell is not None and len(loop.cell.in_sync) == MEMBERS, START_S)
+            await until(
+                "all are in sync",
+                lambda: loop.leadership is not None and len(loop.leadership.in_sync) == MEMBERS,
+                START_S,
+            )
             yield pods, loop, name_server
         finally:
             running.cancel()
@@ -230,5 +234,5 @@ async def test_who_came_by_a_service_that_moved_late_is_let_go_however_late_that
         while time.monotonic() < moved:
             await send_and_read(client, service.address)
             await asyncio.sleep(0.1)
-        await until("nobody is led to the former master", lambda: service.carries[former] == 0, LET_GO_S)
+        await until("nobody is led to the former master", lambda: service.carries[former] == 0, DRAIN_S)
         assert await send_and_read(client, service.address) is None, pods.story()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster import master_slave_controller as loop
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
@@ -24,7 +24,7 @@ from tests.support.running import running
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]
-CELL = Cell(1, 1, IDS[0], frozenset(IDS))
+LEADERSHIP = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
 
 
 class Place:
@@ -53,7 +53,7 @@ class Place:
 
 class Registry:
     def __init__(self) -> None:
-        self.cell = CELL
+        self.leadership = LEADERSHIP
         self.away = False
         self.swap_s = 0.0
         self.unanswered = 0
@@ -62,12 +62,12 @@ class Registry:
     async def read(self, group: str) -> Entry | None:
         if self.away:
             raise RegistryUnavailable("it is away")
-        return Entry(self.cell)
+        return Entry(self.leadership)
 
-    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
-        assert expected == Entry(self.cell)
+    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
+        assert expected == Entry(self.leadership)
         await asyncio.sleep(self.swap_s)
-        self.cell = new
+        self.leadership = new
         if self.unanswered:
             self.unanswered -= 1
             raise RegistryUnavailable("no answer")
@@ -96,7 +96,9 @@ class FakeMembers(MemberClient):
         if then is not None:
             then()
 
-    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+    async def handover(
+        self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
+    ) -> tuple[bool, str]:
         self.handovers.append(target.member)
         await asyncio.sleep(self.handover_s)
         return self.answer
@@ -114,7 +116,7 @@ class Group(MasterSlaveController):
             watch = MemberWatch(f"m{id.member}", f"http://m{id.member}", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"
             self.watches[id.member] = watch
-            self.take(id.member, Assignment(CELL, None, False))
+            self.take(id.member, Assignment(LEADERSHIP, None, False))
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
         """What they say is known."""
@@ -122,9 +124,11 @@ class Group(MasterSlaveController):
             watch.line_at = self._clock.now()
 
     def take(self, member: int, told: Assignment) -> None:
-        cell, id = told.cell, IDS[member]
-        role: Any = "Master" if cell.master == id else "Slave"
-        self.watches[member].report = Report(id, role, cell.epoch, cell.version, cell.epoch, in_sync=cell.in_sync)
+        leadership, id = told.leadership, IDS[member]
+        role: Any = "Master" if leadership.master == id else "Slave"
+        self.watches[member].report = Report(
+            id, role, leadership.epoch, leadership.version, leadership.epoch, in_sync=leadership.in_sync
+        )
 
 
 async def test_two_persons_are_both_answered_for_what_they_asked() -> None:
@@ -166,14 +170,14 @@ async def test_a_failover_in_between_is_not_the_answer_to_a_wish_for_another() -
         await asyncio.sleep(0.05)
         group.watches[2].reach = "refused"
         group.place.gone = {"m0", "m2"}
-        while group.registry.cell.epoch == 1:
+        while group.registry.leadership.epoch == 1:
             await group._next_look()
-        assert group.registry.cell.master == IDS[1]
+        assert group.registry.leadership.master == IDS[1]
         assert not asked.done()
-        group.registry.cell = group.registry.cell.with_set(frozenset({IDS[1], IDS[2]}))
+        group.registry.leadership = group.registry.leadership.with_set(frozenset({IDS[1], IDS[2]}))
         group.place.gone, group.watches[2].reach = {"m0"}, "ok"
         group.told.answer = (True, "")
-        assert await asked == f"m2 leads a in epoch {group.registry.cell.epoch}"
+        assert await asked == f"m2 leads a in epoch {group.registry.leadership.epoch}"
 
 
 async def test_a_hand_over_that_is_under_way_is_not_called_failed() -> None:
@@ -198,7 +202,9 @@ async def test_a_hand_over_whose_recording_was_not_answered_is_told_as_one() -> 
         await group._next_look()
         assert group.place.told == ["GroupControllerFailed", "SwitchoverStarted"]
         assert [(c.old, c.new, c.planned) for c in group.place.changes] == [("m0", "m1", True)]
-        assert group.registry.cell.version == CELL.promoted(IDS[1], frozenset(IDS)).version, "nothing else was written"
+        assert group.registry.leadership.version == LEADERSHIP.promoted(IDS[1], frozenset(IDS)).version, (
+            "nothing else was written"
+        )
 
 
 async def test_a_failover_whose_recording_was_not_answered_is_told_as_one() -> None:
@@ -237,7 +243,7 @@ async def test_a_loop_that_has_not_looked_yet_does_not_take_the_present_master_f
     """As under `gantry switchover` without a supervisor."""
     async with running(Group()) as group:
         group.told.handover_s = 0.1
-        assert group.cell is None
+        assert group.leadership is None
         assert await group.switchover(None, "asked for", timeout_s=5) == "m1 leads a in epoch 2"
 
 
@@ -259,9 +265,9 @@ async def test_a_wish_is_not_answered_with_the_reason_of_another_hand_over(monke
     monkeypatch.setattr(loop, "HANDOVER_AGAIN_S", 0.1)
     async with running(Group()) as group:
         await group._next_look()
-        group.registry.cell = group.registry.cell.with_set(frozenset(IDS[:2]))
+        group.registry.leadership = group.registry.leadership.with_set(frozenset(IDS[:2]))
         for number in range(3):
-            group.take(number, Assignment(group.registry.cell, None, False))
+            group.take(number, Assignment(group.registry.leadership, None, False))
         monkeypatch.setattr(group.place, "process_state", lambda name: ProcessState(deleting=name == "m0"))
         group.told.handover_s, group.told.answer = 0.05, (False, "m1 has not caught up")
         with pytest.raises(SwitchoverFailed, match="m2 is not in sync with m0 yet"):
@@ -276,7 +282,7 @@ async def test_what_a_pod_promised_is_not_forgotten_with_its_address() -> None:
     alone = MasterSlaveController(
         "a", Registry(), place, HTTP, lambda: FailoverSettings(unclean=True, unclean_after_ms=0)
     )
-    alone.entry = Entry(Cell(1, 1, IDS[0], frozenset(IDS[:1])))
+    alone.entry = Entry(LeadershipRecord(1, 1, IDS[0], frozenset(IDS[:1])))
     alone._follow(list(place.members("a")))
     for id, end in zip(IDS, (1_000, 100, 100), strict=True):
         watch = alone.watches[id.member]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import Ask, Cell, MemberId
+from gantry_broker.replication.types import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_operator.failover import (
     Bootstrap,
     CancelHandover,
@@ -31,18 +31,18 @@ from gantry_operator.failover import (
 )
 
 A, B, C = (MemberId(n, "x") for n in range(3))
-CELL = Cell(3, 7, A, frozenset({A, B, C}))
+LEADERSHIP = LeadershipRecord(3, 7, A, frozenset({A, B, C}))
 
 
 def member(number: int, **report: Any) -> MemberView:
     """A member that is told CELL and well: 0 leads, the others follow."""
     id = MemberId(number, "x")
-    values: dict[str, Any] = {"epoch": 3, "version": 7, "told_epoch": 3, "last_epoch": 3, "end": 1_000}
+    values: dict[str, Any] = {"epoch": 3, "version": 7, "highest_seen_epoch": 3, "last_epoch": 3, "end": 1_000}
     if number == 0:
         values |= {"role": "Master", "followers": (FollowerView(B, 1_000, 100), FollowerView(C, 1_000, 100))}
     else:
-        values |= {"role": "Slave", "link": "connected", "link_master": A, "link_answer_ms": 100}
-    values |= {"in_sync": CELL.in_sync} | report
+        values |= {"role": "Slave", "link": "connected", "link_leader": A, "link_answer_ms": 100}
+    values |= {"in_sync": LEADERSHIP.in_sync} | report
     return MemberView(number, f"demo-a-{number}", f"h{number}:1", Report(id=id, **values) if "id" not in values
                       else Report(**values), age_ms=100, reach="ok")  # fmt: skip
 
@@ -51,7 +51,9 @@ def group(
     a: MemberView | None = None, b: MemberView | None = None, c: MemberView | None = None, **more: Any
 ) -> Observation:
     members = (a or member(0), b or member(1), c or member(2))
-    return Observation("a", members, more.pop("cell", CELL), FailoverSettings(**more.pop("settings", {})), **more)
+    return Observation(
+        "a", members, more.pop("leadership", LEADERSHIP), FailoverSettings(**more.pop("settings", {})), **more
+    )
 
 
 def unheard(number: int, reach: Any = "silent", silence: int = 2_500, **changes: Any) -> MemberView:
@@ -86,7 +88,7 @@ def test_all_is_well() -> None:
 def test_a_process_that_is_gone_is_dead_at_once() -> None:
     p = promotion(group(a=unheard(0, "refused", 0, gone=True), c=member(2, end=1_100)))
     assert p.new == C
-    assert p.cell == Cell(4, 8, C, frozenset({B, C}))
+    assert p.leadership == LeadershipRecord(4, 8, C, frozenset({B, C}))
     assert p.reason == "the process of demo-a-0 is gone"
 
 
@@ -140,7 +142,7 @@ def test_followers_silence_is_not_held_against_a_master_that_was_heard() -> None
 
 
 def test_members_that_cannot_be_asked_do_not_hold_the_decision_up() -> None:
-    assert promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=unheard(2))).cell.in_sync == {B}
+    assert promotion(group(a=unheard(0, "refused", 0), b=refused(1), c=unheard(2))).leadership.in_sync == {B}
 
 
 def test_cloudnative_pg_6154_a_silent_master_is_replaced_without_any_word_about_its_node() -> None:
@@ -150,10 +152,12 @@ def test_cloudnative_pg_6154_a_silent_master_is_replaced_without_any_word_about_
 
 def test_cloudnative_pg_6091_pod_and_volume_deleted_together() -> None:
     """Every path to "the master is gone" ends in a decision: no pod, a new empty disk, a member that is no more."""
-    new_disk = member(0, id=MemberId(0, "z"), role="Waiting", epoch=0, version=0, told_epoch=0, last_epoch=0, end=0)
+    new_disk = member(
+        0, id=MemberId(0, "z"), role="Waiting", epoch=0, version=0, highest_seen_epoch=0, last_epoch=0, end=0
+    )
     for a in (replace(unheard(0), gone=True, report=None), new_disk):
         assert promotion(group(a=a)).new == B
-    without = Observation("a", (member(1), member(2)), CELL)
+    without = Observation("a", (member(1), member(2)), LEADERSHIP)
     assert promotion(without).new == B
     assert promotion(group(a=replace(unheard(0, silence=600), deleting=True))).new == B
 
@@ -171,7 +175,7 @@ def test_cloudnative_pg_7888_a_pod_about_to_stop_hands_over_first() -> None:
     [d] = decide(group(a=replace(member(0), deleting=True)))
     assert isinstance(d, RequestHandover)
     assert d.target == B
-    assert d.cell == CELL
+    assert d.leadership == LEADERSHIP
 
 
 def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> None:
@@ -184,32 +188,32 @@ def test_when_everybody_is_being_stopped_the_role_does_not_go_to_and_fro() -> No
 
 
 def test_no_candidate_says_who_is_missing() -> None:
-    w = wait(group(a=unheard(0, gone=True), cell=replace(CELL, in_sync=frozenset({A}))))
+    w = wait(group(a=unheard(0, gone=True), leadership=replace(LEADERSHIP, in_sync=frozenset({A}))))
     assert w.code == "no-candidate"
     assert "in-sync set (demo-a-0)" in w.reason
 
 
 def test_unclean_says_how_many_bytes_it_gives_up_and_waits_first() -> None:
-    cell = replace(CELL, in_sync=frozenset({A}))
+    leadership = replace(LEADERSHIP, in_sync=frozenset({A}))
     b, c = member(1, end=400), member(2, end=700)
-    early = group(a=unheard(0, gone=True, silence=5_000), b=b, c=c, cell=cell, settings={"unclean": True})
+    early = group(a=unheard(0, gone=True, silence=5_000), b=b, c=c, leadership=leadership, settings={"unclean": True})
     assert wait(early).code == "no-candidate"
-    late = group(a=unheard(0, gone=True, silence=10_000), b=b, c=c, cell=cell, settings={"unclean": True})
+    late = group(a=unheard(0, gone=True, silence=10_000), b=b, c=c, leadership=leadership, settings={"unclean": True})
     p = promotion(late)
     assert (p.kind, p.new, p.lost_bytes) == ("unclean", C, 300)
     assert "gives up at least 300 bytes" in p.reason
 
 
-def test_a_changed_unclean_is_told_to_followers_that_hold_the_cell_already() -> None:
+def test_a_changed_unclean_is_told_to_followers_that_hold_the_leadership_record_already() -> None:
     """Rule 3: one that stopped at its confirmed offset waits for just this, and no cell is written by itself."""
-    cell = replace(CELL, in_sync=frozenset({A, B}))
-    allowed = {"cell": cell, "settings": {"unclean": True}}
+    leadership = replace(LEADERSHIP, in_sync=frozenset({A, B}))
+    allowed = {"leadership": leadership, "settings": {"unclean": True}}
     [told] = decide(group(**allowed))
     assert isinstance(told, SendAssignment), told
-    assert (told.member, told.assignment.unclean, told.assignment.cell) == (2, True, cell)
+    assert (told.member, told.assignment.unclean, told.assignment.leadership) == (2, True, leadership)
     knows = replace(member(2), assigned_unclean=True)
     assert decide(group(c=knows, **allowed)) == []
-    [told] = decide(group(c=knows, cell=cell))
+    [told] = decide(group(c=knows, leadership=leadership))
     assert isinstance(told, SendAssignment), told
     assert (told.member, told.assignment.unclean) == (2, False), "what is allowed no more is told as well"
 
@@ -233,70 +237,79 @@ def test_manual_mode_promotes_nobody_until_a_person_asks() -> None:
 
 
 def test_rule_16_an_unproven_master_is_not_promoted_again_while_another_has_its_proof() -> None:
-    a = member(0, id=MemberId(0, "z"), role="Waiting", proven=False, end=2_000)
+    a = member(0, id=MemberId(0, "z"), role="Waiting", log_trusted=False, end=2_000)
     assert promotion(group(a=a)).new == B
 
 
 def test_rule_16_when_everyone_lost_the_proof_the_best_leads_and_says_so() -> None:
-    members = [member(n, id=MemberId(n, "z"), role="Waiting", proven=False, end=500 + n) for n in range(3)]
+    members = [member(n, id=MemberId(n, "z"), role="Waiting", log_trusted=False, end=500 + n) for n in range(3)]
     p = promotion(group(*members))
     assert (p.kind, p.new) == ("unproven", MemberId(2, "z"))
-    assert p.cell.in_sync == {MemberId(2, "z")}
+    assert p.leadership.in_sync == {MemberId(2, "z")}
     assert wait(group(members[0], members[1], unheard(2, silence=90_000))).code == "no-candidate"
     assert wait(group(*members, settings={"async_flush": False})).code == "no-candidate"
     empty = [member(n, id=MemberId(n, "z"), role="Waiting", last_epoch=0, end=0) for n in range(3)]
     assert wait(group(*empty)).code == "no-candidate"
 
 
-def test_new_volumes_beside_a_kept_cell_are_told_with_what_to_do() -> None:
+def test_new_volumes_beside_a_kept_leadership_record_are_told_with_what_to_do() -> None:
     """Nobody is promoted, since messages are missing; deleted on purpose, they would be waited for for ever."""
-    nothing = {"epoch": 0, "version": 0, "told_epoch": 0, "last_epoch": 0, "end": 0, "in_sync": frozenset()}
+    nothing = {"epoch": 0, "version": 0, "highest_seen_epoch": 0, "last_epoch": 0, "end": 0, "in_sync": frozenset()}
     new = [member(n, id=MemberId(n, "z"), role="Waiting", **nothing) for n in range(3)]
     assert "every disk is new: to begin without the former messages, delete" in wait(group(*new)).reason
     assert "every disk is new" not in wait(group(*new[:2], unheard(2))).reason, "it may bring them"
 
 
 def test_rule_17_an_ask_is_recorded_on_its_version_only() -> None:
-    cell = replace(CELL, in_sync=frozenset({A}))
-    asking = member(0, ask=Ask(7, frozenset({A, B})))
-    [d] = decide(group(a=asking, cell=cell))
+    leadership = replace(LEADERSHIP, in_sync=frozenset({A}))
+    asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))
+    [d] = decide(group(a=asking, leadership=leadership))
     assert isinstance(d, ExpandInSyncSet)
-    assert d.cell == Cell(3, 8, A, frozenset({A, B}))
-    older = decide(group(a=replace(asking, report=member(0, ask=Ask(6, frozenset({A, B}))).report), cell=cell))
+    assert d.leadership == LeadershipRecord(3, 8, A, frozenset({A, B}))
+    older = decide(
+        group(
+            a=replace(asking, report=member(0, proposal=InSyncSetProposal(6, frozenset({A, B}))).report),
+            leadership=leadership,
+        )
+    )
     assert older == []
 
 
 def test_rule_18_a_refusal_moves_the_version() -> None:
-    cell = replace(CELL, in_sync=frozenset({A}))
-    asking = member(0, ask=Ask(7, frozenset({A, B})))
-    [d] = decide(group(a=asking, b=unheard(1, gone=True), cell=cell))
+    leadership = replace(LEADERSHIP, in_sync=frozenset({A}))
+    asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))
+    [d] = decide(group(a=asking, b=unheard(1, gone=True), leadership=leadership))
     assert isinstance(d, RejectProposal)
-    assert d.cell == cell.touched()
-    [d] = decide(group(a=member(0, ask=Ask(7, frozenset({A, B})))))
+    assert d.leadership == leadership.touched()
+    [d] = decide(group(a=member(0, proposal=InSyncSetProposal(7, frozenset({A, B})))))
     assert isinstance(d, RejectProposal), "the master removes nobody"
     another = member(1, id=MemberId(1, "z"))
-    [d] = decide(group(a=asking, b=another, cell=cell))
+    [d] = decide(group(a=asking, b=another, leadership=leadership))
     assert isinstance(d, RejectProposal), "the disk that was proposed is not there any more"
 
 
 def test_a_member_that_has_just_started_is_not_refused_before_its_status_can_be_read() -> None:
     """Its fetches come first. A refusal would keep it out for seconds."""
-    cell = replace(CELL, in_sync=frozenset({A, C}))
-    asking = member(0, ask=Ask(7, frozenset({A, B, C})))
-    assert decide(group(a=asking, b=unheard(1, "refused"), cell=cell)) == [], "its master heard it 200 ms ago"
-    [d] = decide(group(a=asking, cell=cell))
+    leadership = replace(LEADERSHIP, in_sync=frozenset({A, C}))
+    asking = member(0, proposal=InSyncSetProposal(7, frozenset({A, B, C})))
+    assert decide(group(a=asking, b=unheard(1, "refused"), leadership=leadership)) == [], (
+        "its master heard it 200 ms ago"
+    )
+    [d] = decide(group(a=asking, leadership=leadership))
     assert isinstance(d, ExpandInSyncSet)
     idle = member(
-        0, ask=Ask(7, frozenset({A, B, C})), followers=(FollowerView(B, 1_000, 900), FollowerView(C, 1_000, 0))
+        0,
+        proposal=InSyncSetProposal(7, frozenset({A, B, C})),
+        followers=(FollowerView(B, 1_000, 900), FollowerView(C, 1_000, 0)),
     )
-    [d] = decide(group(a=idle, b=unheard(1, "refused"), cell=cell))
+    [d] = decide(group(a=idle, b=unheard(1, "refused"), leadership=leadership))
     assert isinstance(d, RejectProposal), "nobody is there, and its master has heard nothing for a second"
 
 
 def test_rule_17_the_operator_removes_who_is_not_there_but_never_the_master() -> None:
     [d] = decide(group(c=unheard(2, "refused", gone=True)))
     assert isinstance(d, ShrinkInSyncSet)
-    assert d.cell == Cell(3, 8, A, frozenset({A, B}))
+    assert d.leadership == LeadershipRecord(3, 8, A, frozenset({A, B}))
     slow = member(0, followers=(FollowerView(B, 1_000, 100), FollowerView(C, 900, 2_100)))
     [d] = decide(group(a=slow))
     assert isinstance(d, ShrinkInSyncSet)
@@ -326,12 +339,12 @@ def test_the_age_of_a_frozen_masters_last_word_is_not_held_against_its_followers
 
 def test_rule_20_a_promotion_writes_who_answers_of_the_old_set() -> None:
     p = promotion(group(a=unheard(0, gone=True), c=unheard(2)))
-    assert p.cell.in_sync == {B}
+    assert p.leadership.in_sync == {B}
 
 
 def test_rule_21_a_master_that_restarted_gets_a_new_epoch_which_may_be_its_own() -> None:
     p = promotion(group(a=member(0, role="Waiting")))
-    assert (p.new, p.kind, p.cell.epoch) == (A, "restart", 4)
+    assert (p.new, p.kind, p.leadership.epoch) == (A, "restart", 4)
     ahead = promotion(group(a=member(0, role="Waiting", end=900)))
     assert ahead.new == B
     assert promotion(group(a=member(0, role="Waiting"), settings={"automatic": False})).new == A
@@ -343,125 +356,127 @@ def test_rule_21_a_report_older_than_the_answer_is_no_restart() -> None:
 
 def test_what_is_pending_holds_no_newer_assignment_back() -> None:
     """A follower that was told of a larger set a moment ago and whose next line is not there yet becomes master."""
-    cell = Cell(4, 8, B, frozenset({B, C}))
+    leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
     just_told = replace(member(1), pending=True, assigned_order=(3, 7))
-    [d] = decide(group(a=unheard(0, gone=True), b=just_told, cell=cell))
+    [d] = decide(group(a=unheard(0, gone=True), b=just_told, leadership=leadership))
     assert isinstance(d, SendAssignment)
     assert d.member == 1
-    assert decide(group(a=unheard(0, gone=True), b=replace(just_told, assigned_order=(4, 8)), cell=cell)) == []
+    assert (
+        decide(group(a=unheard(0, gone=True), b=replace(just_told, assigned_order=(4, 8)), leadership=leadership)) == []
+    )
 
 
 def test_a_master_that_heard_of_a_higher_epoch_gets_one_above_it() -> None:
-    p = promotion(group(a=member(0, told_epoch=40)))
-    assert p.cell.epoch == 41
+    p = promotion(group(a=member(0, highest_seen_epoch=40)))
+    assert p.leadership.epoch == 41
 
 
 def test_rule_22_first_start_asks_every_disk() -> None:
-    new = [member(n, role="Waiting", epoch=0, version=0, told_epoch=0, last_epoch=0, end=0) for n in range(3)]
-    [d] = decide(group(*new, cell=None))
+    new = [member(n, role="Waiting", epoch=0, version=0, highest_seen_epoch=0, last_epoch=0, end=0) for n in range(3)]
+    [d] = decide(group(*new, leadership=None))
     assert isinstance(d, Bootstrap)
-    assert d.cell == Cell(1, 1, A, frozenset({A, B, C}))
-    w = wait(group(new[0], new[1], unheard(2), cell=None))
+    assert d.leadership == LeadershipRecord(1, 1, A, frozenset({A, B, C}))
+    w = wait(group(new[0], new[1], unheard(2), leadership=None))
     assert "demo-a-2" in w.reason
     no_disk = replace(unheard(2, silence=30_000), report=None, never_ran=True)
-    [d] = decide(group(new[0], new[1], no_disk, cell=None))
+    [d] = decide(group(new[0], new[1], no_disk, leadership=None))
     assert isinstance(d, Bootstrap)
-    assert d.cell.in_sync == {A, B}
-    early = wait(group(new[0], new[1], replace(no_disk, reach_ms=29_999), cell=None))
+    assert d.leadership.in_sync == {A, B}
+    early = wait(group(new[0], new[1], replace(no_disk, reach_ms=29_999), leadership=None))
     assert early.code == "waiting-for-members", "volumes take their time"
 
 
-def test_rule_22_a_lost_cell_is_made_from_what_the_disks_know() -> None:
+def test_rule_22_a_lost_leadership_record_is_made_from_what_the_disks_know() -> None:
     b = member(1, version=6, in_sync=frozenset({A, B, C}), end=5_000)
-    [d] = decide(group(b=b, a=member(0, in_sync=frozenset({A, C})), cell=None))
+    [d] = decide(group(b=b, a=member(0, in_sync=frozenset({A, C})), leadership=None))
     assert isinstance(d, Recover)
-    assert d.cell.in_sync == {A, C}, "the newest that any disk knows"
-    assert d.cell.epoch > 3
-    assert wait(group(c=unheard(2, silence=90_000), cell=None)).code == "recovery-blocked"
+    assert d.leadership.in_sync == {A, C}, "the newest that any disk knows"
+    assert d.leadership.epoch > 3
+    assert wait(group(c=unheard(2, silence=90_000), leadership=None)).code == "recovery-blocked"
     new = member(2, id=MemberId(2, "z"), epoch=0, version=0, last_epoch=0, end=0)
-    assert wait(group(c=new, cell=None)).code == "recovery-blocked"
+    assert wait(group(c=new, leadership=None)).code == "recovery-blocked"
     pair = {"in_sync": frozenset({A, B})}
-    w = wait(group(a=member(0, **pair), b=member(1, **pair), c=new, cell=None))
+    w = wait(group(a=member(0, **pair), b=member(1, **pair), c=new, leadership=None))
     assert "is new" in w.reason, "that disk may have known a newer set, with itself in it"
     told = replace(member(1), pending=True)
-    assert wait(group(b=told, cell=None)).code == "recovery-blocked", "its report is older than its assignment"
+    assert wait(group(b=told, leadership=None)).code == "recovery-blocked", "its report is older than its assignment"
 
 
 def test_rule_22_a_registry_that_went_back_is_treated_as_lost() -> None:
-    [d] = decide(group(cell=Cell(2, 3, B, frozenset({B}))))
+    [d] = decide(group(leadership=LeadershipRecord(2, 3, B, frozenset({B}))))
     assert isinstance(d, Recover)
-    assert d.cell.epoch > 3
+    assert d.leadership.epoch > 3
 
 
 def test_the_new_master_is_told_first_then_the_others() -> None:
-    cell = Cell(4, 8, B, frozenset({B, C}))
-    [d] = decide(group(a=unheard(0, gone=True), cell=cell))
+    leadership = LeadershipRecord(4, 8, B, frozenset({B, C}))
+    [d] = decide(group(a=unheard(0, gone=True), leadership=leadership))
     assert isinstance(d, SendAssignment)
-    assert (d.member, d.assignment.cell, d.assignment.master_address) == (1, cell, "h1:1")
-    leads = member(1, role="Master", epoch=4, version=8, told_epoch=4)
-    [d] = decide(group(a=unheard(0, gone=True), b=leads, cell=cell))
+    assert (d.member, d.assignment.leadership, d.assignment.leader_address) == (1, leadership, "h1:1")
+    leads = member(1, role="Master", epoch=4, version=8, highest_seen_epoch=4)
+    [d] = decide(group(a=unheard(0, gone=True), b=leads, leadership=leadership))
     assert isinstance(d, SendAssignment)
     assert d.member == 2
 
 
 def test_an_old_master_that_answers_is_fenced_at_once_but_one_that_parks_only_after_the_new_one_leads() -> None:
-    cell = Cell(4, 8, B, frozenset({A, B, C}))
-    tell, fence = decide(group(cell=cell))
+    leadership = LeadershipRecord(4, 8, B, frozenset({A, B, C}))
+    tell, fence = decide(group(leadership=leadership))
     assert isinstance(tell, SendAssignment)
     assert isinstance(fence, Demote)
     assert fence.member == 0
-    [tell] = decide(group(a=member(0, parked=True), cell=cell))
+    [tell] = decide(group(a=member(0, writes_paused=True), leadership=leadership))
     assert isinstance(tell, SendAssignment)
-    leads = member(1, role="Master", epoch=4, version=8, told_epoch=4)
-    assert isinstance(decide(group(a=member(0, parked=True), b=leads, cell=cell))[0], Demote)
+    leads = member(1, role="Master", epoch=4, version=8, highest_seen_epoch=4)
+    assert isinstance(decide(group(a=member(0, writes_paused=True), b=leads, leadership=leadership))[0], Demote)
 
 
-def test_rule_23_swap_only_for_the_very_cell_that_the_master_was_asked_on() -> None:
-    parked = member(0, parked=True)
-    [d] = decide(group(a=parked, handover=HandoverReady((3, 7), C)))
+def test_rule_23_swap_only_for_the_very_leadership_record_that_the_master_was_asked_on() -> None:
+    writes_paused = member(0, writes_paused=True)
+    [d] = decide(group(a=writes_paused, handover=HandoverReady((3, 7), C)))
     assert isinstance(d, Promote)
-    assert d.cell == Cell(4, 8, C, frozenset({A, B, C}))
-    [d] = decide(group(a=parked, handover=HandoverReady((3, 6), C)))
+    assert d.leadership == LeadershipRecord(4, 8, C, frozenset({A, B, C}))
+    [d] = decide(group(a=writes_paused, handover=HandoverReady((3, 6), C)))
     assert isinstance(d, CancelHandover)
-    assert d.cell == CELL.touched()
-    [d] = decide(group(a=parked))
+    assert d.leadership == LEADERSHIP.touched()
+    [d] = decide(group(a=writes_paused))
     assert isinstance(d, CancelHandover), "a hand-over that nobody follows is ended by a new version"
-    assert wait(group(a=parked, handover_asked=True)).code == "handover"
+    assert wait(group(a=writes_paused, handover_requested=True)).code == "handover"
 
 
 def test_switchover_picks_the_member_asked_for_and_says_why_not() -> None:
     [d] = decide(group(switchover=Switchover(to=2)))
     assert isinstance(d, RequestHandover)
     assert d.target == C
-    cell = replace(CELL, in_sync=frozenset({A, B}))
-    assert "demo-a-2 is not in sync" in wait(group(cell=cell, switchover=Switchover(to=2))).reason
+    leadership = replace(LEADERSHIP, in_sync=frozenset({A, B}))
+    assert "demo-a-2 is not in sync" in wait(group(leadership=leadership, switchover=Switchover(to=2))).reason
     assert wait(group(switchover=Switchover(to=0))).code == "switchover-done"
 
 
 def test_a_wish_that_cannot_be_fulfilled_keeps_no_other_back() -> None:
-    only_b = replace(CELL, in_sync=frozenset({A, B}))
+    only_b = replace(LEADERSHIP, in_sync=frozenset({A, B}))
     request = Switchover(to=2, force=True)
-    asked, waits = decide(group(a=member(0, unfit="its disk is full"), cell=only_b, switchover=request))
+    asked, waits = decide(group(a=member(0, not_promotable="its disk is full"), leadership=only_b, switchover=request))
     assert isinstance(asked, RequestHandover), asked
     assert (asked.target, asked.reason, asked.request) == (B, "demo-a-0 should not lead: its disk is full", None)
     assert isinstance(waits, Wait)
     assert waits.reason == "demo-a-2 is not in sync with demo-a-0 yet", "which is told to whoever wished"
     dead = unheard(0, gone=True)
-    assert promotion(group(a=dead, cell=only_b, switchover=request)).new == B
-    manual = group(a=dead, cell=only_b, switchover=request, settings={"automatic": False})
+    assert promotion(group(a=dead, leadership=only_b, switchover=request)).new == B
+    manual = group(a=dead, leadership=only_b, switchover=request, settings={"automatic": False})
     assert wait(manual).code == "switchover-target-not-ready", "there a person decides, and decided otherwise"
 
 
 def test_a_master_cut_off_from_its_followers_gives_way_when_writes_need_them() -> None:
     cut = {"link": "silent", "link_answer_ms": 4_500}
     obs = group(a=member(0), b=member(1, **cut), c=member(2, **cut), settings={"min_in_sync": 2})
-    assert promotion(obs).cell.in_sync == {B, C}
+    assert promotion(obs).leadership.in_sync == {B, C}
     assert not any(isinstance(d, Promote) for d in decide(replace(obs, settings=FailoverSettings(min_in_sync=1))))
 
 
 def test_one_member_restarts_into_its_own_next_epoch() -> None:
-    alone = Observation("a", (member(0, role="Waiting", followers=()),), Cell(3, 7, A, frozenset({A})))
-    assert promotion(alone).cell == Cell(4, 8, A, frozenset({A}))
+    alone = Observation("a", (member(0, role="Waiting", followers=()),), LeadershipRecord(3, 7, A, frozenset({A})))
+    assert promotion(alone).leadership == LeadershipRecord(4, 8, A, frozenset({A}))
 
 
 def test_decisions_are_cheap() -> None:
@@ -479,24 +494,28 @@ def refusing(view: MemberView, why: str = "it answered 500: no room", **more: An
 
 def test_a_master_that_leads_and_refuses_another_version_for_its_token_goes_on_leading() -> None:
     """It has not the new token yet, for example: nobody else may have it, either, and each epoch would cost a copy."""
-    told = decide(group(a=refusing(member(0), "it answered 401: another token", lacks_token=True), cell=CELL.touched()))
+    told = decide(
+        group(
+            a=refusing(member(0), "it answered 401: another token", lacks_token=True), leadership=LEADERSHIP.touched()
+        )
+    )
     assert [d for d in told if not isinstance(d, SendAssignment)] == []
     alone = group(a=refusing(member(0, role="Slave"), "401", lacks_token=True), b=unheard(1), c=unheard(2))
     assert wait(alone).code == "no-candidate"
 
 
-@pytest.mark.parametrize("unfit", ["", "its disk is full"])
-def test_a_master_that_cannot_write_a_version_down_is_replaced(unfit: str) -> None:
+@pytest.mark.parametrize("not_promotable", ["", "its disk is full"])
+def test_a_master_that_cannot_write_a_version_down_is_replaced(not_promotable: str) -> None:
     """Whether it has noticed that it has no room or not: its senders wait for whoever was taken out of its set."""
-    shrunk = CELL.with_set({A, B})
-    a = refusing(member(0, unfit=unfit), refused_ms=2_000)
-    p = promotion(group(a=a, c=unheard(2), cell=shrunk))
-    assert (p.cell.master, p.cell.in_sync) == (B, {B})
+    shrunk = LEADERSHIP.with_set({A, B})
+    a = refusing(member(0, not_promotable=not_promotable), refused_ms=2_000)
+    p = promotion(group(a=a, c=unheard(2), leadership=shrunk))
+    assert (p.leadership.master, p.leadership.in_sync) == (B, {B})
     for goes_on in (
         {"a": replace(a, refused_ms=1_900), "b": member(1)},
         {"a": a, "b": replace(member(1), deleting=True)},
     ):
-        decisions = decide(group(**goes_on, c=unheard(2), cell=shrunk))
+        decisions = decide(group(**goes_on, c=unheard(2), leadership=shrunk))
         assert not [d for d in decisions if isinstance(d, Promote)], "a moment's refusal, or an heir that leaves"
 
 
@@ -504,21 +523,23 @@ def test_a_master_that_cannot_write_a_version_down_is_replaced(unfit: str) -> No
 def test_a_master_that_leads_and_cannot_write_is_not_given_up_where_nobody_is_better_off(
     settings: dict[str, Any],
 ) -> None:
-    full = refusing(member(0, unfit="its disk is full"), refused_ms=60_000)
+    full = refusing(member(0, not_promotable="its disk is full"), refused_ms=60_000)
     for others in (
         {"b": unheard(1, silence=60_000), "c": member(2, end=10)},
-        {"b": member(1, unfit="its disk is full"), "c": unheard(2)},
+        {"b": member(1, not_promotable="its disk is full"), "c": unheard(2)},
         {"b": refusing(member(1)), "c": unheard(2)},
     ):
-        decisions = decide(group(a=full, **others, cell=CELL.with_set({A, B}), settings=settings))
+        decisions = decide(group(a=full, **others, leadership=LEADERSHIP.with_set({A, B}), settings=settings))
         assert not [d for d in decisions if isinstance(d, Promote | Demote)], decisions
-    [told] = decide(group(a=full, cell=CELL.touched(), settings={"automatic": False}))
+    [told] = decide(group(a=full, leadership=LEADERSHIP.touched(), settings={"automatic": False}))
     assert isinstance(told, SendAssignment), "a person decides"
 
 
 def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch() -> None:
     waiting = member(1, role="Waiting", version=0)
-    told = decide(group(a=refusing(member(0)), b=waiting, c=unheard(2), cell=Cell(3, 8, A, frozenset({A}))))
+    told = decide(
+        group(a=refusing(member(0)), b=waiting, c=unheard(2), leadership=LeadershipRecord(3, 8, A, frozenset({A})))
+    )
     assert {d.member for d in told if isinstance(d, SendAssignment)} == {0, 1}
 
 
@@ -526,8 +547,8 @@ def test_who_follows_is_told_so_though_the_master_refuses_a_version_of_its_epoch
 def test_records_of_one_that_answers_and_refuses_are_given_up_as_late_as_those_of_one_that_is_away(
     refused_ms: int, given_up: bool
 ) -> None:
-    alone = Cell(4, 8, B, frozenset({B}))
+    alone = LeadershipRecord(4, 8, B, frozenset({B}))
     b = replace(member(1), refused="it answered 401: another token", refused_ms=refused_ms, reach_ms=60_000)
     gone = unheard(0, "refused", 0, gone=True)
-    first = decide(group(a=gone, b=b, c=member(2, end=10), cell=alone, settings={"unclean": True}))[0]
+    first = decide(group(a=gone, b=b, c=member(2, end=10), leadership=alone, settings={"unclean": True}))[0]
     assert isinstance(first, Promote) is given_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gantry_broker.replication.types import Ask, Cell, MemberId
+from gantry_broker.replication.types import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_operator.failover import (
     Bootstrap,
     Demote,
@@ -36,41 +36,41 @@ ages = st.sampled_from([0, 100, 400, 900, 1_500, 2_000, 2_600, 5_000, 11_000])
 
 
 @st.composite
-def cells(draw: st.DrawFn) -> Cell:
+def leaderships(draw: st.DrawFn) -> LeadershipRecord:
     master = draw(ids)
-    return Cell(draw(st.integers(1, 4)), draw(st.integers(1, 6)), master, draw(sets) | {master})
+    return LeadershipRecord(draw(st.integers(1, 4)), draw(st.integers(1, 6)), master, draw(sets) | {master})
 
 
 @st.composite
-def reports(draw: st.DrawFn, number: int, cell: Cell | None) -> Report:
+def reports(draw: st.DrawFn, number: int, leadership: LeadershipRecord | None) -> Report:
     id = MemberId(number, draw(st.sampled_from(["x", "x", "x", "y"])))
     epoch, version = draw(st.integers(0, 4)), draw(st.integers(0, 6))
-    if cell is not None and draw(st.booleans()):
-        epoch, version = cell.epoch, cell.version
-    if cell is not None and (epoch, version) > cell.order and draw(st.integers(0, 9)) > 0:
-        epoch, version = cell.order
-    master = draw(st.none() | ids) if cell is None or draw(st.integers(0, 3)) == 0 else cell.master
+    if leadership is not None and draw(st.booleans()):
+        epoch, version = leadership.epoch, leadership.version
+    if leadership is not None and (epoch, version) > leadership.order and draw(st.integers(0, 9)) > 0:
+        epoch, version = leadership.order
+    master = draw(st.none() | ids) if leadership is None or draw(st.integers(0, 3)) == 0 else leadership.master
     return Report(
         id=id,
         role=draw(st.sampled_from(["Master", "Slave", "Slave", "Waiting"])),
         epoch=epoch,
         version=version,
-        told_epoch=draw(st.sampled_from([0, epoch, epoch, epoch + 1])),
+        highest_seen_epoch=draw(st.sampled_from([0, epoch, epoch, epoch + 1])),
         last_epoch=draw(st.integers(0, 4)),
         end=draw(st.integers(0, 5)) * 100,
         in_sync=draw(sets),
-        ask=draw(st.none() | st.builds(Ask, st.integers(0, 6), sets)),
+        proposal=draw(st.none() | st.builds(InSyncSetProposal, st.integers(0, 6), sets)),
         followers=tuple(draw(st.lists(st.builds(FollowerView, ids, st.integers(-1, 500), ages), max_size=3))),
         link=draw(st.sampled_from(["none", "connected", "refused", "silent"])),
-        link_master=master,
+        link_leader=master,
         link_answer_ms=draw(st.sampled_from([-1, 0, 900, 2_000, 4_500])),
-        parked=draw(st.booleans()),
+        writes_paused=draw(st.booleans()),
     )
 
 
 @st.composite
 def observations(draw: st.DrawFn) -> Observation:
-    cell = draw(st.none() | cells())
+    leadership = draw(st.none() | leaderships())
     members = []
     for number in range(draw(st.integers(1, 4))):
         members.append(
@@ -78,7 +78,7 @@ def observations(draw: st.DrawFn) -> Observation:
                 number=number,
                 name=f"demo-a-{number}",
                 address=f"127.0.0.1:{10_911 + number}",
-                report=draw(st.none() | reports(number, cell)),
+                report=draw(st.none() | reports(number, leadership)),
                 age_ms=draw(ages),
                 reach=draw(st.sampled_from(["ok", "ok", "refused", "silent"])),
                 reach_ms=draw(ages),
@@ -93,7 +93,7 @@ def observations(draw: st.DrawFn) -> Observation:
     return Observation(
         group="a",
         members=tuple(members),
-        cell=cell,
+        leadership=leadership,
         settings=FailoverSettings(
             automatic=draw(st.integers(0, 3)) > 0,
             unclean=draw(st.integers(0, 3)) == 0,
@@ -102,7 +102,7 @@ def observations(draw: st.DrawFn) -> Observation:
         ),
         switchover=draw(st.none() | st.builds(Switchover, st.none() | numbers, force=st.booleans())),
         handover=draw(st.none() | st.builds(HandoverReady, st.tuples(st.integers(1, 4), st.integers(1, 6)), ids)),
-        handover_asked=draw(st.integers(0, 5)) == 0,
+        handover_requested=draw(st.integers(0, 5)) == 0,
     )
 
 
@@ -114,9 +114,9 @@ def writes_move_the_cell_forward_one_at_a_time(obs: Observation) -> None:
     decisions = decide(obs)
     writes = [d for d in decisions if isinstance(d, WRITES)]
     assert len(writes) <= 1
-    old = obs.cell or Cell()
+    old = obs.leadership or LeadershipRecord()
     for write in writes:
-        new = write.cell
+        new = write.leadership
         assert new.master in new.in_sync
         if isinstance(write, Promote | Recover | Bootstrap):
             assert new.epoch > old.epoch
@@ -132,7 +132,7 @@ def writes_move_the_cell_forward_one_at_a_time(obs: Observation) -> None:
 def only_the_recorded_cell_is_told(obs: Observation) -> None:
     for d in decide(obs):
         if isinstance(d, SendAssignment | Demote):
-            assert d.assignment.cell == obs.cell
+            assert d.assignment.leadership == obs.leadership
             view = obs.view(d.member)
             assert view is not None
             assert view.heard
@@ -144,19 +144,19 @@ def a_promotion_stays_within_the_recorded_set(obs: Observation) -> None:
     for d in decide(obs):
         if not isinstance(d, Promote):
             continue
-        assert obs.cell is not None
+        assert obs.leadership is not None
         assert heard(obs), "an operator that reaches nobody decides nothing"
         assert d.new in [r.id for r in heard(obs)]
-        assert d.cell.master == d.new
+        assert d.leadership.master == d.new
         if d.kind in ("failover", "restart", "handover"):
-            assert d.new in obs.cell.in_sync
-            assert d.cell.in_sync <= obs.cell.in_sync
+            assert d.new in obs.leadership.in_sync
+            assert d.leadership.in_sync <= obs.leadership.in_sync
         elif d.kind == "unclean":
             assert obs.settings.unclean
         else:
             assert obs.settings.async_flush
             here = {r.id.member: r.id for r in heard(obs)}
-            assert all(i.member in here and here[i.member] != i for i in obs.cell.in_sync)
+            assert all(i.member in here and here[i.member] != i for i in obs.leadership.in_sync)
         if not obs.settings.automatic and d.kind == "failover":
             assert obs.switchover is not None
             assert obs.switchover.force
@@ -164,48 +164,53 @@ def a_promotion_stays_within_the_recorded_set(obs: Observation) -> None:
 
 def the_highest_epoch_and_offset_of_the_set_is_chosen(obs: Observation) -> None:
     for d in decide(obs):
-        if not isinstance(d, Promote) or d.kind != "failover" or obs.cell is None:
+        if not isinstance(d, Promote) or d.kind != "failover" or obs.leadership is None:
             continue
         if obs.switchover is not None and obs.switchover.force:
             continue
         able = [
             m.report
             for m in obs.members
-            if m.heard and m.report and m.report.id in obs.cell.in_sync and not m.deleting and not m.refused
+            if m.heard and m.report and m.report.id in obs.leadership.in_sync and not m.deleting and not m.refused
         ]
-        able = [r for r in able if r.id != obs.cell.master or d.new == r.id]
+        able = [r for r in able if r.id != obs.leadership.master or d.new == r.id]
         chosen = next(r for r in heard(obs) if r.id == d.new)
         assert all(chosen.rank >= r.rank for r in able)
 
 
 def a_master_that_leads_is_not_replaced_by_a_failover(obs: Observation) -> None:
-    if obs.cell is None or obs.cell.master is None or obs.settings.min_in_sync > 1:
+    if obs.leadership is None or obs.leadership.master is None or obs.settings.min_in_sync > 1:
         return
-    view = obs.view(obs.cell.master.member)
+    view = obs.view(obs.leadership.master.member)
     if view is None or not view.heard or view.refused or view.report is None:
         return
     r = view.report
-    if r.id != obs.cell.master or r.role != "Master" or r.order != obs.cell.order or r.told_epoch > r.epoch:
+    if (
+        r.id != obs.leadership.master
+        or r.role != "Master"
+        or r.order != obs.leadership.order
+        or r.highest_seen_epoch > r.epoch
+    ):
         return
-    if any(m.report and m.report.order > obs.cell.order for m in obs.members):
+    if any(m.report and m.report.order > obs.leadership.order for m in obs.members):
         return
     for d in decide(obs):
         assert not isinstance(d, Promote) or d.kind == "handover"
 
 
 def silence_for_the_operator_alone_moves_nothing(obs: Observation) -> None:
-    if obs.cell is None or obs.cell.master is None:
+    if obs.leadership is None or obs.leadership.master is None:
         return
-    view = obs.view(obs.cell.master.member)
+    view = obs.view(obs.leadership.master.member)
     if view is None or view.heard or view.gone or view.deleting:
         return
-    if any(m.report and m.report.order > obs.cell.order for m in obs.members):
+    if any(m.report and m.report.order > obs.leadership.order for m in obs.members):
         return
     fetches = [
         m
         for m in obs.members
         if m.heard and m.number != view.number and m.report and m.report.link == "connected"
-        and m.report.link_master == obs.cell.master and 0 <= m.report.link_answer_ms < obs.settings.detection_ms
+        and m.report.link_leader == obs.leadership.master and 0 <= m.report.link_answer_ms < obs.settings.detection_ms
     ]  # fmt: skip
     if fetches:
         assert not any(isinstance(d, Promote) for d in decide(obs))
@@ -214,32 +219,32 @@ def silence_for_the_operator_alone_moves_nothing(obs: Observation) -> None:
 def the_set_changes_by_the_rules(obs: Observation) -> None:
     for d in decide(obs):
         if isinstance(d, ShrinkInSyncSet):
-            assert obs.cell is not None
-            assert d.cell.in_sync == obs.cell.in_sync - d.removed
-            assert obs.cell.master not in d.removed
+            assert obs.leadership is not None
+            assert d.leadership.in_sync == obs.leadership.in_sync - d.removed
+            assert obs.leadership.master not in d.removed
             # A former life of a disk keeps no copy: it may leave though that leaves fewer than are asked for.
             lives = {r.id.member: r.id for r in heard(obs)}
             former = {id for id in d.removed if lives.get(id.member, id) != id}
-            assert d.removed == former or len(d.cell.in_sync) >= obs.settings.min_in_sync
+            assert d.removed == former or len(d.leadership.in_sync) >= obs.settings.min_in_sync
         if isinstance(d, ExpandInSyncSet):
-            assert obs.cell is not None
-            assert obs.cell.master is not None
-            leader = obs.heard_as(obs.cell.master)
+            assert obs.leadership is not None
+            assert obs.leadership.master is not None
+            leader = obs.heard_as(obs.leadership.master)
             assert leader is not None
-            assert leader.ask is not None
-            assert leader.ask.base_version == obs.cell.version
-            assert d.cell.in_sync == leader.ask.in_sync
-            assert d.cell.in_sync >= obs.cell.in_sync
+            assert leader.proposal is not None
+            assert leader.proposal.base_version == obs.leadership.version
+            assert d.leadership.in_sync == leader.proposal.in_sync
+            assert d.leadership.in_sync >= obs.leadership.in_sync
 
 
 def a_missing_cell_is_never_guessed(obs: Observation) -> None:
-    obs = replace(obs, cell=None, settings=replace(obs.settings, unclean=False))
+    obs = replace(obs, leadership=None, settings=replace(obs.settings, unclean=False))
     [d] = decide(obs)
     if isinstance(d, Recover):
         assert all(m.heard for m in obs.members)
         assert not any(r.empty for r in heard(obs))
         newest = max((r for r in heard(obs) if r.in_sync), key=lambda r: r.order)
-        assert d.cell.in_sync <= newest.in_sync
+        assert d.leadership.in_sync <= newest.in_sync
     elif isinstance(d, Bootstrap):
         assert all(m.heard or m.never_ran for m in obs.members)
         assert all(r.order == (0, 0) for r in heard(obs))
@@ -249,17 +254,21 @@ def a_missing_cell_is_never_guessed(obs: Observation) -> None:
 
 
 def a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason(obs: Observation) -> None:
-    if obs.cell is None or obs.cell.master is None:
+    if obs.leadership is None or obs.leadership.master is None:
         return
-    if any(m.report and m.report.order > obs.cell.order for m in obs.members):
+    if any(m.report and m.report.order > obs.leadership.order for m in obs.members):
         return
-    members = tuple(replace(m, gone=True) if m.number == obs.cell.master.member else m for m in obs.members)
+    members = tuple(replace(m, gone=True) if m.number == obs.leadership.master.member else m for m in obs.members)
     obs = replace(obs, members=members, switchover=None, settings=replace(obs.settings, automatic=True))
-    assert obs.cell is not None
+    assert obs.leadership is not None
     able = [
         m
         for m in members
-        if m.heard and m.report and m.report.id in obs.cell.in_sync and m.report.id != obs.cell.master and not m.refused
+        if m.heard
+        and m.report
+        and m.report.id in obs.leadership.in_sync
+        and m.report.id != obs.leadership.master
+        and not m.refused
     ]
     first = decide(obs)[0]
     if able:
@@ -272,10 +281,10 @@ def a_master_that_is_gone_is_followed_by_somebody_or_by_a_reason(obs: Observatio
 def a_hand_over_is_asked_of_a_master_that_leads_for_one_in_the_set(obs: Observation) -> None:
     for d in decide(obs):
         if isinstance(d, RequestHandover):
-            assert obs.cell is not None
-            assert d.cell == obs.cell
-            assert d.target in obs.cell.in_sync
-            assert d.target != obs.cell.master
+            assert obs.leadership is not None
+            assert d.leadership == obs.leadership
+            assert d.target in obs.leadership.in_sync
+            assert d.target != obs.leadership.master
             assert obs.heard_as(d.target) is not None
 
 

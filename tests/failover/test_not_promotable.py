@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.failover import (
     FailoverSettings,
     FollowerView,
@@ -19,22 +19,22 @@ from gantry_operator.failover import (
 from gantry_operator.failover.model import Promote, SendAssignment, ShrinkInSyncSet, Switchover, Wait
 
 A, B, C = (MemberId(n, "x") for n in range(3))
-CELL = Cell(3, 7, A, frozenset({A, B, C}))
+LEADERSHIP = LeadershipRecord(3, 7, A, frozenset({A, B, C}))
 FULL = "its disk is full"
 
 
-def member(number: int, unfit: str = "", **view: Any) -> MemberView:
-    values: dict[str, Any] = {"epoch": 3, "version": 7, "told_epoch": 3, "last_epoch": 3, "end": 1_000}
+def member(number: int, not_promotable: str = "", **view: Any) -> MemberView:
+    values: dict[str, Any] = {"epoch": 3, "version": 7, "highest_seen_epoch": 3, "last_epoch": 3, "end": 1_000}
     if number == 0:
         values |= {"role": "Master", "followers": (FollowerView(B, 1_000, 100), FollowerView(C, 1_000, 100))}
     else:
-        values |= {"role": "Slave", "link": "connected", "link_master": A, "link_answer_ms": 100}
-    report = Report(id=MemberId(number, "x"), in_sync=CELL.in_sync, unfit=unfit, **values)
+        values |= {"role": "Slave", "link": "connected", "link_leader": A, "link_answer_ms": 100}
+    report = Report(id=MemberId(number, "x"), in_sync=LEADERSHIP.in_sync, not_promotable=not_promotable, **values)
     return MemberView(number, f"m{number}", f"h{number}:1", report, **{"age_ms": 100, "reach": "ok"} | view)
 
 
 def observed(*members: MemberView, **settings: Any) -> Observation:
-    return Observation("a", members, CELL, FailoverSettings(**settings))
+    return Observation("a", members, LEADERSHIP, FailoverSettings(**settings))
 
 
 def test_it_hands_over() -> None:
@@ -78,23 +78,24 @@ def test_a_dead_master_is_followed_by_one_that_is_fit() -> None:
     dead = member(0, gone=True, reach="refused", reach_ms=3_000, age_ms=3_000)
     refused = {"link": "refused", "link_answer_ms": 150}
     followers = [
-        MemberView(n, f"m{n}", f"h{n}:1", Report(MemberId(n, "x"), "Slave", 3, 7, 3, last_epoch=3, end=end, unfit=unfit,
-                                                 link_master=A, **refused), age_ms=100, reach="ok")  # type: ignore[arg-type]
-        for n, end, unfit in ((1, 2_000, FULL), (2, 1_000, ""))
+        MemberView(n, f"m{n}", f"h{n}:1", Report(MemberId(n, "x"), "Slave", 3, 7, 3, last_epoch=3, end=end,
+                   not_promotable=not_promotable,
+                                                 link_leader=A, **refused), age_ms=100, reach="ok")  # type: ignore[arg-type]
+        for n, end, not_promotable in ((1, 2_000, FULL), (2, 1_000, ""))
     ]  # fmt: skip
     first = decide(observed(dead, *followers))[0]
     assert isinstance(first, Promote)
     assert first.new == C
 
 
-@pytest.mark.parametrize("why", ["deleting", "unfit", "person"])
+@pytest.mark.parametrize("why", ["deleting", "not_promotable", "person"])
 def test_a_follower_that_refuses_what_it_is_told_keeps_no_hand_over_back(why: str) -> None:
     """Its disk is full, or its token another one, for hours maybe. It is told on; it is nobody's heir."""
     refusing = member(2, refused="500", refused_ms=60_000)
     assert refusing.report is not None
     refusing = replace(refusing, report=replace(refusing.report, version=6))
-    master = member(0, FULL if why == "unfit" else "", deleting=why == "deleting")
-    obs = replace(observed(master, member(1), refusing), cell=replace(CELL, in_sync=frozenset({A, B})))
+    master = member(0, FULL if why == "not_promotable" else "", deleting=why == "deleting")
+    obs = replace(observed(master, member(1), refusing), leadership=replace(LEADERSHIP, in_sync=frozenset({A, B})))
     if why == "person":
         obs = replace(obs, switchover=Switchover())
     asked, told = decide(obs)
@@ -131,7 +132,7 @@ def test_a_former_master_that_refuses_to_follow_is_waited_for_no_longer() -> Non
         assert isinstance(first, ShrinkInSyncSet) is leaves
         if isinstance(first, ShrinkInSyncSet):
             assert first.reason == "m2 does not follow: No space left on device"
-            assert first.cell.in_sync == {A, B}
+            assert first.leadership.in_sync == {A, B}
     for of_this_epoch in ("refused the version", "it answered 401"):
         # Held for a second each time, since nobody sends anything.
         follows = member(2, refused=of_this_epoch, refused_ms=60_000)

@@ -10,23 +10,23 @@ from typing import Any
 
 import orjson
 import pytest
-from gantry_broker.http.models import AskModel, FollowerStatus, MasterLink, MemberRef, MemberStatus
+from gantry_broker.http.models import FollowerStatus, LeaderLink, MemberRef, MemberStatus, ProposalModel
 from gantry_broker.protocol.plausible import MAX_EPOCH, MAX_EPOCH_JUMP, MAX_MEMBER, MAX_OFFSET
-from gantry_broker.replication.types import Ask, Cell, MemberId
+from gantry_broker.replication.types import InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_operator.cluster.member_messages import BadStatus, impossible_epoch, report_from
 from gantry_operator.failover import MemberView, Observation, Report
 from gantry_operator.failover.bootstrap import recover
 from gantry_operator.failover.model import FailoverSettings, Recover, Wait
-from gantry_operator.platforms.kubernetes.lease_registry import CELL, entry_of
+from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, entry_of
 from gantry_operator.registry import FileRegistry, RegistryUnavailable
 
 A, B = MemberId(0, "x"), MemberId(1, "y")
 RIGHT = MemberStatus(
     cluster="demo", group="a", name="demo-a-0", member=MemberRef.of(A), broker_id=0, role="Master", epoch=3,
-    version=7, told_epoch=4, last_epoch=3, end=900, confirmed=800, in_sync=[MemberRef.of(A)],
-    ask=AskModel.of(Ask(7, frozenset({A, B}))),
+    version=7, highest_seen_epoch=4, last_epoch=3, end=900, confirmed=800, in_sync=[MemberRef.of(A)],
+    proposal=ProposalModel.of(InSyncSetProposal(7, frozenset({A, B}))),
     followers=[FollowerStatus(member=MemberRef.of(B), acked=850, last_fetch_ms=12, in_sync=False)],
-    master_link=MasterLink(member=MemberRef.of(B), state="silent", last_answer_ms=1_500),
+    leader_link=LeaderLink(member=MemberRef.of(B), state="silent", last_answer_ms=1_500),
 ).model_dump(mode="json")  # fmt: skip
 VALUES: tuple[Any, ...] = (
     None, True, -1, -2, 0, 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**128, 1.5, 1e300, "", "3", "x" * 5_000,
@@ -67,7 +67,9 @@ def test_mutated_status_lines_give_reports_with_possible_numbers_or_are_refused(
             refused.append(str(error))
             continue
         passed += 1
-        assert all(0 <= e <= MAX_EPOCH for e in (report.epoch, report.version, report.told_epoch, report.last_epoch))
+        assert all(
+            0 <= e <= MAX_EPOCH for e in (report.epoch, report.version, report.highest_seen_epoch, report.last_epoch)
+        )
         found = numbers(asdict(report))
         assert all(-1 <= n <= MAX_OFFSET for n in found)
         orjson.dumps(found)
@@ -77,14 +79,14 @@ def test_mutated_status_lines_give_reports_with_possible_numbers_or_are_refused(
     assert max(map(len, refused)) < 6_000
 
 
-@pytest.mark.parametrize("field", ["epoch", "version", "told_epoch", "last_epoch", "end", "confirmed"])
+@pytest.mark.parametrize("field", ["epoch", "version", "highest_seen_epoch", "last_epoch", "end", "confirmed"])
 @pytest.mark.parametrize("value", [-1, 2**64 - 1, 2**128, 1.5, "3", True])
 def test_an_impossible_number_is_named(field: str, value: Any) -> None:
     with pytest.raises(BadStatus, match=f"its report cannot be used: {field} = "):
         report_from({**RIGHT, field: value})
 
 
-@pytest.mark.parametrize("field", ["epoch", "told_epoch", "last_epoch"])
+@pytest.mark.parametrize("field", ["epoch", "highest_seen_epoch", "last_epoch"])
 def test_an_epoch_that_cannot_follow_the_recorded_one_is_named(field: str) -> None:
     report = replace(report_from(RIGHT), **{field: 4 + MAX_EPOCH_JUMP})
     assert f"{field}: epoch {4 + MAX_EPOCH_JUMP} cannot follow 3" in impossible_epoch(report, 3)
@@ -93,12 +95,12 @@ def test_an_epoch_that_cannot_follow_the_recorded_one_is_named(field: str) -> No
 
 @pytest.mark.parametrize("epoch", [-1, 2**53 + 1, 2**64 - 1, 2**128, "3", None, 1.5])
 def test_a_registry_with_an_impossible_epoch_is_not_read(tmp_path: Path, epoch: Any) -> None:
-    content = json.dumps({**Cell(3, 7, A, frozenset({A})).to_json(), "epoch": epoch})
+    content = json.dumps({**LeadershipRecord(3, 7, A, frozenset({A})).to_json(), "epoch": epoch})
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(RegistryUnavailable, match=r"a\.json holds no leadership record \(epoch = "):
         FileRegistry(tmp_path).read_now("a")
     with pytest.raises(RegistryUnavailable, match="epoch = "):
-        entry_of({"metadata": {"name": "l", "annotations": {CELL: content}, "resourceVersion": "1"}})
+        entry_of({"metadata": {"name": "l", "annotations": {LEADERSHIP: content}, "resourceVersion": "1"}})
 
 
 def heard(*epochs: int) -> Observation:
@@ -116,7 +118,7 @@ def heard(*epochs: int) -> Observation:
 def test_a_lost_record_is_not_made_from_epochs_that_cannot_be_of_one_group() -> None:
     good = recover(heard(3, 4, 5), "lost")
     assert isinstance(good, Recover)
-    assert good.cell.epoch == 15
+    assert good.leadership.epoch == 15
     for far in (5 + MAX_EPOCH_JUMP, MAX_EPOCH):
         bad = recover(heard(3, 4, far), "lost")
         assert isinstance(bad, Wait)

@@ -179,9 +179,9 @@ async def test_a_hand_over_shows_no_error_loses_nothing_and_repeats_nothing(make
             await group.all_in_sync()
             await load.sent(200)
             target = (await group.members[new].status()).member.value()
-            answer = await group.members[old].handover(target, group.cell)
+            answer = await group.members[old].handover(target, group.leadership)
             assert answer.ready, answer.reason
-            group.cell = group.cell.promoted(target, group.cell.in_sync)
+            group.leadership = group.leadership.promoted(target, group.leadership.in_sync)
             await group.members[new].assign(_told(group, new))
             await group.members[old].assign(_told(group, new))
             await group.tell()
@@ -196,7 +196,7 @@ async def test_a_hand_over_shows_no_error_loses_nothing_and_repeats_nothing(make
 def _told(group: Group, master: int) -> Any:
     from gantry_broker.replication.types import Assignment
 
-    return Assignment(group.cell, group.members[master].replication_address)
+    return Assignment(group.leadership, group.members[master].replication_address)
 
 
 async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_there(make_group: Any) -> None:
@@ -209,8 +209,8 @@ async def test_who_was_promised_a_send_by_way_of_the_former_master_finds_it_ther
     try:
         assert (await client.request(former, send_frame("T", b"first"), 5.0)).code == 0
         target = (await group.members[1].status()).member.value()
-        assert (await group.members[0].handover(target, group.cell)).ready
-        group.cell = group.cell.promoted(target, group.cell.in_sync)
+        assert (await group.members[0].handover(target, group.leadership)).ready
+        group.leadership = group.leadership.promoted(target, group.leadership.in_sync)
         await group.tell()
         ends = []
         for number in range(20):
@@ -238,7 +238,7 @@ async def test_a_new_master_tells_no_end_of_a_queue_before_it_knows_what_was_pro
         await group.members[0].kill()
         await group.members[1].kill()
         await group.members[1].start()
-        group.cell = group.cell.promoted(new, {new, other})
+        group.leadership = group.leadership.promoted(new, {new, other})
         assert (await group.members[1].assign(_told(group, 1))).accepted
         early = await client.request(group.members[1].address, asked, 5.0)
         assert early.code == ResponseCode.SYSTEM_BUSY, early.ext

@@ -14,7 +14,7 @@ from gantry_broker.protocol.codes import RequestCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import Long, SendHeader
 from gantry_broker.remoting.client import RemotingClient
-from gantry_broker.replication.mending import FIRST_S
+from gantry_broker.replication.log_repair import FIRST_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Group, Member

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
@@ -34,7 +34,7 @@ IDS = [MemberId(n, "x") for n in range(2)]
 
 class Registry:
     def __init__(self) -> None:
-        self.cell = Cell(1, 1, IDS[0], frozenset(IDS))
+        self.leadership = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
         self.reads = 0
         self.away = False
 
@@ -42,9 +42,9 @@ class Registry:
         self.reads += 1
         if self.away:
             raise RegistryUnavailable("it is away")
-        return Entry(self.cell)
+        return Entry(self.leadership)
 
-    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
         return False
 
 
@@ -71,10 +71,10 @@ class Group(MasterSlaveController):
         self.led_by(0, 1)
 
     def led_by(self, member: int, epoch: int) -> None:
-        cell = self.registry.cell = Cell(epoch, 1, IDS[member], frozenset(IDS))
+        leadership = self.registry.leadership = LeadershipRecord(epoch, 1, IDS[member], frozenset(IDS))
         for id in IDS:
             role: Any = "Master" if id.member == member else "Slave"
-            self.watches[id.member].report = Report(id, role, epoch, 1, epoch, in_sync=cell.in_sync)
+            self.watches[id.member].report = Report(id, role, epoch, 1, epoch, in_sync=leadership.in_sync)
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
         for watch in self.watches.values():
@@ -114,9 +114,9 @@ async def test_a_former_master_is_not_replaced_before_the_new_one_is_announced(f
     async with mirrored(fake, api) as pods:
         group = Group(pods)
         pods.answers = lambda group, name: True
-        group.entry, group._announced = Entry(group.registry.cell), 1
+        group.entry, group._announced = Entry(group.registry.leadership), 1
         group.led_by(1, 2)
-        group.entry = Entry(group.registry.cell)
+        group.entry = Entry(group.registry.leadership)
         replacement = PodReplacement(api, sets, pods, ("mq", "demo"), lambda: True)
         change = RollingChange(replacement, {"a": group}, lambda event: None)
         assert await change._round()
@@ -194,12 +194,12 @@ async def test_a_refused_announcement_delays_no_other_one(fake: FakeApi, api: Ku
             assert led
 
 
-async def test_who_waits_for_a_cell_does_not_ask_for_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
+async def test_who_waits_for_a_leadership_record_does_not_ask_for_it_without_pause(fake: FakeApi, api: KubeApi) -> None:
     async with mirrored(fake, api) as pods:
         group = Group(pods)
         group.registry.away = True
         async with running(group):
-            asking = asyncio.create_task(group.known_cell())
+            asking = asyncio.create_task(group.known_leadership())
             await asyncio.sleep(1.0)
             assert 5 <= group.registry.reads <= 15
             group.registry.away = False

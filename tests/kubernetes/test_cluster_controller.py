@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from gantry_broker.remoting.client import RemotingClient
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus
 from gantry_operator.api.status import Condition
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
@@ -28,7 +28,7 @@ from gantry_operator.platforms.kubernetes.cluster_controller import ClusterContr
 from gantry_operator.platforms.kubernetes.desired_objects import OperatorSettings
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.lease_registry import CELL
+from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.operator import CACHED
 from gantry_operator.platforms.kubernetes.switchover_request import SWITCHOVER, SWITCHOVER_RESULT
 from gantry_operator.registry import Entry
@@ -276,7 +276,7 @@ def led(groups: KubernetesGroupControllers, group: str, mode: str) -> MasterSlav
     """Member 1 leads and says so."""
     made = Led(group, groups.registry, groups.pods, groups._http, lambda: groups._settings, groups._clock)
     leads = MemberId(1, "x")
-    made.entry = Entry(Cell(2, 1, leads, frozenset({leads})))
+    made.entry = Entry(LeadershipRecord(2, 1, leads, frozenset({leads})))
     watch = made.watches[1] = MemberWatch("demo-a-1", "http://demo-a-1", groups._http, made.wake, time.monotonic)
     watch.report = Report(leads, "Master", 2, 1, 2, in_sync=frozenset({leads}))
     made._announced = 2
@@ -381,13 +381,13 @@ async def test_under_a_refused_spec_a_group_of_which_no_config_can_be_read_is_no
         assert isinstance(controller._groups.controllers["a"], RaftController)
 
 
-@pytest.mark.parametrize("has_cell", [False, True])
+@pytest.mark.parametrize("has_leadership", [False, True])
 @pytest.mark.parametrize("text", [None, "{}", "[]", '{"x": 1}', '{"mode": 3}'])
-async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_cell(
-    fake: FakeApi, api: KubeApi, text: str | None, has_cell: bool
+async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_its_leadership_record(
+    fake: FakeApi, api: KubeApi, text: str | None, has_leadership: bool
 ) -> None:
     """A group in mode Raft has none: it is left out rather than given decisions on a master, which would stay."""
-    spec = {"mode": "MasterSlave" if has_cell else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
+    spec = {"mode": "MasterSlave" if has_leadership else "Raft", "brokerGroups": [{"name": "a", "members": 3}]}
     async with kept(fake, api, spec):
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
     name = names.group_set("demo", "a")
@@ -396,15 +396,19 @@ async def test_under_a_refused_spec_a_group_without_a_usable_config_is_known_by_
     else:
         configs = fake.objects["ConfigMap", "mq", name]["data"]
         configs |= dict.fromkeys(configs, text)
-    if has_cell:
-        annotations = {CELL: json.dumps(Cell().promoted(MemberId(0, "x"), [MemberId(0, "x")]).to_json())}
+    if has_leadership:
+        annotations = {
+            LEADERSHIP: json.dumps(LeadershipRecord().promoted(MemberId(0, "x"), [MemberId(0, "x")]).to_json())
+        }
         meta = {"name": name, "namespace": "mq", "labels": names.labels("demo", names.BROKER, "a")}
         fake.put({"kind": "Lease", "metadata": meta | {"annotations": annotations}, "spec": {}})
     async with kept(fake, api, {"mode": 7}) as controller:
         await until(lambda: controller._result.problems or controller._groups.controllers)
-        problems = [] if has_cell else ["group a has no failover: none of its configs can be read"]
+        problems = [] if has_leadership else ["group a has no failover: none of its configs can be read"]
         assert controller._result.problems == problems
-        assert [type(loop) for loop in controller._groups.controllers.values()] == [MasterSlaveController] * has_cell
+        assert [type(loop) for loop in controller._groups.controllers.values()] == [
+            MasterSlaveController
+        ] * has_leadership
 
 
 async def lose_the_secret(fake: FakeApi, controller: ClusterController, monkeypatch: pytest.MonkeyPatch) -> None:

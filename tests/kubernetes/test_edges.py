@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import plan
 from gantry_operator.platforms.kubernetes import client, names
@@ -29,7 +29,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
 from gantry_operator.platforms.kubernetes.leader_election import Election
-from gantry_operator.platforms.kubernetes.lease_registry import CELL, LeaseRegistry
+from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, LeaseRegistry
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.registry import RegistryUnavailable
 
@@ -53,19 +53,19 @@ async def test_two_operators_swap_and_only_one_wins(fake: FakeApi, api: KubeApi)
     one, two = LeaseRegistry(api, "demo", "mq"), LeaseRegistry(api, "demo", "mq")
     assert await one.read("a") is None
     assert await two.read("a") is None
-    first = Cell().promoted(A, [A, B])
+    first = LeadershipRecord().promoted(A, [A, B])
     assert await one.swap("a", None, first)
-    assert not await two.swap("a", None, Cell().promoted(B, [B]))
+    assert not await two.swap("a", None, LeadershipRecord().promoted(B, [B]))
     seen = await two.read("a")
     assert seen is not None
-    assert seen.cell == first
+    assert seen.leadership == first
     assert await two.swap("a", seen, first.promoted(B, [B]))
     stale = await one.read("a")
     assert stale is not None
     assert not await one.swap("a", stale, first.with_set([A])), "a stale read costs a failed swap"
     again = await one.read("a")
     assert again is not None
-    assert again.cell.master == B
+    assert again.leadership.master == B
     lease = fake.get("Lease", "demo-a")
     assert lease is not None
     assert lease["spec"] == {"holderIdentity": "demo-a-1", "leaseTransitions": 2}
@@ -75,20 +75,20 @@ async def test_a_lease_outlives_its_cluster_unless_volumes_go_too(fake: FakeApi,
     """Rule 22: no owner reference while volumes are kept."""
     kept, gone = LeaseRegistry(api, "kept", "mq"), LeaseRegistry(api, "gone", "mq")
     gone.owner = {"kind": "BrokerCluster", "name": "gone", "uid": "u"}
-    assert await kept.swap("a", None, Cell().promoted(A, [A]))
-    assert await gone.swap("a", None, Cell().promoted(A, [A]))
+    assert await kept.swap("a", None, LeadershipRecord().promoted(A, [A]))
+    assert await gone.swap("a", None, LeadershipRecord().promoted(A, [A]))
     leases = [fake.get("Lease", n) for n in ("kept-a", "gone-a")]
     assert ["ownerReferences" in (o or {})["metadata"] for o in leases] == [False, True]
 
 
 async def test_an_unknown_outcome_is_told_apart_from_a_refusal(fake: FakeApi, api: KubeApi) -> None:
     registry = LeaseRegistry(api, "demo", "mq")
-    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = await registry.read("a")
     assert entry is not None
     fake.down = True
     with pytest.raises(RegistryUnavailable):
-        await registry.swap("a", entry, entry.cell.touched())
+        await registry.swap("a", entry, entry.leadership.touched())
     with pytest.raises(RegistryUnavailable):
         await registry.read("a")
     fake.down = False
@@ -102,38 +102,38 @@ async def test_a_request_without_an_answer_holds_a_swap_up_for_a_moment_only(
     assert client.URGENT_S < 3
     monkeypatch.setattr(client, "URGENT_S", 0.2)
     registry = LeaseRegistry(api, "demo", "mq")
-    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     fake.unanswered = [("PUT", "Lease"), ("GET", "Lease")]
     async with asyncio.timeout(3):
         entry = await registry.read("a")
         assert entry is not None
         with pytest.raises(RegistryUnavailable):
-            await registry.swap("a", entry, entry.cell.touched())
+            await registry.swap("a", entry, entry.leadership.touched())
         with pytest.raises(RegistryUnavailable):
             await registry.read("a")
         assert await registry.read("a") == entry
-        assert await registry.swap("a", entry, entry.cell.touched())
+        assert await registry.swap("a", entry, entry.leadership.touched())
 
 
 async def test_watch_events_keep_the_registry_current(fake: FakeApi, api: KubeApi) -> None:
     registry, other = LeaseRegistry(api, "demo", "mq"), LeaseRegistry(api, "demo", "mq")
-    assert await registry.swap("a", None, Cell().promoted(A, [A]))
+    assert await registry.swap("a", None, LeadershipRecord().promoted(A, [A]))
     entry = await other.read("a")
-    assert await other.swap("a", entry, Cell().promoted(A, [A]).promoted(B, [B]))
+    assert await other.swap("a", entry, LeadershipRecord().promoted(A, [A]).promoted(B, [B]))
     lease = fake.get("Lease", "demo-a")
     assert lease is not None
     calls = api.calls
     registry.heard("MODIFIED", lease)
     seen = await registry.read("a")
     assert seen is not None
-    assert (seen.cell.epoch, api.calls) == (2, calls), "answered from the watch"
+    assert (seen.leadership.epoch, api.calls) == (2, calls), "answered from the watch"
     fake.remove("Lease", "mq", "demo-a")
     registry.heard("DELETED", lease)
     assert await registry.read("a") is None
 
 
 async def test_a_damaged_lease_stops_decisions(fake: FakeApi, api: KubeApi) -> None:
-    fake.put({"kind": "Lease", "metadata": {"name": "demo-a", "namespace": "mq", "annotations": {CELL: "?"}}})
+    fake.put({"kind": "Lease", "metadata": {"name": "demo-a", "namespace": "mq", "annotations": {LEADERSHIP: "?"}}})
     with pytest.raises(RegistryUnavailable, match="demo-a"):
         await LeaseRegistry(api, "demo", "mq").read("a")
 
@@ -250,12 +250,12 @@ async def test_a_renewal_that_gets_no_answer_is_followed_by_another(
     one = Election(api, "mq", "gantry-operator", "one")
     await one.acquire()
     fake.unanswered = [("PUT", "Lease")]
-    holding = asyncio.create_task(one.hold())
+    pending_fetches = asyncio.create_task(one.hold())
     await asyncio.sleep(1.7)
     assert not fake.unanswered
-    assert not holding.done()
+    assert not pending_fetches.done()
     assert one.leading
-    holding.cancel()
+    pending_fetches.cancel()
 
 
 async def test_a_leader_that_ends_in_order_gives_the_lease_back(quick: None, fake: FakeApi, api: KubeApi) -> None:
@@ -273,12 +273,12 @@ async def test_a_leader_cut_off_from_the_api_stops_before_another_may_begin(
 ) -> None:
     one = Election(api, "mq", "gantry-operator", "one")
     await one.acquire()
-    holding = asyncio.create_task(one.hold())
+    pending_fetches = asyncio.create_task(one.hold())
     await asyncio.sleep(0.25)
-    assert not holding.done()
+    assert not pending_fetches.done()
     fake.down = True
     begun = time.monotonic()
-    await asyncio.wait_for(holding, 3)
+    await asyncio.wait_for(pending_fetches, 3)
     assert time.monotonic() - begun < 0.95, "sooner than the Lease runs out"
     assert not one.leading
 
@@ -288,7 +288,7 @@ async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(
 ) -> None:
     one = Election(api, "mq", "gantry-operator", "one")
     await one.acquire()
-    holding = asyncio.create_task(one.hold())
+    pending_fetches = asyncio.create_task(one.hold())
     renewal = ("PUT", "Lease", "gantry-operator")
     calls, puts = api.calls, fake.log.count(renewal)
     await until(lambda: fake.log.count(renewal) - puts >= 4)
@@ -296,7 +296,7 @@ async def test_a_renewal_is_one_request_and_a_lease_that_was_deleted_comes_back(
     fake.remove("Lease", "mq", "gantry-operator")
     await until(lambda: fake.get("Lease", "gantry-operator") is not None)
     assert one.leading
-    holding.cancel()
+    pending_fetches.cancel()
 
 
 # ---- watches

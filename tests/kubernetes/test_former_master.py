@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_operator.cluster.master_slave_controller import MasterSlaveController
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
@@ -32,17 +32,17 @@ from tests.support.running import running, until
 
 HTTP = cast(httpx.AsyncClient, None)
 IDS = [MemberId(n, "x") for n in range(3)]
-CELL = Cell(1, 1, IDS[0], frozenset(IDS))
+LEADERSHIP = LeadershipRecord(1, 1, IDS[0], frozenset(IDS))
 
 
 class Registry:
-    cell = CELL
+    leadership = LEADERSHIP
 
     async def read(self, group: str) -> Entry | None:
-        return Entry(self.cell)
+        return Entry(self.leadership)
 
-    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
-        self.cell = new
+    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
+        self.leadership = new
         return True
 
 
@@ -62,7 +62,9 @@ class Told(MemberClient):
         if then is not None:
             then()
 
-    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+    async def handover(
+        self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
+    ) -> tuple[bool, str]:
         self.handed_over(target)
         return True, ""
 
@@ -81,19 +83,21 @@ class Members:
             watch = MemberWatch(f"demo-a-{id.member}", "http://member", HTTP, self.wake, self._clock.now)
             watch.reach = "ok"
             self.watches[id.member] = watch
-        self.led_by(CELL)
-        return Told(lambda member, assignment: self.say(member, assignment.cell), self.wake)
+        self.led_by(LEADERSHIP)
+        return Told(lambda member, assignment: self.say(member, assignment.leadership), self.wake)
 
-    def led_by(self, cell: Cell) -> None:
+    def led_by(self, leadership: LeadershipRecord) -> None:
         for id in IDS:
-            self.say(id.member, cell)
+            self.say(id.member, leadership)
 
-    def say(self, member: int, cell: Cell) -> None:
+    def say(self, member: int, leadership: LeadershipRecord) -> None:
         if member in self.frozen:
             return
-        role: Any = "Master" if cell.master == IDS[member] else "Slave"
-        told = Report(IDS[member], role, cell.epoch, cell.version, cell.epoch, end=1, in_sync=cell.in_sync)
-        self.watches[member].report = replace(told, last_epoch=cell.epoch)
+        role: Any = "Master" if leadership.master == IDS[member] else "Slave"
+        told = Report(
+            IDS[member], role, leadership.epoch, leadership.version, leadership.epoch, end=1, in_sync=leadership.in_sync
+        )
+        self.watches[member].report = replace(told, last_epoch=leadership.epoch)
         self.wake()
 
     def _follow(self, endpoints: list[MemberEndpoint]) -> None:
@@ -116,13 +120,13 @@ class Elected(Members, RaftController):
     def __init__(self, groups: KubernetesGroupControllers) -> None:
         RaftController.__init__(self, "a", groups.pods, HTTP, FailoverSettings, groups._clock)
         told = self._member_client = self.begin()
-        told.handed_over = lambda target: self.led_by(Cell(2, 1, target, frozenset(IDS)))
+        told.handed_over = lambda target: self.led_by(LeadershipRecord(2, 1, target, frozenset(IDS)))
 
     async def fail_over(self) -> None:
         """The others may have heard nothing of it for a second before it froze."""
         self.frozen.add(0)
         await asyncio.sleep(0.6)
-        self.led_by(Cell(2, 1, IDS[1], frozenset(IDS)))
+        self.led_by(LeadershipRecord(2, 1, IDS[1], frozenset(IDS)))
 
 
 def pod(name: str, group: str, role: str) -> dict[str, Any]:
@@ -222,8 +226,8 @@ async def test_one_that_was_silent_before_this_operator_began_loses_its_label_at
     """Whether it handed over is not known then."""
     async with masters(fake, api) as found:
         group = found.controllers["a"] = Group(found)
-        group.registry.cell = CELL.promoted(IDS[1], IDS)
-        group.led_by(group.registry.cell)
+        group.registry.leadership = LEADERSHIP.promoted(IDS[1], IDS)
+        group.led_by(group.registry.leadership)
         group.frozen.add(0)
         group.watches[0].line_at -= QUIET_MS / 1000
         async with running(group):
@@ -236,9 +240,9 @@ async def test_a_label_of_one_group_that_is_refused_keeps_no_other_from_being_pu
     fake: FakeApi, api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def led(master: int) -> Any:
-        cell = Cell(2, 1, IDS[master], frozenset(IDS))
+        leadership = LeadershipRecord(2, 1, IDS[master], frozenset(IDS))
         watch = SimpleNamespace(report=Report(IDS[master], "Master", 2))
-        return SimpleNamespace(cell=cell, announced=True, watches={master: watch})
+        return SimpleNamespace(leadership=leadership, announced=True, watches={master: watch})
 
     async with masters(fake, api, "ab", 2) as found:
         found.controllers |= {"a": led(1), "b": led(1)}

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.rolling_change import member_states
 from gantry_operator.failover.model import Report
 from gantry_operator.plan import MemberPlan, next_step, plan
 from gantry_operator.platforms.base import ProcessState
 from gantry_operator.platforms.kubernetes import access, external, names, volumes
-from gantry_operator.platforms.kubernetes.lease_registry import CELL, entry_of
+from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP, entry_of
 from gantry_operator.platforms.kubernetes.member_state import broken_for_good, deployments_of, why_not
 from gantry_operator.platforms.kubernetes.platform import pod_ready, process_state_of
 from gantry_operator.platforms.kubernetes.switchover_request import new_switchover_request, parse_switchover
@@ -80,7 +80,9 @@ def test_brokers_that_serve_are_not_broken_because_their_kubelets_are_away() -> 
     reports = [Report(ids[0], "Master", 2), *(Report(i, "Slave", 2, link="connected") for i in ids[1:])]
     watches = {n: SimpleNamespace(reach="ok", report=r) for n, r in enumerate(reports)}
     away = pod(conditions=[ready("False", timedelta(seconds=300))])
-    loop: Any = SimpleNamespace(cell=Cell(2, 1, ids[0], frozenset(ids)), watches=watches, in_sync=lambda report: True)
+    loop: Any = SimpleNamespace(
+        leadership=LeadershipRecord(2, 1, ids[0], frozenset(ids)), watches=watches, in_sync=lambda report: True
+    )
     pods: Any = SimpleNamespace(running=lambda group: members, pod=lambda name: away, planned={"a": 3})
     stateful_set = {"status": {"updateRevision": "new"}}
     states = member_states(deployments_of(stateful_set, pods, "a", NOW), loop)
@@ -175,14 +177,14 @@ def test_volumes_only_grow() -> None:
 def lease(text: str | None) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": "demo-a", "resourceVersion": "7"}
     if text is not None:
-        meta["annotations"] = {CELL: text}
+        meta["annotations"] = {LEADERSHIP: text}
     return {"metadata": meta}
 
 
-def test_a_lease_without_a_cell_is_not_an_empty_registry() -> None:
+def test_a_lease_without_a_leadership_record_is_not_an_empty_registry() -> None:
     """Rule 22: epochs must not start again because somebody edited the Lease."""
-    cell = Cell(3, 5, MemberId(1, "x"), frozenset({MemberId(1, "x")}))
-    assert entry_of(lease(json.dumps(cell.to_json()))).cell == cell
+    leadership = LeadershipRecord(3, 5, MemberId(1, "x"), frozenset({MemberId(1, "x")}))
+    assert entry_of(lease(json.dumps(leadership.to_json()))).leadership == leadership
     for text in (None, "", "{}", '{"epoch": 1}', "[1]"):
         with pytest.raises(RegistryUnavailable, match="delete"):
             entry_of(lease(text))

@@ -78,7 +78,7 @@ async def test_nobody_is_taken_away_in_the_place_of_the_one_that_is_meant(
     pods, claims = (InformerCache(api, kind, (), "", lambda event, obj: None) for kind in (POD, VOLUME_CLAIM))
     found = KubernetesPlatform(api, pods, claims, "demo", "mq", lambda event: None, lambda change: None)
     found.sizes, found.planned = {"a": 4}, {"a": 2}
-    loop: Any = SimpleNamespace(cell=None, watches={}, still_counted=(), announced=True)
+    loop: Any = SimpleNamespace(leadership=None, watches={}, still_counted=(), announced=True)
     replacement = PodReplacement(api, sets, found, ("mq", "demo"), lambda: True)
     change = RollingChange(replacement, {"a": loop}, lambda event: None)
     monkeypatch.setattr(rolling, "next_step", lambda *_: Step("replace", "it leaves", named))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.cluster.group_controller import SwitchoverFailed
 from gantry_operator.plan import plan
@@ -37,7 +37,7 @@ class Resource:
         self.loses: list[str] = []
         """The same, and the write is done all the same."""
         self.meanwhile = ""
-        self.cell: Cell | None = Cell(1, 1, MemberId(0, "x"), frozenset())
+        self.leadership: LeadershipRecord | None = LeadershipRecord(1, 1, MemberId(0, "x"), frozenset())
         self.dies = False
         self.changed = False
         """The spec is changed while the answer to a write is on its way."""
@@ -59,18 +59,18 @@ class Resource:
         meta = {"annotations": copy.deepcopy(self.annotations), "resourceVersion": str(self.version), "generation": 1}
         return {"metadata": meta}
 
-    async def known_cell(self) -> Cell:
+    async def known_leadership(self) -> LeadershipRecord:
         for _ in range(100):
-            if self.cell is not None:
-                return self.cell
+            if self.leadership is not None:
+                return self.leadership
             await asyncio.sleep(0.01)
         raise SwitchoverFailed("nobody knows")
 
     async def switchover(self, to: int | None, reason: str) -> str:
         self.asked.append(to)
-        assert self.cell is not None
-        assert self.cell.master is not None
-        self.cell = self.cell.promoted(MemberId((self.cell.master.member + 1) % 3, "x"), ())
+        assert self.leadership is not None
+        assert self.leadership.master is not None
+        self.leadership = self.leadership.promoted(MemberId((self.leadership.master.member + 1) % 3, "x"), ())
         if self.dies:
             raise asyncio.CancelledError
         if self.meanwhile:
@@ -145,10 +145,10 @@ async def test_an_operator_that_ends_before_it_has_answered_is_followed_by_one_t
 
 async def test_an_operator_that_ends_before_anything_came_of_a_wish_is_followed_by_one_that_fulfils_it() -> None:
     resource = Resource("a #1")
-    before, resource.dies = resource.cell, True
+    before, resource.dies = resource.leadership, True
     await resource.look()
     resource.operator()
-    resource.cell, resource.dies = before, False
+    resource.leadership, resource.dies = before, False
     await resource.look()
     assert resource.asked == [None, None]
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}
@@ -171,8 +171,8 @@ async def test_a_wish_that_was_withdrawn_while_no_operator_ran_does_not_answer_t
     assert resource.controller._dirty.is_set(), "to be tried again"
     await resource.look()
     assert resource.annotations == {}
-    assert resource.cell is not None
-    resource.cell = resource.cell.promoted(MemberId(1, "x"), ())
+    assert resource.leadership is not None
+    resource.leadership = resource.leadership.promoted(MemberId(1, "x"), ())
     resource.annotations = {SWITCHOVER: "a"}
     await resource.look()
     assert resource.asked == [None]
@@ -200,8 +200,8 @@ async def test_a_wish_is_not_begun_before_that_is_written_down_nor_before_it_is_
     resource.refuses = [SWITCHOVER_BEGUN]
     await resource.look()
     assert resource.asked == []
-    cell, resource.cell = resource.cell, None
-    asyncio.get_running_loop().call_later(0.1, setattr, resource, "cell", cell)
+    leadership, resource.leadership = resource.leadership, None
+    asyncio.get_running_loop().call_later(0.1, setattr, resource, "cell", leadership)
     await resource.look()
     assert resource.asked == [None]
     assert resource.annotations == {SWITCHOVER_RESULT: "a #1 done: to None"}

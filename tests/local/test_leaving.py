@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.api import BrokerCluster
 from gantry_operator.plan import MemberPlan, plan
 from gantry_operator.platforms.local.folder import ClusterFolder
@@ -61,11 +61,11 @@ async def test_a_leaving_master_is_named_and_shown(tmp_path: Path) -> None:
     now = made(2)
     save_manifest(folder, now)
     master = MemberId(2, "x")
-    FileRegistry(folder.registry).swap_now("a", None, Cell(3, 3, master, frozenset({master})))
+    FileRegistry(folder.registry).swap_now("a", None, LeadershipRecord(3, 3, master, frozenset({master})))
     supervisor = Supervisor(folder, now, show=lambda line: None)
     loop = supervisor.watch_only("a")
     task = asyncio.create_task(loop.run())
-    while loop.cell is None:
+    while loop.leadership is None:
         await loop._next_look()
     assert "master t-a-2, 1 of 3 in sync" in supervisor.describe_ready()
     task.cancel()

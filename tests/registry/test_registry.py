@@ -9,38 +9,40 @@ import os
 from pathlib import Path
 
 import pytest
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.registry import Entry, FileRegistry, RegistryUnavailable
 
 A = MemberId(0, "x")
-CELL = Cell(1, 1, A, frozenset({A, MemberId(1, "y")}))
+LEADERSHIP = LeadershipRecord(1, 1, A, frozenset({A, MemberId(1, "y")}))
 
 
-async def test_a_cell_is_written_once_and_read_back(tmp_path: Path) -> None:
+async def test_a_leadership_record_is_written_once_and_read_back(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path / "registry")
     assert await registry.read("a") is None
-    assert await registry.swap("a", None, CELL)
-    assert not await registry.swap("a", None, CELL.touched())
+    assert await registry.swap("a", None, LEADERSHIP)
+    assert not await registry.swap("a", None, LEADERSHIP.touched())
     entry = await registry.read("a")
     assert entry is not None
-    assert entry.cell == CELL
+    assert entry.leadership == LEADERSHIP
     assert await registry.read("b") is None
 
 
-async def test_rule_13_the_whole_cell_is_compared(tmp_path: Path) -> None:
+async def test_rule_13_the_whole_leadership_record_is_compared(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path)
-    assert await registry.swap("a", None, CELL)
+    assert await registry.swap("a", None, LEADERSHIP)
     read = await registry.read("a")
     assert read is not None
-    shrunk = CELL.with_set({A})
+    shrunk = LEADERSHIP.with_set({A})
     assert await registry.swap("a", read, shrunk)
-    assert not await registry.swap("a", read, CELL.promoted(A, {A})), "same epoch, other set: somebody was removed"
+    assert not await registry.swap("a", read, LEADERSHIP.promoted(A, {A})), (
+        "same epoch, other set: somebody was removed"
+    )
     now = await registry.read("a")
     assert now is not None
-    assert now.cell == shrunk
+    assert now.leadership == shrunk
 
 
-async def test_a_damaged_file_is_no_missing_cell(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_no_missing_leadership_record(tmp_path: Path) -> None:
     """Rule 22: a cell that cannot be read is never made anew by guess."""
     (tmp_path / "a.json").write_text('{"epoch": 3')
     with pytest.raises(RegistryUnavailable, match="move it away"):
@@ -50,7 +52,7 @@ async def test_a_damaged_file_is_no_missing_cell(tmp_path: Path) -> None:
 async def test_what_is_on_no_disk_yet_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new master that acknowledges by a cell that a power loss takes back would be followed by the old one."""
     registry = FileRegistry(tmp_path)
-    assert await registry.swap("a", None, CELL)
+    assert await registry.swap("a", None, LEADERSHIP)
     read = await registry.read("a")
 
     def fail(folder: Path) -> None:
@@ -58,18 +60,18 @@ async def test_what_is_on_no_disk_yet_is_not_read(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as broken:
         broken.setattr("gantry_operator.registry.file.sync_folder", fail)
-        for attempt in (registry.swap("a", read, CELL.touched()), registry.read("a")):
+        for attempt in (registry.swap("a", read, LEADERSHIP.touched()), registry.read("a")):
             with pytest.raises(RegistryUnavailable, match="Input/output error"):
                 await attempt
     now = await registry.read("a")
     assert now is not None
-    assert now.cell == CELL.touched()
+    assert now.leadership == LEADERSHIP.touched()
 
 
 async def test_a_folder_that_cannot_be_made_is_a_registry_that_does_not_answer(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RegistryUnavailable, match="Not a directory"):
-        await FileRegistry(tmp_path / "file" / "registry").swap("a", None, CELL)
+        await FileRegistry(tmp_path / "file" / "registry").swap("a", None, LEADERSHIP)
 
 
 def _count_up(folder: Path, times: int) -> None:
@@ -78,12 +80,12 @@ def _count_up(folder: Path, times: int) -> None:
     while done < times:
         entry = registry.read_now("a")
         assert entry is not None
-        done += registry.swap_now("a", entry, entry.cell.touched())
+        done += registry.swap_now("a", entry, entry.leadership.touched())
 
 
 def test_swaps_of_several_processes_are_never_lost(tmp_path: Path) -> None:
     registry = FileRegistry(tmp_path)
-    assert registry.swap_now("a", None, CELL)
+    assert registry.swap_now("a", None, LEADERSHIP)
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_count_up, args=(tmp_path, 25)) for _ in range(3)]
     for worker in workers:
@@ -93,5 +95,5 @@ def test_swaps_of_several_processes_are_never_lost(tmp_path: Path) -> None:
         assert worker.exitcode == 0
     entry = registry.read_now("a")
     assert isinstance(entry, Entry)
-    assert entry.cell.version == CELL.version + 75
+    assert entry.leadership.version == LEADERSHIP.version + 75
     assert json.loads(entry.token)["epoch"] == 1

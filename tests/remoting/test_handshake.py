@@ -249,7 +249,7 @@ def test_nothing_may_follow_a_step() -> None:
             side.receive(encode_frame(Frame(GantryCode.FETCH, 1)))
 
 
-@pytest.mark.parametrize("code", [10, GantryCode.FETCH, GantryCode.POLL, GantryCode.READ_LOG, GantryCode.FORWARD])
+@pytest.mark.parametrize("code", [10, GantryCode.FETCH, GantryCode.RAFT, GantryCode.READ_LOG, GantryCode.FORWARD])
 def test_another_request_ends_it_unanswered(code: int) -> None:
     with pytest.raises(HandshakeError, match=f"request {int(code)} came before") as refused:
         server().receive(encode_frame(Frame(code, 1)))

@@ -16,9 +16,9 @@ from gantry_broker.remoting.connection import Connection
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.remoting.members import HandshakeGuard, Membership
 from gantry_broker.remoting.server import RemotingServer
-from gantry_broker.replication.mending import Mender, answering
+from gantry_broker.replication.log_repair import LogRepair, answering
 from gantry_broker.replication.service import ReplicationService
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.store import MessageStore
 from gantry_broker.store.types import Put, StoreConfig
@@ -82,18 +82,18 @@ class Node:
             on_role_change=lambda: self.roles.append(self.service.role.value),
             report=self.reports.append,
         )
-        self.mender = Mender(self.store, self.service.peers)
-        self.service.on_damaged_answer = self.mender.given_damaged
-        self.service.on_unreadable = self.mender.suspect
-        self.store.on_damage = self.mender.suspect
-        self.client.register(GantryCode.READ_LOG, answering(self.mender))
+        self.log_repair = LogRepair(self.store, self.service.peers)
+        self.service.on_damaged_answer = self.log_repair.given_damaged
+        self.service.on_unreadable = self.log_repair.suspect
+        self.store.on_damage = self.log_repair.suspect
+        self.client.register(GantryCode.READ_LOG, answering(self.log_repair))
         await self.service.start()
         self.up = True
         return self
 
     async def stop(self, *, clean: bool = True) -> None:
         self.up = False
-        await self.mender.close()
+        await self.log_repair.close()
         await self.service.stop()
         await self.client.close()
         await self.server.close(0.1)
@@ -111,10 +111,10 @@ class Node:
         for frame in frames:
             if frame.code == GantryCode.FETCH and not self.refuse_fetches:
                 self.service.on_fetch(conn, frame)
-            elif frame.code == GantryCode.POLL:
-                self.service.on_poll(conn, frame)
+            elif frame.code == GantryCode.RAFT:
+                self.service.on_raft_request(conn, frame)
             elif frame.code == GantryCode.READ_LOG:
-                conn.send(self.mender.answer(frame))
+                conn.send(self.log_repair.answer(frame))
 
     def put(self, *bodies: bytes, timeout_ms: int = 3_000) -> asyncio.Future[SendStatus]:
         """Append as a broker would; the future has the send status."""
@@ -136,7 +136,7 @@ class Group:
 
     def __init__(self, root: Path, count: int = 3, **config: object) -> None:
         self.nodes = [Node(root, member, **config) for member in range(count)]
-        self.cell = Cell()
+        self.leadership = LeadershipRecord()
 
     async def __aenter__(self) -> Group:
         for node in self.nodes:
@@ -152,14 +152,14 @@ class Group:
         return frozenset(self.nodes[n].service.me for n in numbers)
 
     async def promote(self, master: int, in_sync: tuple[int, ...], tell: tuple[int, ...] | None = None) -> None:
-        self.cell = self.cell.promoted(self.nodes[master].service.me, self.ids(*in_sync))
+        self.leadership = self.leadership.promoted(self.nodes[master].service.me, self.ids(*in_sync))
         await self.tell(tell)
 
     async def tell(self, numbers: tuple[int, ...] | None = None) -> None:
-        assert self.cell.master is not None
-        address = self.nodes[self.cell.master.member].address
+        assert self.leadership.master is not None
+        address = self.nodes[self.leadership.master.member].address
         for node in self.nodes if numbers is None else [self.nodes[n] for n in numbers]:
-            await node.service.assign(Assignment(self.cell, address))
+            await node.service.assign(Assignment(self.leadership, address))
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 5.0) -> None:

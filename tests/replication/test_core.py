@@ -13,8 +13,8 @@ from gantry_broker.replication.identity import ReplicaFile, StateError
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.replica import Replica, Role
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import Assignment, Cell, EpochStart, MemberId
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import Assignment, EpochStart, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Waiters
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ A, B, C = MemberId(0, "a"), MemberId(1, "b"), MemberId(2, "c")
 # ---- histories
 
 
-def history(*entries: tuple[int, int]) -> tuple[EpochStart, ...]:
+def leader_epochs(*entries: tuple[int, int]) -> tuple[EpochStart, ...]:
     return tuple(EpochStart(*e) for e in entries)
 
 
@@ -49,14 +49,14 @@ def history(*entries: tuple[int, int]) -> tuple[EpochStart, ...]:
 def test_where_two_logs_part(
     mine: list[tuple[int, int]], my_end: int, theirs: list[tuple[int, int]], their_end: int, agreed: int
 ) -> None:
-    assert epochs.divergence(history(*mine), my_end, history(*theirs), their_end) == agreed
+    assert epochs.divergence(leader_epochs(*mine), my_end, leader_epochs(*theirs), their_end) == agreed
 
 
 Log = list[int]
 """The epoch of each record, records are one byte long."""
 
 
-def history_of(log: Log) -> tuple[EpochStart, ...]:
+def leader_epochs_of(log: Log) -> tuple[EpochStart, ...]:
     return tuple(EpochStart(e, log.index(e)) for e in sorted(set(log)))
 
 
@@ -69,15 +69,15 @@ def test_divergence_is_the_length_of_the_common_part(common: Log, kept: int, oth
     """One log goes on from a prefix of the other with epochs that only it has."""
     kept = min(kept, len(common))
     theirs = common[:kept] + other
-    agreed = epochs.divergence(history_of(common), len(common), history_of(theirs), len(theirs))
+    agreed = epochs.divergence(leader_epochs_of(common), len(common), leader_epochs_of(theirs), len(theirs))
     assert agreed == kept
 
 
 def test_a_cut_history_keeps_no_epoch_without_records() -> None:
-    assert epochs.cut(history((1, 0), (2, 50), (3, 90)), 90) == history((1, 0), (2, 50))
-    assert epochs.extended(history((0, 0)), 1, 0) == history((1, 0))
+    assert epochs.truncate(leader_epochs((1, 0), (2, 50), (3, 90)), 90) == leader_epochs((1, 0), (2, 50))
+    assert epochs.extended(leader_epochs((0, 0)), 1, 0) == leader_epochs((1, 0))
     with pytest.raises(ValueError, match="epoch 2"):
-        epochs.extended(history((2, 0)), 2, 10)
+        epochs.extended(leader_epochs((2, 0)), 2, 10)
 
 
 # ---- waiters
@@ -105,7 +105,7 @@ def test_waiters_are_answered_in_order_and_once() -> None:
 def start(path: Path, *, sync_flush: bool = False, empty: bool = False, damaged: bool = False) -> tuple[str, bool]:
     file = ReplicaFile(path)
     started = file.start(1, sync_flush=sync_flush, log_is_empty=empty, damaged=damaged)
-    return started.state.me.incarnation, started.proven
+    return started.state.me.incarnation, started.log_trusted
 
 
 def another_boot(path: Path) -> None:
@@ -116,8 +116,8 @@ def another_boot(path: Path) -> None:
 
 def test_rule_16_a_killed_process_keeps_its_life(tmp_path: Path) -> None:
     path = tmp_path / "replica.json"
-    first, proven = start(path, empty=True)
-    assert proven
+    first, log_trusted = start(path, empty=True)
+    assert log_trusted
     assert start(path) == (first, True)
 
 
@@ -127,8 +127,10 @@ def test_rule_16_another_boot_without_a_clean_stop_is_a_new_life(tmp_path: Path)
     another_boot(path)
     assert start(path) == (first, True), "SYNC_FLUSH proves it"
     another_boot(path)
-    second, proven = start(path, sync_flush=True)
-    assert (second != first, proven) == (True, False), "the life that ended did not flush, whatever the next one does"
+    second, log_trusted = start(path, sync_flush=True)
+    assert (second != first, log_trusted) == (True, False), (
+        "the life that ended did not flush, whatever the next one does"
+    )
 
 
 def test_rule_16_a_clean_stop_proves_the_log_once(tmp_path: Path) -> None:
@@ -146,10 +148,10 @@ def test_rule_16_a_clean_stop_proves_the_log_once(tmp_path: Path) -> None:
 def test_rule_16_a_log_that_was_taken_away_or_damaged_is_a_new_life(tmp_path: Path) -> None:
     path = tmp_path / "replica.json"
     first, _ = start(path, sync_flush=True)
-    second, proven = start(path, sync_flush=True, empty=True)
-    assert (second != first, proven) == (True, False)
-    third, proven = start(path, sync_flush=True, damaged=True)
-    assert (third != second, proven) == (True, False)
+    second, log_trusted = start(path, sync_flush=True, empty=True)
+    assert (second != first, log_trusted) == (True, False)
+    third, log_trusted = start(path, sync_flush=True, damaged=True)
+    assert (third != second, log_trusted) == (True, False)
 
 
 def test_a_state_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
@@ -169,10 +171,10 @@ def test_a_disk_keeps_the_mode_of_its_group(tmp_path: Path, was: str, now: str) 
     state = file.start(1, sync_flush=True, log_is_empty=True).state
     # A disk that was never part of a group may still become part of one in either mode.
     ReplicaFile(path, now).start(1, sync_flush=True, log_is_empty=True)
-    file.save(replace(state, cell=Cell(3)))
+    file.save(replace(state, leadership=LeadershipRecord(3)))
     with pytest.raises(StateError, match=f"is of a group in mode {was}, .* in mode {now}: .* write mode: {was}"):
         ReplicaFile(path, now).start(1, sync_flush=True, log_is_empty=False)
-    assert ReplicaFile(path, was).start(1, sync_flush=True, log_is_empty=False).proven
+    assert ReplicaFile(path, was).start(1, sync_flush=True, log_is_empty=False).log_trusted
 
 
 # ---- frames
@@ -182,13 +184,13 @@ def test_a_disk_keeps_the_mode_of_its_group(tmp_path: Path, was: str, now: str) 
     "answer",
     [
         FetchAnswer(AnswerKind.RECORDS, 3, Position(10, 2), 7, 20, data=b"records"),
-        FetchAnswer(AnswerKind.CUT, 3, Position(10, 2), 7, 20, to=5, parted=5),
-        FetchAnswer(AnswerKind.RESET, 3, Position(10, 2), 7, 90, 50, 10, b"[]", history((1, 0), (2, 30))),
+        FetchAnswer(AnswerKind.TRUNCATE, 3, Position(10, 2), 7, 20, to=5, divergence_offset=5),
+        FetchAnswer(AnswerKind.RESET, 3, Position(10, 2), 7, 90, 50, 10, b"[]", leader_epochs((1, 0), (2, 30))),
         FetchAnswer(AnswerKind.REFUSED, 3, Position(10, 2), reason="not the master"),
     ],
 )
 def test_fetches_and_answers_pass_the_wire(answer: FetchAnswer) -> None:
-    fetch = Fetch(3, B, 10, 8, history((1, 0), (2, 4)), 7, 4096, leader=A)
+    fetch = Fetch(3, B, 10, 8, leader_epochs((1, 0), (2, 4)), 7, 4096, leader=A)
     sent = FrameDecoder().feed(encode_frame(wire.fetch_frame(fetch)))[0]
     assert wire.parse_fetch(sent) == fetch
     answered = FrameDecoder().feed(encode_frame(wire.answer_frame(sent, answer)))[0]
@@ -197,7 +199,7 @@ def test_fetches_and_answers_pass_the_wire(answer: FetchAnswer) -> None:
 
 @pytest.mark.parametrize("field", ["epoch", "member", "incarnation", "end", "flushed", "maxBytes"])
 def test_a_fetch_that_lacks_a_field_names_it(field: str) -> None:
-    frame = wire.fetch_frame(Fetch(3, B, 10, 8, history((1, 0))))
+    frame = wire.fetch_frame(Fetch(3, B, 10, 8, leader_epochs((1, 0))))
     del frame.ext[field]
     with pytest.raises(wire.WireError, match=field):
         wire.parse_fetch(frame)
@@ -209,14 +211,14 @@ def test_a_fetch_that_lacks_a_field_names_it(field: str) -> None:
 def master(options: Options, *members: MemberId, now_ms: int = 0) -> tuple[Replica, ModelLog]:
     power = Power()
     log = ModelLog(power)
-    core = Replica(Durable(A), log, ModelDisk(power), options, now_ms=now_ms)
-    assert core.assign(Assignment(Cell(1, 1, A, frozenset(members)), "a:1"), now_ms).accepted
+    core = Replica(HardState(A), log, ModelDisk(power), options, now_ms=now_ms)
+    assert core.assign(Assignment(LeadershipRecord(1, 1, A, frozenset(members)), "a:1"), now_ms).accepted
     assert core.role is Role.MASTER
     return core, log
 
 
-def ask(core: Replica, log: ModelLog, who: MemberId, now_ms: int) -> None:
-    assert core.fetched(Fetch(core.cell.epoch, who, log.end, log.end, log.history), now_ms) is None
+def proposal(core: Replica, log: ModelLog, who: MemberId, now_ms: int) -> None:
+    assert core.fetched(Fetch(core.leadership.epoch, who, log.end, log.end, log.leader_epochs), now_ms) is None
 
 
 def test_a_question_that_is_meant_for_somebody_else_counts_for_nothing() -> None:
@@ -226,13 +228,13 @@ def test_a_question_that_is_meant_for_somebody_else_counts_for_nothing() -> None
     said: list[SendStatus] = []
     log.append(1, 1)
     core.add_waiter(log.end, 1_000, said.append)
-    for epoch in (core.cell.epoch, core.cell.epoch + 5):
-        answer = core.fetched(Fetch(epoch, B, log.end, log.end, log.history, leader=stranger), 10)
+    for epoch in (core.leadership.epoch, core.leadership.epoch + 5):
+        answer = core.fetched(Fetch(epoch, B, log.end, log.end, log.leader_epochs, leader=stranger), 10)
         assert answer is not None
         assert (answer.kind, answer.epoch) == (AnswerKind.REFUSED, 0)
     assert core.role is Role.MASTER, "a stranger's epoch ends no leadership"
     assert said == [], "a stranger's acknowledgement is none"
-    assert core.fetched(Fetch(core.cell.epoch, B, log.end, log.end, log.history, leader=A), 20) is None
+    assert core.fetched(Fetch(core.leadership.epoch, B, log.end, log.end, log.leader_epochs, leader=A), 20) is None
     assert said == [SendStatus.SEND_OK]
 
 
@@ -242,13 +244,13 @@ def test_retention_waits_for_those_that_still_come_for_the_log() -> None:
     assert core.leader is not None
     log.append(1, 1)
     early = log.end
-    ask(core, log, B, 100)
-    ask(core, log, gone, 100)
+    proposal(core, log, B, 100)
+    proposal(core, log, gone, 100)
     # It was proposed, and the proposal is refused: it is not waited for.
-    assert core.assign(Assignment(Cell(1, 2, A, frozenset({A, B})), "a:1"), 150).accepted
+    assert core.assign(Assignment(LeadershipRecord(1, 2, A, frozenset({A, B})), "a:1"), 150).accepted
     for number in range(2, 6):
         log.append(1, number)
-    ask(core, log, B, 5_000)
+    proposal(core, log, B, 5_000)
     assert core.leader.needed_from(10_000) == early, "one that asked a moment ago may come again"
     assert core.leader.needed_from(10_101) == log.end, "it has gone, and does not keep the log for ever"
     assert core.leader.needed_from(900_000) == log.end, "B is waited for"
@@ -269,7 +271,7 @@ def test_who_is_sent_to_the_beginning_of_the_log_does_not_wait_for_an_answer_any
     fetch = Fetch(1, gone, 0, 0, ())
     assert core.fetched(fetch, 100) is None
     core.leader.hold(gone, True, 100)
-    answer = core.again(fetch, 100)
+    answer = core.answer_fetch(fetch, 100)
     assert answer is not None
     assert answer.kind is AnswerKind.RESET
     core.tick(10_101)
@@ -279,7 +281,7 @@ def test_who_is_sent_to_the_beginning_of_the_log_does_not_wait_for_an_answer_any
 def test_time_in_which_the_master_did_not_run_is_no_silence_of_others() -> None:
     core, log = master(Options(), A, B)
     core.tick(100)
-    ask(core, log, B, 150)
+    proposal(core, log, B, 150)
     said: list[SendStatus] = []
     log.append(1, 1)
     core.add_waiter(log.end, 9_000, said.append)
@@ -307,22 +309,22 @@ def test_a_send_is_answered_at_once_when_too_few_are_alive() -> None:
 
 def test_rule_17_a_refused_proposal_is_not_repeated_at_once() -> None:
     core, log = master(Options(), A)
-    ask(core, log, B, 100)
-    assert core.ask is not None
-    assert core.ask.in_sync == {A, B}
-    core.assign(Assignment(core.cell.touched(), "a:1"), 200)
-    ask(core, log, B, 300)
-    assert core.ask is None
-    ask(core, log, B, 3_300)
-    assert core.ask is not None
+    proposal(core, log, B, 100)
+    assert core.proposal is not None
+    assert core.proposal.in_sync == {A, B}
+    core.assign(Assignment(core.leadership.touched(), "a:1"), 200)
+    proposal(core, log, B, 300)
+    assert core.proposal is None
+    proposal(core, log, B, 3_300)
+    assert core.proposal is not None
 
 
 def removed_while_it_fetches() -> tuple[Replica, ModelLog]:
     """B was taken out of the set at 300 ms, as the operator does before it is stopped."""
     core, log = master(Options(), A, B)
-    ask(core, log, B, 200)
-    core.assign(Assignment(core.cell.with_set([A]), "a:1"), 300)
-    assert core.ask is None, "its own review must not bring it back, either"
+    proposal(core, log, B, 200)
+    core.assign(Assignment(core.leadership.with_set([A]), "a:1"), 300)
+    assert core.proposal is None, "its own review must not bring it back, either"
     return core, log
 
 
@@ -331,47 +333,47 @@ def test_a_follower_that_was_removed_while_it_fetched_is_not_proposed_at_once() 
     said: list[SendStatus] = []
     for now in range(400, 5_300, 100):
         core.tick(now)
-        ask(core, log, B, now)
-        assert core.ask is None, now
+        proposal(core, log, B, now)
+        assert core.proposal is None, now
     log.append(1, 1)
     core.add_waiter(log.end, 9_000, said.append)
     core.appended()
     assert said == [SendStatus.SEND_OK], "nobody waits for it"
-    ask(core, log, B, 5_300)
-    assert core.ask is not None, "one that stays is not kept out for ever"
-    assert core.ask.in_sync == {A, B}
+    proposal(core, log, B, 5_300)
+    assert core.proposal is not None, "one that stays is not kept out for ever"
+    assert core.proposal.in_sync == {A, B}
 
 
 def test_a_follower_that_was_removed_and_comes_back_is_proposed_at_once() -> None:
     core, log = removed_while_it_fetches()
-    ask(core, log, B, 400)
-    ask(core, log, B, 900)
-    assert core.ask is not None
+    proposal(core, log, B, 400)
+    proposal(core, log, B, 900)
+    assert core.proposal is not None
     newer = MemberId(B.member, "newer")
     core, log = removed_while_it_fetches()
-    ask(core, log, newer, 1_800)
-    assert core.ask is not None, "another disk, once the former one is silent"
+    proposal(core, log, newer, 1_800)
+    assert core.proposal is not None, "another disk, once the former one is silent"
 
 
 def test_a_follower_that_was_removed_for_its_silence_is_proposed_once_it_speaks() -> None:
     core, log = master(Options(), A, B)
     core.tick(1_600)
-    core.assign(Assignment(core.cell.with_set([A]), "a:1"), 1_700)
-    ask(core, log, B, 1_800)
-    assert core.ask is not None
+    core.assign(Assignment(core.leadership.with_set([A]), "a:1"), 1_700)
+    proposal(core, log, B, 1_800)
+    assert core.proposal is not None
 
 
 def test_a_follower_that_takes_no_records_is_waited_for_once() -> None:
     """Its disk is full, and it goes on asking. Once it takes some, it is waited for again."""
     core, log = master(Options(), A)
-    stuck = Fetch(core.cell.epoch, B, log.end, log.end, log.history)
+    stuck = Fetch(core.leadership.epoch, B, log.end, log.end, log.leader_epochs)
     waited: list[int] = []
     for now in range(0, 20_000, 100):
         log.append(1, 1)
         core.appended()
         assert core.fetched(stuck, now) is None
         core.tick(now)
-        assert core.ask is None
+        assert core.proposal is None
         if log.confirmed < log.end:
             waited.append(now)
         if now == 15_000:
@@ -383,18 +385,18 @@ def test_a_follower_that_takes_no_records_is_waited_for_once() -> None:
 def test_rule_16_two_lives_of_one_member_are_never_in_one_set() -> None:
     core, log = master(Options(), A, B)
     newer = MemberId(B.member, "newer")
-    ask(core, log, newer, 100)
-    assert core.ask is None
-    core.assign(Assignment(core.cell.with_set([A]), "a:1"), 200)
-    ask(core, log, newer, 300)
-    assert core.ask is not None
-    assert core.ask.in_sync == {A, newer}
+    proposal(core, log, newer, 100)
+    assert core.proposal is None
+    core.assign(Assignment(core.leadership.with_set([A]), "a:1"), 200)
+    proposal(core, log, newer, 300)
+    assert core.proposal is not None
+    assert core.proposal.in_sync == {A, newer}
 
 
 def test_rule_16_a_member_whose_former_life_is_named_refuses() -> None:
     power = Power()
-    core = Replica(Durable(MemberId(0, "newer")), ModelLog(power), ModelDisk(power), Options())
-    done = core.assign(Assignment(Cell(1, 1, A, frozenset({A})), "a:1"), 0)
+    core = Replica(HardState(MemberId(0, "newer")), ModelLog(power), ModelDisk(power), Options())
+    done = core.assign(Assignment(LeadershipRecord(1, 1, A, frozenset({A})), "a:1"), 0)
     assert not done.accepted
     assert "0/newer" in done.reason
     assert core.role is Role.WAITING
@@ -402,76 +404,76 @@ def test_rule_16_a_member_whose_former_life_is_named_refuses() -> None:
 
 def test_rule_09_a_new_master_is_settled_once_its_control_record_is_confirmed() -> None:
     core, log = master(Options(), A, B)
-    assert not core.settled
-    ask(core, log, B, 10)
-    assert core.settled
+    assert not core.epoch_confirmed
+    proposal(core, log, B, 10)
+    assert core.epoch_confirmed
 
 
 def test_rule_14_the_same_version_with_other_content_is_refused() -> None:
     core, _ = master(Options(), A, B)
-    done = core.assign(Assignment(Cell(1, 1, B, frozenset({A, B})), "b:1"), 10)
+    done = core.assign(Assignment(LeadershipRecord(1, 1, B, frozenset({A, B})), "b:1"), 10)
     assert not done.accepted
     assert "other content" in done.reason
 
 
 def test_rule_14_who_saw_a_higher_epoch_leads_no_lower_one() -> None:
     power = Power()
-    core = Replica(Durable(A), ModelLog(power), ModelDisk(power), Options())
+    core = Replica(HardState(A), ModelLog(power), ModelDisk(power), Options())
     core.saw_epoch(7)
-    assert core.assign(Assignment(Cell(3, 1, A, frozenset({A})), "a:1"), 0).accepted
+    assert core.assign(Assignment(LeadershipRecord(3, 1, A, frozenset({A})), "a:1"), 0).accepted
     assert core.role is Role.WAITING
     assert "saw epoch 7" in core.reason
 
 
 def test_rule_23_a_hand_over_is_on_the_version_that_the_master_holds_and_to_a_member_of_its_set() -> None:
     core, log = master(Options(), A, B)
-    ask(core, log, B, 10)
-    assert "version" in core.park(B, 1, 2)
-    assert "version" in core.park(B, 1, 0)
-    assert "not in the in-sync set" in core.park(C, 1, 1)
+    proposal(core, log, B, 10)
+    assert "version" in core.pause_writes(B, 1, 2)
+    assert "version" in core.pause_writes(B, 1, 0)
+    assert "not in the in-sync set" in core.pause_writes(C, 1, 1)
     assert core.may_append
-    assert core.park(B, 1, 1) == ""
-    assert core.parked
+    assert core.pause_writes(B, 1, 1) == ""
+    assert core.writes_paused
 
 
-def test_rule_23_only_a_newer_cell_ends_a_hand_over_whose_target_has_everything() -> None:
+def test_rule_23_only_a_newer_leadership_record_ends_a_hand_over_whose_target_has_everything() -> None:
     core, log = master(Options(), A, B, C)
-    ask(core, log, B, 10)
-    ask(core, log, C, 10)
+    proposal(core, log, B, 10)
+    proposal(core, log, C, 10)
     log.append(1, 1)
-    assert core.park(B, 1, 1) == ""
+    assert core.pause_writes(B, 1, 1) == ""
     assert not core.handed_over()
     core.give_up_handover()
     assert core.may_append, "B did not get there in time"
-    assert core.park(B, 1, 1) == ""
-    assert "already" in core.park(C, 1, 1)
-    ask(core, log, B, 20)
-    ask(core, log, C, 20)
+    assert core.pause_writes(B, 1, 1) == ""
+    assert "already" in core.pause_writes(C, 1, 1)
+    proposal(core, log, B, 20)
+    proposal(core, log, C, 20)
     assert core.handed_over()
     core.give_up_handover()
-    assert core.parked, "a swap may be under way"
-    assert "already" in core.park(C, 1, 1)
-    assert core.assign(Assignment(core.cell.touched(), "a:1"), 30).accepted
+    assert core.writes_paused, "a swap may be under way"
+    assert "already" in core.pause_writes(C, 1, 1)
+    assert core.assign(Assignment(core.leadership.touched(), "a:1"), 30).accepted
     assert core.may_append
 
 
 def test_rule_23_the_same_version_told_again_ends_no_hand_over() -> None:
     """Its master has another address, say. The target was said to have everything: what is appended now is lost."""
     core, log = master(Options(sync_replication=False), A, B)
-    ask(core, log, B, 10)
-    assert core.park(B, 1, 1) == ""
+    proposal(core, log, B, 10)
+    assert core.pause_writes(B, 1, 1) == ""
     assert core.handed_over()
-    assert core.assign(Assignment(core.cell, "a:2"), 20).accepted
-    assert core.parked
-    assert core.assign(Assignment(core.cell.touched(), "a:2"), 30).accepted
-    assert not core.parked
+    assert core.assign(Assignment(core.leadership, "a:2"), 20).accepted
+    assert core.writes_paused
+    assert core.assign(Assignment(core.leadership.touched(), "a:2"), 30).accepted
+    assert not core.writes_paused
 
 
-def test_rule_15_a_cell_below_the_log_is_an_old_registry() -> None:
+def test_rule_15_a_leadership_record_below_the_log_is_an_old_registry() -> None:
     power = Power()
     log = ModelLog(power)
     log.begin_epoch(7, 0)
-    core = Replica(Durable(A), log, ModelDisk(power), Options())
-    done = core.assign(Assignment(Cell(3, 9, B, frozenset({A, B})), "b:1"), 0)
+    core = Replica(HardState(A), log, ModelDisk(power), Options())
+    done = core.assign(Assignment(LeadershipRecord(3, 9, B, frozenset({A, B})), "b:1"), 0)
     assert not done.accepted
     assert "old registry" in done.reason

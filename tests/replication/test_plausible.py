@@ -16,11 +16,11 @@ from gantry_broker.replication.leader import Options
 from gantry_broker.replication.members import Members, Voter
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
-from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.replica import Replica, Role
-from gantry_broker.replication.state import Durable
+from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import queue_starts
-from gantry_broker.replication.types import Assignment, Cell, EpochStart, MemberId
+from gantry_broker.replication.types import Assignment, EpochStart, LeadershipRecord, MemberId
 
 from tests.simulation.model_log import ModelDisk, ModelLog, Power
 
@@ -150,15 +150,15 @@ def many(frame: Frame, parse: Callable[[Frame], Any], seed: int) -> tuple[list[A
 def master() -> tuple[Replica, ModelLog, ModelDisk]:
     power = Power()
     log, disk = ModelLog(power), ModelDisk(power)
-    core = Replica(Durable(A), log, disk, Options())
-    assert core.assign(Assignment(Cell(3, 1, A, frozenset({A, B})), "a:1"), 0).accepted
+    core = Replica(HardState(A), log, disk, Options())
+    assert core.assign(Assignment(LeadershipRecord(3, 1, A, frozenset({A, B})), "a:1"), 0).accepted
     log.append(1, 1)
     return core, log, disk
 
 
 def test_mutated_fetches_change_a_masters_state_only_if_a_member_could_have_sent_them() -> None:
     core, log, disk = master()
-    good = wire.fetch_frame(Fetch(3, B, log.end, log.end, log.history, 0, leader=A))
+    good = wire.fetch_frame(Fetch(3, B, log.end, log.end, log.leader_epochs, 0, leader=A))
     passed, refused = many(good, wire.parse_fetch, 1)
     assert refused > MUTATIONS / 4
     assert passed
@@ -167,9 +167,9 @@ def test_mutated_fetches_change_a_masters_state_only_if_a_member_could_have_sent
         saved = disk.saved
         core.fetched(fetch, 10)
         told = 3 < fetch.epoch <= 3 + JUMP and fetch.member == B and fetch.leader in (None, A)
-        assert core.told_epoch == (fetch.epoch if told else 3), fetch
+        assert core.highest_seen_epoch == (fetch.epoch if told else 3), fetch
         assert core.role is (Role.WAITING if told else Role.MASTER), fetch
-        assert (core.cell, disk.saved) == (Cell(3, 1, A, frozenset({A, B})), saved)
+        assert (core.leadership, disk.saved) == (LeadershipRecord(3, 1, A, frozenset({A, B})), saved)
         counts = fetch.member == B and fetch.epoch == 3 and fetch.leader in (None, A)
         assert log.confirmed <= (min(fetch.end, log.end) if counts else 0), fetch
         if core.leader is not None:
@@ -180,8 +180,8 @@ def test_mutated_answers_change_a_followers_log_only_if_its_leader_could_have_se
     def follower() -> tuple[Replica, ModelLog]:
         power = Power()
         log = ModelLog(power)
-        core = Replica(Durable(B), log, ModelDisk(power), Options())
-        assert core.assign(Assignment(Cell(3, 1, A, frozenset({A, B})), "a:1"), 0).accepted
+        core = Replica(HardState(B), log, ModelDisk(power), Options())
+        assert core.assign(Assignment(LeadershipRecord(3, 1, A, frozenset({A, B})), "a:1"), 0).accepted
         return core, log
 
     _, source, _ = master()
@@ -189,7 +189,7 @@ def test_mutated_answers_change_a_followers_log_only_if_its_leader_could_have_se
     for seed, answer in enumerate(
         [
             FetchAnswer(AnswerKind.RECORDS, 3, Position(0, 0), source.end, source.end, data=source.read_raw(0, 4096)),
-            FetchAnswer(AnswerKind.CUT, 3, Position(0, 0), 0, source.end),
+            FetchAnswer(AnswerKind.TRUNCATE, 3, Position(0, 0), 0, source.end),
             FetchAnswer(AnswerKind.RESET, 3, Position(0, 0), 50, 90, 50, 10, b"[]", (EpochStart(1, 0),)),
             FetchAnswer(AnswerKind.REFUSED, 3, Position(0, 0), reason="not the master"),
         ]
@@ -202,8 +202,8 @@ def test_mutated_answers_change_a_followers_log_only_if_its_leader_could_have_se
         for got in passed:
             core, log = follower()
             core.answered(got, 10)
-            assert core.told_epoch == (got.epoch if 3 < got.epoch <= 3 + JUMP else 3)
-            assert core.cell.epoch == 3
+            assert core.highest_seen_epoch == (got.epoch if 3 < got.epoch <= 3 + JUMP else 3)
+            assert core.leadership.epoch == 3
             fits = got.epoch == 3 and got.asked == (0, 0) and got.kind is AnswerKind.RESET
             assert log.end == (got.to if fits else 0), got
             assert log.confirmed <= log.end
@@ -217,7 +217,7 @@ NAMES = {0: "m0:1", 1: "m1:1", 2: "m2:1"}
 
 def raft(me: MemberId = C, epoch: int = 3, members: Members = VOTERS) -> RaftReplica:
     power = Power()
-    state = Durable(me, Cell(epoch), first_members=members)
+    state = HardState(me, LeadershipRecord(epoch), first_members=members)
     core = RaftReplica(
         state, ModelLog(power), ModelDisk(power), RaftOptions(), NAMES, now_ms=10_000, rng=random.Random(1)
     )
@@ -226,36 +226,36 @@ def raft(me: MemberId = C, epoch: int = 3, members: Members = VOTERS) -> RaftRep
 
 
 def raft_state(core: RaftReplica) -> tuple[Any, ...]:
-    return core.epoch, core.state.vote, core.cell, core.role, core.state.first_members, core.state.master_address
+    return core.epoch, core.state.vote, core.leadership, core.role, core.state.first_members, core.state.leader_address
 
 
-@pytest.mark.parametrize("kind", PollKind)
-def test_mutated_polls_change_a_members_state_only_if_a_member_could_have_sent_them(kind: PollKind) -> None:
-    good = wire.poll_frame(Poll(kind, 4, A, "m0:1", (3, 100), True, VOTERS), "c/g", "g:1")
-    passed, refused = many(good, wire.parse_poll, 7)
+@pytest.mark.parametrize("kind", RaftRequestKind)
+def test_mutated_polls_change_a_members_state_only_if_a_member_could_have_sent_them(kind: RaftRequestKind) -> None:
+    good = wire.raft_request_frame(RaftRequest(kind, 4, A, "m0:1", (3, 100), True, VOTERS), "c/g", "g:1")
+    passed, refused = many(good, wire.parse_raft_request, 7)
     assert refused > MUTATIONS / 8
-    for poll in passed:
+    for request in passed:
         core = raft()
         before = raft_state(core)
-        core.polled(poll, 20_000)
-        could = poll.member in (A, B) and 3 <= poll.epoch <= 3 + JUMP
+        core.on_raft_request(request, 20_000)
+        could = request.member in (A, B) and 3 <= request.epoch <= 3 + JUMP
         if raft_state(core) != before:
-            assert could, poll
-            assert poll.kind in (PollKind.VOTE, PollKind.BEGIN)
-            assert core.epoch == poll.epoch
-            assert core.state.vote in (None, poll.member)
-        assert all(asked.kind is PollKind.FIND for _, asked in core.outbox) or could
+            assert could, request
+            assert request.kind in (RaftRequestKind.VOTE, RaftRequestKind.BEGIN)
+            assert core.epoch == request.epoch
+            assert core.state.vote in (None, request.member)
+        assert all(asked.kind is RaftRequestKind.FIND for _, asked in core.outbox) or could
 
 
 def test_mutated_answers_to_polls_change_a_members_state_only_if_a_member_could_have_sent_them() -> None:
-    question = wire.poll_frame(Poll(PollKind.FIND, 3, C, "m2:1"), "c/g", "g:1")
-    answer = PollAnswer(PollKind.FIND, 3, A, 4, False, B, "m1:1", False, VOTERS)
-    passed, refused = many(wire.poll_answer_frame(question, answer), wire.parse_poll_answer, 9)
+    question = wire.raft_request_frame(RaftRequest(RaftRequestKind.FIND, 3, C, "m2:1"), "c/g", "g:1")
+    answer = RaftResponse(RaftRequestKind.FIND, 3, A, 4, False, B, "m1:1", False, VOTERS)
+    passed, refused = many(wire.raft_response_frame(question, answer), wire.parse_raft_response, 9)
     assert refused > MUTATIONS / 8
     for got in passed:
         core = raft()
         before = raft_state(core)
-        core.poll_answered(got, 20_000)
+        core.raft_answered(got, 20_000)
         if raft_state(core) != before:
             assert got.member.member in (0, 1)
             assert 3 <= got.epoch <= 3 + JUMP
@@ -266,36 +266,45 @@ def test_mutated_answers_to_polls_change_a_members_state_only_if_a_member_could_
 def test_a_stranger_that_names_itself_is_not_followed_and_gets_no_vote() -> None:
     for who in (STRANGER, MemberId(0, "another-disk"), D):
         named = (*VOTERS, Voter(who, "evil:1"))
-        for kind in (PollKind.BEGIN, PollKind.VOTE, PollKind.PRE_VOTE, PollKind.TIMEOUT_NOW):
+        for kind in (
+            RaftRequestKind.BEGIN,
+            RaftRequestKind.VOTE,
+            RaftRequestKind.PRE_VOTE,
+            RaftRequestKind.TIMEOUT_NOW,
+        ):
             core = raft()
             before = raft_state(core)
             for turn in range(3):
-                answer = core.polled(Poll(kind, 4, who, "evil:1", (3, 2**40), True, named), 20_000 + turn)
+                answer = core.on_raft_request(
+                    RaftRequest(kind, 4, who, "evil:1", (3, 2**40), True, named), 20_000 + turn
+                )
                 assert not answer.granted
             assert raft_state(core) == before
-            assert [(n, p.kind) for n, p in core.outbox] == [(0, PollKind.FIND), (1, PollKind.FIND)], "asked once"
+            assert [(n, p.kind) for n, p in core.outbox] == [(0, RaftRequestKind.FIND), (1, RaftRequestKind.FIND)], (
+                "asked once"
+            )
 
 
 def test_one_whose_list_is_old_follows_a_leader_that_its_members_name() -> None:
     """D was added while C was away, and leads. A or B says so when it is asked."""
     core = raft()
-    begin = Poll(PollKind.BEGIN, 6, D, "m3:1", (6, 500))
-    core.polled(begin, 20_000)
+    begin = RaftRequest(RaftRequestKind.BEGIN, 6, D, "m3:1", (6, 500))
+    core.on_raft_request(begin, 20_000)
     assert core.follower is None
     assert {n for n, _ in core.outbox} == {0, 1}
     newer = (*VOTERS[:2], Voter(C, "m2:1"), Voter(D, "m3:1"))
-    core.poll_answered(PollAnswer(PollKind.FIND, 3, A, 6, False, D, "m3:1", False, newer), 20_010)
+    core.raft_answered(RaftResponse(RaftRequestKind.FIND, 3, A, 6, False, D, "m3:1", False, newer), 20_010)
     assert core.follower is not None
-    assert (core.follower.leader, core.epoch, core.state.master_address) == (D, 6, "m3:1")
+    assert (core.follower.leader, core.epoch, core.state.leader_address) == (D, 6, "m3:1")
 
 
 def test_one_whose_list_is_old_votes_for_a_candidate_that_a_member_names() -> None:
     newer = (*VOTERS, Voter(D, "m3:1"))
-    vote = Poll(PollKind.VOTE, 7, D, "m3:1", (6, 500), False, newer)
+    vote = RaftRequest(RaftRequestKind.VOTE, 7, D, "m3:1", (6, 500), False, newer)
     core = raft()
-    assert not core.polled(vote, 20_000).granted
-    core.poll_answered(PollAnswer(PollKind.FIND, 3, B, 6, members=newer), 20_010)
-    assert core.polled(vote, 20_020).granted
+    assert not core.on_raft_request(vote, 20_000).granted
+    core.raft_answered(RaftResponse(RaftRequestKind.FIND, 3, B, 6, members=newer), 20_010)
+    assert core.on_raft_request(vote, 20_020).granted
     assert (core.epoch, core.state.vote) == (7, D)
 
 
@@ -303,41 +312,45 @@ def test_what_a_stranger_answers_names_no_one() -> None:
     core = raft()
     before = raft_state(core)
     named = (*VOTERS, Voter(STRANGER, "evil:1"))
-    core.poll_answered(PollAnswer(PollKind.FIND, 3, STRANGER, 5, False, STRANGER, "evil:1", False, named), 20_000)
-    core.polled(Poll(PollKind.BEGIN, 5, STRANGER, "evil:1"), 20_010)
+    core.raft_answered(
+        RaftResponse(RaftRequestKind.FIND, 3, STRANGER, 5, False, STRANGER, "evil:1", False, named), 20_000
+    )
+    core.on_raft_request(RaftRequest(RaftRequestKind.BEGIN, 5, STRANGER, "evil:1"), 20_010)
     assert raft_state(core) == before
 
 
 def test_while_a_leader_is_heard_no_other_one_leads_its_epoch() -> None:
     core = raft()
-    core.polled(Poll(PollKind.BEGIN, 4, A, "m0:1"), 20_000)
-    core.polled(Poll(PollKind.BEGIN, 4, B, "m1:1"), 20_100)
-    assert core.cell.master == A
-    core.polled(Poll(PollKind.BEGIN, 4, B, "m1:1"), 22_000)
-    assert core.cell.master == B, "one that is not heard may have been named by mistake"
+    core.on_raft_request(RaftRequest(RaftRequestKind.BEGIN, 4, A, "m0:1"), 20_000)
+    core.on_raft_request(RaftRequest(RaftRequestKind.BEGIN, 4, B, "m1:1"), 20_100)
+    assert core.leadership.master == A
+    core.on_raft_request(RaftRequest(RaftRequestKind.BEGIN, 4, B, "m1:1"), 22_000)
+    assert core.leadership.master == B, "one that is not heard may have been named by mistake"
 
 
 def test_a_new_disk_takes_part_only_with_members_that_it_asked() -> None:
     core = raft(epoch=0, members=())
-    assert core.fresh
+    assert core.uninitialized
     found = (*VOTERS[:2], Voter(C, "m2:1"))
-    vote = Poll(PollKind.VOTE, 1, A, "m0:1", (0, 0), False, found)
-    assert not core.polled(vote, 20_000).granted, "who that is, it was not told yet"
-    assert core.fresh
-    core.poll_answered(PollAnswer(PollKind.FIND, 0, A, 0, fresh=True), 20_010)
+    vote = RaftRequest(RaftRequestKind.VOTE, 1, A, "m0:1", (0, 0), False, found)
+    assert not core.on_raft_request(vote, 20_000).granted, "who that is, it was not told yet"
+    assert core.uninitialized
+    core.raft_answered(RaftResponse(RaftRequestKind.FIND, 0, A, 0, uninitialized=True), 20_010)
     evil = (Voter(A, "m0:1"), Voter(C, "m2:1"), Voter(STRANGER, "evil:1"))
-    assert not core.polled(Poll(PollKind.VOTE, 1, A, "m0:1", (0, 0), False, evil), 20_020).granted
-    assert core.polled(vote, 20_030).granted
+    assert not core.on_raft_request(
+        RaftRequest(RaftRequestKind.VOTE, 1, A, "m0:1", (0, 0), False, evil), 20_020
+    ).granted
+    assert core.on_raft_request(vote, 20_030).granted
     assert core.state.first_members == found
 
 
 def test_a_member_without_an_epoch_takes_any_from_one_that_it_asked() -> None:
     core = raft(epoch=0, members=())
     far = 5 * JUMP
-    core.polled(Poll(PollKind.BEGIN, far, A, "m0:1"), 20_000)
+    core.on_raft_request(RaftRequest(RaftRequestKind.BEGIN, far, A, "m0:1"), 20_000)
     assert core.epoch == 0
-    core.poll_answered(PollAnswer(PollKind.FIND, 0, A, far, False, A, "m0:1", False, VOTERS), 20_010)
-    assert (core.epoch, core.cell.master) == (far, A)
+    core.raft_answered(RaftResponse(RaftRequestKind.FIND, 0, A, far, False, A, "m0:1", False, VOTERS), 20_010)
+    assert (core.epoch, core.leadership.master) == (far, A)
 
 
 @pytest.mark.parametrize("epoch", [4 + JUMP, 2**53 + 1, 2**64 - 1])
@@ -345,11 +358,11 @@ def test_no_entrance_of_raft_takes_an_impossible_epoch(epoch: int) -> None:
     refused: list[tuple[str, str]] = []
     core = raft()
     core._refused = lambda entrance, reason, text: refused.append((entrance, reason))
-    core.polled(Poll(PollKind.BEGIN, 3, A, "m0:1"), 20_000)
+    core.on_raft_request(RaftRequest(RaftRequestKind.BEGIN, 3, A, "m0:1"), 20_000)
     before = raft_state(core)
-    for kind in PollKind:
-        core.polled(Poll(kind, epoch, A, "m0:1", (3, 2**40), True, VOTERS), 20_010)
-    core.poll_answered(PollAnswer(PollKind.FIND, 3, A, epoch, False, A, "m0:1"), 20_020)
+    for kind in RaftRequestKind:
+        core.on_raft_request(RaftRequest(kind, epoch, A, "m0:1", (3, 2**40), True, VOTERS), 20_010)
+    core.raft_answered(RaftResponse(RaftRequestKind.FIND, 3, A, epoch, False, A, "m0:1"), 20_020)
     core.fetched(Fetch(epoch, B, 0, 0, ()), 20_030)
     core.answered(FetchAnswer(AnswerKind.REFUSED, epoch, Position(0, 0)), 20_040)
     core.saw_epoch(epoch, 20_050)
@@ -362,8 +375,8 @@ def test_no_entrance_of_raft_takes_an_impossible_epoch(epoch: int) -> None:
 
 def asks(core: Replica, log: ModelLog, who: MemberId, now_ms: int, end: int | None = None) -> FetchAnswer | None:
     end = log.end if end is None else end
-    history = tuple(e for e in log.history if e.start < end)
-    return core.fetched(Fetch(3, who, end, end, history, leader=A), now_ms)
+    leader_epochs = tuple(e for e in log.leader_epochs if e.start < end)
+    return core.fetched(Fetch(3, who, end, end, leader_epochs, leader=A), now_ms)
 
 
 def test_invented_incarnations_leave_one_entry_for_their_number() -> None:
@@ -417,15 +430,15 @@ def test_a_follower_outside_the_set_holds_retention_back_for_a_limited_time() ->
 
 def test_an_assignment_far_ahead_is_refused_unless_the_member_knows_no_epoch() -> None:
     core, _, disk = master()
-    before, saved = core.cell, disk.saved
+    before, saved = core.leadership, disk.saved
     for epoch in (4 + JUMP, 2**53 + 1):
-        done = core.assign(Assignment(Cell(epoch, 9, B, frozenset({B})), "b:1"), 10)
+        done = core.assign(Assignment(LeadershipRecord(epoch, 9, B, frozenset({B})), "b:1"), 10)
         assert not done.accepted
         assert str(epoch) in done.reason
-    assert (core.cell, core.role, disk.saved) == (before, Role.MASTER, saved)
-    assert core.assign(Assignment(Cell(3 + JUMP, 9, B, frozenset({B})), "b:1"), 10).accepted
-    fresh = Replica(Durable(C), ModelLog(Power()), ModelDisk(Power()), Options())
-    assert fresh.assign(Assignment(Cell(9 * JUMP, 9, B, frozenset({B})), "b:1"), 10).accepted
+    assert (core.leadership, core.role, disk.saved) == (before, Role.MASTER, saved)
+    assert core.assign(Assignment(LeadershipRecord(3 + JUMP, 9, B, frozenset({B})), "b:1"), 10).accepted
+    uninitialized = Replica(HardState(C), ModelLog(Power()), ModelDisk(Power()), Options())
+    assert uninitialized.assign(Assignment(LeadershipRecord(9 * JUMP, 9, B, frozenset({B})), "b:1"), 10).accepted
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication import wire
 from gantry_broker.replication.members import ids
 from gantry_broker.replication.raft import RaftReplica
-from gantry_broker.replication.raft_messages import Poll, PollKind
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 from gantry_broker.replication.service import Role
 from gantry_broker.replication.types import MemberId
 
@@ -51,7 +51,7 @@ async def kill(node: Node) -> None:
     await node.stop(clean=False)
 
 
-async def again(node: Node) -> None:
+async def answer_fetch(node: Node) -> None:
     port = int(node.address.rpartition(":")[2])
     node.server = node.make_server(port)
     await node.start()
@@ -79,7 +79,7 @@ async def test_the_leader_dies_and_nothing_is_lost(tmp_path: Path) -> None:
             await kill(leader)
             successor = await elected(nodes)
             assert successor.bodies() == bodies
-            await again(leader)
+            await answer_fetch(leader)
             await until(lambda leader=leader: leader.service.role is Role.SLAVE, "the old leader follows")
         await until(lambda: all(n.bodies() == bodies for n in nodes), "all have everything")
 
@@ -95,7 +95,7 @@ async def test_a_transfer_moves_the_leadership_in_a_moment(tmp_path: Path) -> No
         assert asyncio.get_running_loop().time() - started < 1.0
         assert leader_of(nodes) is target
         assert leader.service.handed_to == target.address
-        assert not leader.service.parked
+        assert not leader.service.writes_paused
         assert await target.put(b"b") is SendStatus.SEND_OK
         await until(lambda: all(n.bodies() == [b"a", b"b"] for n in nodes), "all have it")
 
@@ -120,7 +120,7 @@ async def test_rule_26_a_member_that_lost_its_disk_joins_as_a_learner_and_is_add
         before = lost.service.me
         await kill(lost)
         shutil.rmtree(lost.root)
-        await again(lost)
+        await answer_fetch(lost)
         assert lost.service.me != before
         core = leader.service.core
         assert isinstance(core, RaftReplica)
@@ -157,7 +157,7 @@ async def test_everybody_restarts(tmp_path: Path) -> None:
         for node in nodes:
             await kill(node)
         for node in nodes:
-            await again(node)
+            await answer_fetch(node)
         leader = await elected(nodes)
         assert leader.service.epoch > epoch
         assert await leader.put(b"b") is SendStatus.SEND_OK
@@ -211,8 +211,8 @@ async def test_a_member_of_another_group_at_a_known_address_gets_no_part(
 
 def test_a_poll_of_a_member_that_does_not_say_its_groups_address_counts() -> None:
     """While members are replaced by newer ones, one by one, they must go on together."""
-    poll = Poll(PollKind.VOTE, 3, MemberId(1, "b"), "b:1")
-    frame = wire.poll_frame(poll, "c/g", "here:1")
+    request = RaftRequest(RaftRequestKind.VOTE, 3, MemberId(1, "b"), "b:1")
+    frame = wire.raft_request_frame(request, "c/g", "here:1")
     assert wire.not_of_group(frame, "c/g", "here:1") == ""
     assert "at there:1" in wire.not_of_group(frame, "c/g", "there:1")
     del frame.ext["groupAddress"]

@@ -53,10 +53,10 @@ def test_a_change_of_members_walks_through_no_more_of_the_log_than_itself(
     known = log.member_changes
     store.close(clean=False)
 
-    store, again = opened(tmp_path)
-    assert again.member_changes == known
-    again.cut(known[1].at)
-    assert again.member_changes == known[:1]
+    store, answer_fetch = opened(tmp_path)
+    assert answer_fetch.member_changes == known
+    answer_fetch.truncate(known[1].at)
+    assert answer_fetch.member_changes == known[:1]
     store.close()
 
 
@@ -70,11 +70,11 @@ def test_a_change_that_was_appended_but_not_listed_is_found_at_the_next_start(tm
     file = tmp_path / "members.json"
     file.write_bytes(orjson.dumps(orjson.loads(file.read_bytes())[:1]))  # As if it had ended before it wrote the list.
 
-    store, again = opened(tmp_path)
-    assert [c.members for c in again.member_changes] == MEMBERS[:2]
+    store, answer_fetch = opened(tmp_path)
+    assert [c.members for c in answer_fetch.member_changes] == MEMBERS[:2]
     send(store)
-    again.append_members(MEMBERS[2], 1)
-    assert [c.members for c in again.member_changes] == MEMBERS
+    answer_fetch.append_members(MEMBERS[2], 1)
+    assert [c.members for c in answer_fetch.member_changes] == MEMBERS
     store.close()
 
 
@@ -144,7 +144,7 @@ def test_a_change_that_was_cut_before_the_list_was_written_does_not_come_back(
     with monkeypatch.context() as patched:
         patched.setattr(raftlog, "atomic_write", raising(PowerOff()))
         with pytest.raises(PowerOff):
-            log.cut(at)
+            log.truncate(at)
 
     store, log = crashed(tmp_path, store)
     assert members_of(log) == [3]
@@ -161,7 +161,7 @@ def test_a_full_disk_keeps_nobody_from_a_cut_and_nothing_takes_the_place_before_
     data = log.read_raw(start, 1 << 20)
     with monkeypatch.context() as full:
         full.setattr(raftlog, "atomic_write", raising(OSError(errno.ENOSPC, "full")))
-        log.cut(start)
+        log.truncate(start)
         assert (log.end, members_of(log)) == (start, [3])
         for append in (
             lambda: log.append_raw(start, data),
@@ -205,7 +205,7 @@ def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there
     else:
         monkeypatch.setattr(store, "reset", raising(PowerOff()))
     with pytest.raises(PowerOff):
-        log.reset(to, leader.history, told)
+        log.reset(to, leader.leader_epochs, told)
     monkeypatch.undo()
 
     store, log = crashed(tmp_path, store)
@@ -214,7 +214,7 @@ def test_after_a_crash_in_a_reset_the_members_are_those_of_the_log_that_is_there
         assert log.member_changes[-1] == last
     else:
         assert members_of(log) == [3, 4]
-        log.reset(to, leader.history, told)
+        log.reset(to, leader.leader_epochs, told)
         assert log.member_changes == (last,)
     store.close()
     leader_store.close()
@@ -236,12 +236,12 @@ def test_a_change_that_cannot_be_listed_is_not_in_the_log(
         else:
             log.append_raw(0, data)
 
-    before = log.end, log.history
+    before = log.end, log.leader_epochs
     with monkeypatch.context() as full:
         full.setattr(raftlog, "atomic_write", raising(OSError(errno.ENOSPC, "full")))
         with pytest.raises(StoreFull):
             append()
-        assert (log.end, log.history, log.member_changes) == (*before, ())
+        assert (log.end, log.leader_epochs, log.member_changes) == (*before, ())
     append()
     assert members_of(log) == ([3] if leads else [3, 4])
     store.confirm(store.end)

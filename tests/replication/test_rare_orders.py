@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.replication import fetching, mending, storelog
+from gantry_broker.replication import fetching, log_repair, storelog
 from gantry_broker.replication.types import Assignment
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.log import commit_log
@@ -40,7 +40,7 @@ async def _one_is_away(group: Group) -> tuple[Node, Node]:
     await one.put(b"common")
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
     await other.stop()
-    group.cell = group.cell.with_set(group.ids(0))
+    group.leadership = group.leadership.with_set(group.ids(0))
     await group.tell((0,))
     return one, other
 
@@ -55,7 +55,7 @@ async def _one_is_away_without_its_beginning(group: Group) -> tuple[Node, Node]:
     await until(lambda: _same(one, other), "both have it", PATIENCE_S)
     other.store.remove_before(1 << 20)
     await other.stop()
-    group.cell = group.cell.with_set(group.ids(0))
+    group.leadership = group.leadership.with_set(group.ids(0))
     await group.tell((0,))
     return one, other
 
@@ -65,7 +65,7 @@ async def _the_other_leads(group: Group) -> None:
     old, new = group.nodes
     await old.stop()
     await new.start()
-    group.cell = group.cell.promoted(new.service.me, group.ids(1))
+    group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
     await group.tell((1,))
     await new.put(b"the leader's")
     await old.start()
@@ -184,7 +184,7 @@ async def test_a_slow_link_is_no_silence(tmp_path: Path, monkeypatch: pytest.Mon
             await leader.put(b"x" * 900_000)
         async with await _slow_link(leader.server.port, 10_000) as link:
             address = f"127.0.0.1:{link.sockets[0].getsockname()[1]}"
-            await other.service.assign(Assignment(group.cell, address))
+            await other.service.assign(Assignment(group.leadership, address))
             await until(lambda: _same(leader, other), "it has everything", PATIENCE_S)
             assert other.service._fetching.state == "connected"
             await other.stop()
@@ -195,7 +195,7 @@ async def test_who_gives_up_all_that_it_has_takes_a_full_copy(tmp_path: Path) ->
     async with Group(tmp_path, 2, settings=SMALL) as group:
         old, new = await _one_has_nothing_in_common(group)
         assert old.store.start == 1 << 20
-        await old.service.assign(Assignment(group.cell, new.address, True))
+        await old.service.assign(Assignment(group.leadership, new.address, True))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert old.bodies() == [b"common", b"the leader's"]
 
@@ -207,13 +207,13 @@ async def test_rule_03_a_change_of_unclean_reaches_a_follower_that_runs(tmp_path
         await old.put(b"only here")
         await old.stop()
         await new.start()
-        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
         await group.tell((1,))
         await new.put(b"the leader's")
         new.refuse_fetches = True
         await old.start()
         for told in (not unclean, unclean):
-            assert (await old.service.assign(Assignment(group.cell, new.address, told))).accepted
+            assert (await old.service.assign(Assignment(group.leadership, new.address, told))).accepted
         new.refuse_fetches = False
         follower = old.service.core.follower
         assert follower is not None
@@ -292,11 +292,11 @@ async def test_what_a_disk_cannot_read_is_mended_like_what_it_changed(
 ) -> None:
     async with Group(tmp_path, 3) as group:
         leader, empty = await _leader_with(bad_sector, group)
-        leader.mender.start()
+        leader.log_repair.start()
         await group.tell((2,))
         await until(lambda: empty.store.end == leader.store.end, "the third has everything", PATIENCE_S)
         assert not bad_sector
-        assert leader.mender.mended == 1
+        assert leader.log_repair.repaired == 1
 
 
 async def test_an_index_that_cannot_go_on_keeps_nothing_from_being_flushed(
@@ -382,7 +382,7 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
     """What has been cut in one place and not in another must not be gone on with: readers would see what is undone."""
     async with Group(tmp_path, 2) as group:
         old, new = await _one_is_away(group)
-        group.cell = group.cell.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))
+        group.leadership = group.leadership.promoted(old.service.me, group.ids(0) if unclean else group.ids(0, 1))
         await group.tell((0,))
         for number in range(3):
             old.put(b"only here %d" % number)
@@ -390,20 +390,20 @@ async def test_a_cut_that_stops_half_way_is_finished_by_a_start_at_the_latest(
         assert (old.store.confirmed == old.store.end) is unclean
         await old.stop()
         await new.start()
-        group.cell = group.cell.promoted(new.service.me, group.ids(1))
+        group.leadership = group.leadership.promoted(new.service.me, group.ids(1))
         await group.tell((1,))
         for number in range(5):
             await new.put(b"the leader's, and longer: %d" % number)
         await old.start()
         shorts = Shorts(monkeypatch, old, step)
-        await old.service.assign(Assignment(group.cell, new.address, unclean))
+        await old.service.assign(Assignment(group.leadership, new.address, unclean))
         await until(lambda: _same(old, new) or old.store.failed is not None, "it goes on or ends", PATIENCE_S)
         if old.store.failed is not None:
             await old.stop(clean=False)
             await old.start()
-            group.cell = group.cell.with_set(group.ids(1))
+            group.leadership = group.leadership.with_set(group.ids(1))
             await group.tell((1,))
-            await old.service.assign(Assignment(group.cell, new.address, unclean))
+            await old.service.assign(Assignment(group.leadership, new.address, unclean))
             await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert shorts.happened or (not unclean and step in ("queues", "index"))
         assert _shown(old) == _shown(new) == new.bodies()
@@ -424,7 +424,7 @@ async def test_a_reset_to_the_beginning_that_stops_half_way_is_asked_for_again(
             return real(path, create_size=create_size)
 
         monkeypatch.setattr(old.store.log._fds, "get", get)
-        await old.service.assign(Assignment(group.cell, new.address, True))
+        await old.service.assign(Assignment(group.leadership, new.address, True))
         await until(lambda: _same(old, new), "it has the leader's log", PATIENCE_S)
         assert not short
         assert _shown(old) == [b"common", b"the leader's"]
@@ -453,12 +453,12 @@ async def test_a_sector_that_fails_after_the_walk_is_mended_when_it_is_asked_for
                     await until(lambda: not bad_sector, "it is mended", PATIENCE_S)
                 offset = got.next_offset
         assert not bad_sector
-        assert leader.mender.mended == 1
+        assert leader.log_repair.repaired == 1
 
 
 async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mending, "FIRST_S", 0.0)
-    monkeypatch.setattr(mending, "AGAIN_S", 0.01)
+    monkeypatch.setattr(log_repair, "FIRST_S", 0.0)
+    monkeypatch.setattr(log_repair, "AGAIN_S", 0.01)
     async with Group(tmp_path, 1) as group:
         node = group.nodes[0]
         await group.promote(0, (0,))
@@ -473,7 +473,7 @@ async def test_a_read_that_fails_once_does_not_end_the_walk(tmp_path: Path, monk
             return real(fd, count, at)
 
         monkeypatch.setattr(commit_log, "read_all", read_all)
-        node.mender.start()
+        node.log_repair.start()
         await until(lambda: failed > 20, "it walks on", PATIENCE_S)
 
 

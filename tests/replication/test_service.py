@@ -108,12 +108,12 @@ async def test_rule_19_a_follower_that_catches_up_is_proposed(tmp_path: Path) ->
             assert await master.put(b"%d" % number) is SendStatus.SEND_OK
         await group.tell()
         wanted = group.ids(0, 1, 2)
-        while master.service.core.cell.in_sync != wanted:
-            await until(lambda: master.service.core.ask is not None, "a proposal")
-            ask = master.service.core.ask
-            assert ask is not None
-            assert ask.base_version == group.cell.version
-            group.cell = group.cell.with_set(ask.in_sync)
+        while master.service.core.leadership.in_sync != wanted:
+            await until(lambda: master.service.core.proposal is not None, "a proposal")
+            proposal = master.service.core.proposal
+            assert proposal is not None
+            assert proposal.base_version == group.leadership.version
+            group.leadership = group.leadership.with_set(proposal.in_sync)
             await group.tell()
         assert await master.put(b"x") is SendStatus.SEND_OK
         assert all(n.bodies() == master.bodies() for n in group.nodes)
@@ -139,7 +139,7 @@ async def test_a_follower_catches_up_while_the_log_grows(tmp_path: Path) -> None
         task = asyncio.create_task(send())
         await group.tell()
         try:
-            await until(lambda: master.service.core.ask is not None, "a proposal while producers send", 20)
+            await until(lambda: master.service.core.proposal is not None, "a proposal while producers send", 20)
         finally:
             sending = False
             assert await task > 10
@@ -155,14 +155,14 @@ async def test_a_follower_whose_next_record_is_gone_everywhere_gets_a_full_copy(
         # Before that it would be proposed again at once, and waited for.
         silent_ms = Options().silent_ms
         await until(lambda: master.service.status_fields()["followers"][0].last_fetch_ms > silent_ms, "it is silent")
-        group.cell = group.cell.with_set(group.ids(0))
+        group.leadership = group.leadership.with_set(group.ids(0))
         await group.tell((0,))
         for number in range(50):
             assert await master.put(*[b"%d" % number + bytes(1_000)] * 60) is SendStatus.SEND_OK
         master.store.remove_before(2 << 20)
         await away.start()
         await group.tell()
-        await until(lambda: master.service.core.ask is not None, "a proposal")
+        await until(lambda: master.service.core.proposal is not None, "a proposal")
         assert away.store.start == master.store.start == 2 << 20
         assert away.bodies() == master.bodies()
         await until(lambda: away.store.confirmed == master.store.confirmed, "it knows what is confirmed")
@@ -193,7 +193,7 @@ async def test_members_without_a_log_follow_one_that_brings_a_store_of_rocketmq(
         await group.promote(0, (0,))
         assert await leader.put(b"new") is SendStatus.SEND_OK
         await until(lambda: follower.store.confirmed == leader.store.end, "the follower has everything")
-        await until(lambda: leader.service.core.ask is not None, "a proposal")
+        await until(lambda: leader.service.core.proposal is not None, "a proposal")
         assert follower.store.epochs == leader.store.epochs == ((0, 0), (1, began))
         assert not cuts
 
@@ -204,8 +204,8 @@ async def test_a_member_that_stops_takes_no_role(tmp_path: Path) -> None:
         await group.promote(0, (0, 1, 2))
         node = group.nodes[0]
         await node.service.stop()
-        cell = group.cell.promoted(node.service.me, group.cell.in_sync)
-        answer = await node.service.assign(Assignment(cell, node.address))
+        leadership = group.leadership.promoted(node.service.me, group.leadership.in_sync)
+        answer = await node.service.assign(Assignment(leadership, node.address))
         assert (answer.accepted, answer.epoch, answer.reason) == (False, 1, "it stops")
         assert node.service.role is Role.WAITING
         assert node.store.last_epoch == 1
@@ -216,30 +216,30 @@ async def test_rule_23_a_hand_over_parks_and_the_target_gets_everything(tmp_path
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
         sends = [old.put(b"%d" % n) for n in range(20)]
-        answer = await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)
+        answer = await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)
         assert answer.ready, answer.reason
-        assert old.service.parked
+        assert old.service.writes_paused
         assert not old.service.may_append
         assert [await s for s in sends] == [SendStatus.SEND_OK] * 20
         assert new.store.end == answer.end
         await group.promote(1, (0, 1, 2))
-        assert not old.service.parked
+        assert not old.service.writes_paused
         assert old.service.handed_to == new.address
         assert new.service.may_append
         assert await new.put(b"after") is SendStatus.SEND_OK
         assert new.bodies() == [b"%d" % n for n in range(20)] + [b"after"]
 
 
-async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_cell(tmp_path: Path) -> None:
+async def test_rule_23_a_hand_over_that_is_given_up_is_ended_by_a_newer_leadership_record(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
-        assert (await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)).ready
+        assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
         await group.tell()
-        assert old.service.parked, "the same cell again proves nothing"
-        group.cell = group.cell.touched()
+        assert old.service.writes_paused, "the same cell again proves nothing"
+        group.leadership = group.leadership.touched()
         await group.tell()
-        assert not old.service.parked
+        assert not old.service.writes_paused
         assert old.service.handed_to is None
         assert await old.put(b"a") is SendStatus.SEND_OK
 
@@ -252,13 +252,13 @@ async def test_rule_23_who_hears_of_the_new_epoch_before_it_is_told_keeps_what_i
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
-        assert (await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)).ready
+        assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
         await group.promote(heir, (0, 1, 2), tell=(heir,))
-        old.service.saw_epoch(group.cell.epoch)
+        old.service.saw_epoch(group.leadership.epoch)
         assert old.service.role is Role.WAITING
-        assert old.service.parked
+        assert old.service.writes_paused
         await group.tell()
-        assert not old.service.parked
+        assert not old.service.writes_paused
         assert old.service.handed_to == (new.address if heir == 1 else None)
 
 
@@ -269,11 +269,11 @@ async def test_rule_23_what_is_parked_waits_no_longer_when_nobody_says_who_leads
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new = group.nodes[0], group.nodes[1]
-        assert (await old.service.handover(new.service.me, group.cell.epoch, group.cell.version)).ready
-        old.service.saw_epoch(group.cell.epoch + 1)
+        assert (await old.service.handover(new.service.me, group.leadership.epoch, group.leadership.version)).ready
+        old.service.saw_epoch(group.leadership.epoch + 1)
         old.roles.clear()
         await until(lambda: bool(old.roles), "the broker is told that nothing is parked any more")
-        assert not old.service.parked
+        assert not old.service.writes_paused
         await group.promote(1, (0, 1, 2))
         assert old.service.handed_to is None
 
@@ -283,17 +283,17 @@ async def test_rule_23_a_second_hand_over_does_not_take_the_place_of_one_that_is
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
         old, new, other = (node.service for node in group.nodes)
-        assert (await old.handover(new.me, group.cell.epoch, group.cell.version)).ready
-        refused = await old.handover(other.me, group.cell.epoch, group.cell.version, timeout_ms=1)
+        assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
+        refused = await old.handover(other.me, group.leadership.epoch, group.leadership.version, timeout_ms=1)
         assert (refused.ready, refused.reason) == (False, f"hands over to {new.me} already")
-        assert old.parked
-        assert (await old.handover(new.me, group.cell.epoch, group.cell.version)).ready
+        assert old.writes_paused
+        assert (await old.handover(new.me, group.leadership.epoch, group.leadership.version)).ready
 
 
 async def test_rule_23_a_hand_over_on_another_version_is_refused(tmp_path: Path) -> None:
     async with Group(tmp_path) as group:
         await group.promote(0, (0, 1, 2))
-        answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.cell.version + 1)
+        answer = await group.nodes[0].service.handover(group.nodes[1].service.me, 1, group.leadership.version + 1)
         assert not answer.ready
         assert "version" in answer.reason
         assert group.nodes[0].service.may_append
@@ -326,9 +326,9 @@ async def test_status_tells_what_an_operator_decides_by(tmp_path: Path) -> None:
         assert {f.member.member for f in master["followers"]} == {1, 2}
         assert all(f.in_sync and f.acked == master["end"] for f in master["followers"])
         assert (slave["role"], slave["broker_id"], slave["lag_bytes"]) == ("Slave", 2, 0)
-        assert slave["master_link"].state == "connected"
+        assert slave["leader_link"].state == "connected"
         await group.nodes[0].server.close(0)
-        await until(lambda: group.nodes[1].service.status_fields()["master_link"].state == "refused", "refused")
+        await until(lambda: group.nodes[1].service.status_fields()["leader_link"].state == "refused", "refused")
 
 
 async def test_rule_16_a_disk_that_failed_is_not_marked_clean(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ PLAYED_WITHOUT_HARM = {
     "rule_08_without_enough_members_nothing_is_confirmed",
     "rule_14_a_higher_epoch_stops_a_master_at_once",
     "rule_17_a_proposal_is_never_rebased",
-    "rule_23_a_hand_over_that_fails_ends_with_a_newer_cell",
+    "rule_23_a_hand_over_that_fails_ends_with_a_newer_leadership_record",
     "rule_24_a_leader_without_a_majority_steps_down",
     "rule_24_a_pre_vote_is_refused_while_a_leader_is_heard",
 }

@@ -29,7 +29,7 @@ from gantry_broker.protocol.codes import RequestCode, ResponseCode
 from gantry_broker.protocol.frame import Frame, FrameDecoder, encode_frame
 from gantry_broker.protocol.headers import SendHeader
 from gantry_broker.remoting.handshake import NONCE_BYTES, HandshakeClient, Identity
-from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.replication.types import Assignment, LeadershipRecord
 
 from tests.support.free_ports import free_port
 
@@ -183,7 +183,7 @@ class Broker(Server):
 
     async def lead(self) -> None:
         me = (await self.status()).member.value()
-        model = AssignmentModel.of(Assignment(Cell(1, 1, me, frozenset({me})), f"127.0.0.1:{self.port}"))
+        model = AssignmentModel.of(Assignment(LeadershipRecord(1, 1, me, frozenset({me})), f"127.0.0.1:{self.port}"))
         headers = {"Content-Type": "application/json"}
         answer = await self.http.put("/v1/assignment", content=model.model_dump_json(), headers=headers)
         assert answer.json()["accepted"], answer.text

@@ -65,7 +65,7 @@ class Target:
         found = {}
         for member in (self.master, self.slave):
             s = self.status(member)
-            found[member] = {key: s[key] for key in ("role", "epoch", "told_epoch", "in_sync", "ask")}
+            found[member] = {key: s[key] for key in ("role", "epoch", "highest_seen_epoch", "in_sync", "proposal")}
             found[member]["followers"] = {json.dumps(f["member"]): f["in_sync"] for f in s["followers"]}
         return found
 
@@ -219,7 +219,7 @@ def test_a_member_fetches_and_polls_in_its_own_name_only(target: Target) -> None
             answer.remark
             == f"the request is in the name of member {asked.ext['member']}, but member 7 of t/a is connected"
         )
-        answer = wire.ask(GantryCode.POLL, {"group": "t/a"}, json.dumps(vote).encode())
+        answer = wire.ask(GantryCode.RAFT, {"group": "t/a"}, json.dumps(vote).encode())
         assert answer.code == ResponseCode.NO_PERMISSION
         assert wire.ask(UNKNOWN, {}).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert target.standing() == before

@@ -67,17 +67,25 @@ def fetch_frame(member: MemberId, epoch: int, leader: MemberId, **fields: Any) -
     return Frame(GantryCode.FETCH, ext={name: str(value) for name, value in (ext | fields).items()}, body=b"[]")
 
 
-def poll_frame(group: Group, kind: str, epoch: int, member: MemberId, **fields: Any) -> Frame:
+def raft_request_frame(group: Group, kind: str, epoch: int, member: MemberId, **fields: Any) -> Frame:
     body: dict[str, Any] = {
         "kind": kind, "epoch": epoch, "member": list(member), "address": "127.0.0.1:1", "rank": [0, 2**40],
         "transfer": False, "members": [],
     }  # fmt: skip
     ext = {"group": "demo/demo-a", "groupAddress": group.group_address}
-    return Frame(GantryCode.POLL, ext=ext, body=json.dumps(body | fields).encode())
+    return Frame(GantryCode.RAFT, ext=ext, body=json.dumps(body | fields).encode())
 
 
 def state_of(status: MemberStatus) -> tuple[object, ...]:
-    return status.member, status.role, status.epoch, status.version, status.told_epoch, status.in_sync, status.ask
+    return (
+        status.member,
+        status.role,
+        status.epoch,
+        status.version,
+        status.highest_seen_epoch,
+        status.in_sync,
+        status.ask,
+    )
 
 
 async def refusals(member: Member) -> dict[str, int]:
@@ -105,7 +113,7 @@ async def test_a_fetch_with_an_impossible_epoch_does_not_depose_the_master(make_
         refused = answer.code != ResponseCode.SUCCESS or answer.ext["kind"] == "refused"
         assert refused, (epoch, answer)
         assert state_of(await master.status()) == before, epoch
-    assert (await slave.status()).told_epoch == group.cell.epoch
+    assert (await slave.status()).highest_seen_epoch == group.leadership.epoch
     found = await refusals(master)
     assert found["fetch/epoch-jump"] == 1
     assert found["fetch/range"] == len(HUGE) + 1
@@ -123,7 +131,7 @@ async def test_invented_incarnations_do_not_fill_the_table_of_followers(make_gro
     count = 20_000
     frames = bytearray()
     for number in range(count):
-        frame = fetch_frame(MemberId(7, f"i{number}"), group.cell.epoch, me, confirmed=2**40)
+        frame = fetch_frame(MemberId(7, f"i{number}"), group.leadership.epoch, me, confirmed=2**40)
         frame.opaque, frame.flag = number, 2
         frames += encode_frame(frame)
     proved = await asyncio.to_thread(Wire, master.replication_address, member=Identity("demo", "demo-a", 7))
@@ -141,7 +149,7 @@ async def test_invented_incarnations_do_not_fill_the_table_of_followers(make_gro
         await until(all_refused, "nearly every invented incarnation is refused")
         assert [f.member.member for f in (await master.status()).followers] == [7]
         for number in (64, 2**40, -1):
-            answer = await tell_member(master, fetch_frame(MemberId(number, "x"), group.cell.epoch, me), 7)
+            answer = await tell_member(master, fetch_frame(MemberId(number, "x"), group.leadership.epoch, me), 7)
             assert answer.code == ResponseCode.SYSTEM_ERROR
         assert len((await master.status()).followers) == 1
     finally:
@@ -177,7 +185,7 @@ async def test_a_forward_wraps_writes_only_and_is_taken_whole_or_not_at_all(make
     ip = pack_host("10.0.0.1", 1)
     bad = {
         "a fetch": forward_frame(send_frame(b"x"), fetch_frame(MemberId(1, "b"), 1, me)),
-        "a poll": forward_frame(Frame(GantryCode.POLL, body=b"{}")),
+        "a poll": forward_frame(Frame(GantryCode.RAFT, body=b"{}")),
         "a forward": forward_frame(forward_frame(send_frame(b"x"))),
         "a read of the log": forward_frame(Frame(GantryCode.READ_LOG, ext={"at": "0"})),
         "a pull": forward_frame(send_frame(b"x"), Frame(RequestCode.PULL_MESSAGE)),
@@ -213,7 +221,7 @@ async def test_an_impossible_assignment_is_refused_by_name(make_group: MakeGroup
     master = group.members[0]
     before = state_of(await master.status())
     ref = {"member": 0, "incarnation": (await group.ids())[0].incarnation}
-    cell = {"epoch": 2, "version": 2, "master": ref, "in_sync": [ref]}
+    leadership = {"epoch": 2, "version": 2, "master": ref, "in_sync": [ref]}
     for field, value in (
         *(("epoch", epoch) for epoch in (*HUGE, -1, 1.5, "2", True)),
         ("version", 2**64),
@@ -221,11 +229,15 @@ async def test_an_impossible_assignment_is_refused_by_name(make_group: MakeGroup
         ("master", {"member": 2**70, "incarnation": "x"}),
         ("master", {"member": 0, "incarnation": "x" * 1_000}),
     ):
-        answer = await master.http.put("/v1/assignment", content=json.dumps({"cell": cell | {field: value}}))
+        answer = await master.http.put(
+            "/v1/assignment", content=json.dumps({"leadership": leadership | {field: value}})
+        )
         assert answer.status_code == 422, (field, value)
         assert field in answer.json()["detail"]
         assert state_of(await master.status()) == before, (field, value)
-    answer = await master.http.put("/v1/assignment", content=json.dumps({"cell": cell | {"epoch": 2 + 2**20}}))
+    answer = await master.http.put(
+        "/v1/assignment", content=json.dumps({"leadership": leadership | {"epoch": 2 + 2**20}})
+    )
     assert "cannot follow 1" in answer.json()["reason"]
     assert state_of(await master.status()) == before
     assert {name.split("/")[0] for name in await refusals(master)} == {"assignment"}
@@ -242,7 +254,7 @@ async def test_a_file_with_an_impossible_epoch_is_named_at_the_start(make_group:
         right = path.read_bytes()
         data = json.loads(right)
         if name == "replica.json":
-            data["cell"]["epoch"] = epoch
+            data["leadership"]["epoch"] = epoch
         else:
             data["epochs"][0][0] = epoch
         path.write_text(json.dumps(data))
@@ -284,16 +296,16 @@ async def test_votes_and_announcements_of_strangers_change_nothing(make_group: M
         known = ids[(index + 1) % 3]
         impostor = MemberId(known.member, "another-disk")
         for bad in HUGE:
-            frame = poll_frame(group, "vote", bad, known, transfer=True, rank=[1, 2**40])
+            frame = raft_request_frame(group, "vote", bad, known, transfer=True, rank=[1, 2**40])
             answer = await tell_member(member, frame, known.member)
             assert answer.code == ResponseCode.SYSTEM_ERROR
-        frame = poll_frame(group, "vote", epoch + 2**21, known, transfer=True)
+        frame = raft_request_frame(group, "vote", epoch + 2**21, known, transfer=True)
         jump = await tell_member(member, frame, known.member)
         assert orjson.loads(jump.body)["granted"] is False
         for who in (stranger, impostor):
             everyone = [*named, [who.member, who.incarnation, "127.0.0.1:1"]]
             for kind in ("pre-vote", "vote", "timeout-now", "begin", "begin", "begin"):
-                frame = poll_frame(group, kind, epoch + 1, who, transfer=True, members=everyone)
+                frame = raft_request_frame(group, kind, epoch + 1, who, transfer=True, members=everyone)
                 answer = await tell_member(member, frame, who.member)
                 assert answer.code == ResponseCode.SYSTEM_ERROR or orjson.loads(answer.body)["granted"] is False
     states = [await m.status() for m in group.members]
@@ -372,7 +384,7 @@ async def test_no_forged_epoch_reaches_the_registry_or_the_name_servers(cluster:
             headers = {"Authorization": f"Bearer {token.read_text().strip()}"}
             async with httpx.AsyncClient(headers=headers) as client:
                 status = (await client.get(f"http://127.0.0.1:{port}/v1/status")).json()
-            assert status["told_epoch"] == before["epoch"], name
+            assert status["highest_seen_epoch"] == before["epoch"], name
     assert (await tell(master["address"], send_frame(b"x"))).code == ResponseCode.SUCCESS
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from tests.simulation.model_log import FILLER, MESSAGE, ModelLog, Record
 
@@ -40,17 +40,17 @@ class Checker:
         self.began: dict[int, int] = {}
         """How often an epoch was begun."""
         self._verified: dict[int, tuple[int, int]] = {}
-        self.cell = Cell()
+        self.leadership = LeadershipRecord()
         self.clean = True
         self.sends = 0
         self.oks = 0
 
     # ---- events
 
-    def swapped(self, cell: Cell) -> None:
-        if cell.epoch < self.cell.epoch or cell.version <= self.cell.version:
-            raise Violation(f"(d) the cell went from {self.cell.order} to {cell.order}")
-        self.cell = cell
+    def swapped(self, leadership: LeadershipRecord) -> None:
+        if leadership.epoch < self.leadership.epoch or leadership.version <= self.leadership.version:
+            raise Violation(f"(d) the cell went from {self.leadership.order} to {leadership.order}")
+        self.leadership = leadership
 
     def send_ok(self, member: Member, record: Record, epoch: int) -> None:
         self.oks += 1
@@ -126,7 +126,7 @@ class Checker:
             if record.offset >= readable:
                 continue
             if record.offset not in self.shown:
-                epoch = member.core.cell.epoch
+                epoch = member.core.leadership.epoch
                 self.shown[record.offset] = (record, epoch)
                 self._later_masters_hold(member, record, epoch, "(b) shown: confirmation")
             known = self.shown[record.offset][0]

@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 from gantry_operator.failover import (
     Demote,
     FailoverSettings,
@@ -29,7 +29,7 @@ from gantry_operator.failover import (
 from gantry_operator.failover.model import LinkState, Reach
 
 from tests.simulation.operators import Plan
-from tests.simulation.world import Message, World, describe_cell
+from tests.simulation.world import Message, World, describe_leadership
 from tests.simulation.world import Report as ObservedReport
 
 DETECTION_MS = 2_000
@@ -40,11 +40,11 @@ class DecidingOperator:
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
-        self.cell: Cell | None = None
+        self.leadership: LeadershipRecord | None = None
         self.plan: Plan | None = None
         self._world = world
         self._seen: dict[int, tuple[ObservedReport, int]] = {}
-        self._refused: dict[int, tuple[Cell, str]] = {}
+        self._refused: dict[int, tuple[LeadershipRecord, str]] = {}
         self._told_at: dict[int, int] = {}
         self._ready: HandoverReady | None = None
         self._asked_at = -10_000
@@ -52,11 +52,11 @@ class DecidingOperator:
 
     def read(self) -> None:
         """A registry that is found empty: what the members said before that may be older than the lost cell."""
-        if self.cell is not None and self._world.registry.cell is None:
+        if self.leadership is not None and self._world.registry.leadership is None:
             self._seen.clear()
-        self.cell = self._world.registry.cell
+        self.leadership = self._world.registry.leadership
 
-    def poll(self, number: int) -> None:
+    def request(self, number: int) -> None:
         self._world.post(self.name, f"m{number}", ("report?",))
 
     def receive(self, message: Message) -> None:
@@ -64,8 +64,8 @@ class DecidingOperator:
         if isinstance(body, ObservedReport):
             self._seen[body.member.member] = (body, self._world.now)
         elif body[0] == "ready":
-            _, target, cell = body
-            self._ready = HandoverReady(cell.order, target)
+            _, target, leadership = body
+            self._ready = HandoverReady(leadership.order, target)
         elif body[0] == "assigned":
             self._told_at[int(message.source[1:])] = self._world.now
             if not body[1]:
@@ -93,16 +93,16 @@ class DecidingOperator:
         plan, self.plan = self.plan, None
         if plan is None:
             return
-        if not self._world.registry.swap(plan.expected, plan.cell):
+        if not self._world.registry.swap(plan.expected, plan.leadership):
             self._world.trace(f"  {self.name}: somebody else was first ({plan.why})")
             return
-        self._world.trace(f"  {self.name}: {plan.why}: {describe_cell(plan.cell)}")
-        self.cell = plan.cell
+        self._world.trace(f"  {self.name}: {plan.why}: {describe_leadership(plan.leadership)}")
+        self.leadership = plan.leadership
         if plan.handover is not None:
             source, target = (self._world.members[n] for n in plan.handover)
             saved = target.disk.saved
             # Another life of the target's disk never leads by this cell: whoever is promoted next is checked then.
-            if source.alive and saved is not None and saved.me == plan.cell.master:
+            if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
 
     # ---- inner parts
@@ -114,7 +114,7 @@ class DecidingOperator:
                 self._world.post(self.name, f"m{decision.member}", decision.assignment)
             elif isinstance(decision, RequestHandover):
                 self._asked_at = self._world.now
-                self._world.post(self.name, f"m{decision.master}", ("handover", decision.target, decision.cell))
+                self._world.post(self.name, f"m{decision.master}", ("handover", decision.target, decision.leadership))
             elif not isinstance(decision, Wait):
                 handover = None
                 if isinstance(decision, Promote):
@@ -124,7 +124,7 @@ class DecidingOperator:
                         handover = (decision.old.member, decision.new.member)
                         self._wanted = None
                 self._ready = None
-                self.plan = Plan(self.cell, decision.cell, decision.reason, handover)
+                self.plan = Plan(self.leadership, decision.leadership, decision.reason, handover)
 
     def _decide(self, rng: random.Random, *, well: bool) -> list[Any]:
         world = self._world
@@ -133,7 +133,7 @@ class DecidingOperator:
             Observation(
                 "g",
                 tuple(self._view(number, rng, well) for number in range(len(world.members))),
-                self.cell,
+                self.leadership,
                 FailoverSettings(async_flush=not world.options.sync_flush, min_in_sync=world.options.min_in_sync),
                 self._wanted,
                 self._ready,
@@ -163,7 +163,7 @@ class DecidingOperator:
             5_000,
             pending=recent or self._is_assigning(number),
             gone=not well and rng.random() < 0.1,
-            refused=refused[1] if refused is not None and refused[0] == self.cell else "",
+            refused=refused[1] if refused is not None and refused[0] == self.leadership else "",
         )
 
     def _is_assigning(self, number: int) -> bool:
@@ -181,8 +181,8 @@ class DecidingOperator:
         seen, at = self._seen[number]
         link: LinkState = "none"
         master: MemberId | None = None
-        if seen.role is Role.SLAVE and self.cell is not None and self.cell.master is not None:
-            master = self.cell.master
+        if seen.role is Role.SLAVE and self.leadership is not None and self.leadership.master is not None:
+            master = self.leadership.master
             link = "connected" if self._world.members[master.member].alive else "refused"
             if not well:
                 link = rng.choice(("connected", "refused", "silent"))
@@ -192,18 +192,18 @@ class DecidingOperator:
                 seen.role.value,
                 seen.order[0],
                 seen.order[1],
-                seen.told_epoch,
-                seen.proven,
+                seen.highest_seen_epoch,
+                seen.log_trusted,
                 seen.position[0],
                 seen.position[1],
                 seen.confirmed,
                 seen.in_sync,
-                seen.ask,
+                seen.proposal,
                 tuple(FollowerView(*f) for f in seen.followers),
                 link,
                 master,
                 100 if link == "connected" else 5_000,
-                seen.parked,
+                seen.writes_paused,
             ),
             self._world.now - at,
         )

@@ -64,7 +64,7 @@ DEFAULT: dict[str, float] = {
     "resume": 1.5,
     "expire": 0.3,
     "lie": 0.15,
-    "lose_cell": 0,
+    "lose_leadership": 0,
 }
 
 MakeOperator = Callable[[World, str], Operator]
@@ -99,7 +99,7 @@ class Schedule:
         self._actions: list[Callable[[], None]] = [getattr(self, f"_{name}") for name in weights]
         self._weights = list(_accumulate(weights.values()))
         self.steps = 0
-        self._lost_cell = False
+        self._lost_leadership = False
 
     def run(self) -> None:
         for member in self.world.members:
@@ -145,7 +145,7 @@ class Schedule:
         if keep and isinstance(message.body, tuple) and message.body[0] in ("forward", "forwarded"):
             keep = False  # One connection: nothing on it comes twice.
         if self.tracing:
-            self._say(f"{'(again later) ' if keep else ''}{message}")
+            self._say(f"{'(answer_fetch later) ' if keep else ''}{message}")
         left = self.world.deliver(message, keep=keep)
         if left is not None:
             for operator in self.operators:
@@ -184,7 +184,7 @@ class Schedule:
         self._operator().read()
 
     def _poll(self) -> None:
-        self._operator().poll(self._member().number)
+        self._operator().request(self._member().number)
 
     def _think(self) -> None:
         self._operator().think(self.rng)
@@ -220,11 +220,11 @@ class Schedule:
 
     def _may_lose_power(self, member: Member) -> bool:
         """With ASYNC_FLUSH somebody of the recorded set keeps its proof: nothing is promised otherwise (rule 16)."""
-        cell = self.world.registry.cell
-        if self.world.options.sync_flush or cell is None:
+        leadership = self.world.registry.leadership
+        if self.world.options.sync_flush or leadership is None:
             return True
         return any(
-            m is not member and m.disk.saved is not None and m.disk.saved.me in cell.in_sync and self._proves(m)
+            m is not member and m.disk.saved is not None and m.disk.saved.me in leadership.in_sync and self._proves(m)
             for m in self.world.members
         )
 
@@ -289,23 +289,23 @@ class Schedule:
         """A follower acknowledges more than there is (apache/rocketmq 1155): a master must not believe it."""
         member = self._member()
         fetch = member.core.next_fetch() if member.core is not None else None
-        if fetch is not None and member.core is not None and member.core.cell.master is not None:
+        if fetch is not None and member.core is not None and member.core.leadership.master is not None:
             self._say(f"{member.name} acknowledges what nobody has")
             self.world.post(
-                member.name, f"m{member.core.cell.master.member}", replace(fetch, flushed=fetch.flushed + 100_000)
+                member.name, f"m{member.core.leadership.master.member}", replace(fetch, flushed=fetch.flushed + 100_000)
             )
 
-    def _lose_cell(self) -> None:
+    def _lose_leadership(self) -> None:
         """The registry loses its content; an operator must not guess a new one (rule 22)."""
         # An assignment that is still under way when the disks are asked would be known to nobody who answers.
         under_way = any(isinstance(m.body, Assignment) for m in self.world.messages)
-        if self.world.registry.cell is not None and not self._lost_cell and not under_way:
+        if self.world.registry.leadership is not None and not self._lost_leadership and not under_way:
             self._say("the registry is emptied")
-            self._lost_cell = True
+            self._lost_leadership = True
             # What nobody was told of is as if it had never been.
-            told = [m.disk.saved.cell for m in self.world.members if m.disk.saved is not None]
-            self.world.checker.cell = max(told, key=lambda c: c.order)
-            self.world.registry.cell = None
+            told = [m.disk.saved.leadership for m in self.world.members if m.disk.saved is not None]
+            self.world.checker.leadership = max(told, key=lambda c: c.order)
+            self.world.registry.leadership = None
 
     # ---- after the faults
 
@@ -338,14 +338,14 @@ class Schedule:
 
     def _nobody_left(self) -> bool:
         """Every recorded disk has lost its proof: what then is done gives records up, and is not a clean failover."""
-        cell, members = self.world.registry.cell, self.world.members
+        leadership, members = self.world.registry.leadership, self.world.members
         lives = {m.core.me for m in members if m.core is not None}
-        if cell is None:
+        if leadership is None:
             # Rule 22: the newest set that any disk knows must be there as a whole, or nobody may guess.
-            cells = [m.core.cell for m in members if m.core is not None]
-            newest = max(cells, key=lambda c: c.order)
-            return not newest.in_sync <= lives or any(c.epoch == 0 for c in cells)
-        return not cell.in_sync & lives and not self.world.options.sync_flush
+            leaderships = [m.core.leadership for m in members if m.core is not None]
+            newest = max(leaderships, key=lambda c: c.order)
+            return not newest.in_sync <= lives or any(c.epoch == 0 for c in leaderships)
+        return not leadership.in_sync & lives and not self.world.options.sync_flush
 
     def _round(self) -> None:
         """Everybody gets a turn, and every message arrives."""
@@ -353,7 +353,7 @@ class Schedule:
         for operator in self.operators:
             operator.read()
             for member in world.members:
-                operator.poll(member.number)
+                operator.request(member.number)
             self._deliver_all()
             operator.read()
             operator.settle(self.rng)
@@ -385,15 +385,15 @@ class Schedule:
                         operator.receive(left)
 
     def _calm(self) -> bool:
-        cell = self.world.registry.cell
-        if cell is None or cell.master is None:
+        leadership = self.world.registry.leadership
+        if leadership is None or leadership.master is None:
             return False
-        master = self.world.members[cell.master.member]
+        master = self.world.members[leadership.master.member]
         leader = master.core.leader if master.core is not None else None
-        if leader is None or leader.epoch != cell.epoch or master.log.confirmed != master.log.end:
+        if leader is None or leader.epoch != leadership.epoch or master.log.confirmed != master.log.end:
             return False
         for member in self.world.members:
-            if member.core is None or member.core.me not in cell.in_sync or member.log.end != master.log.end:
+            if member.core is None or member.core.me not in leadership.in_sync or member.log.end != master.log.end:
                 return False
             if member is not master and member.core.role is not Role.SLAVE:
                 return False

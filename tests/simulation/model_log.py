@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from gantry_broker.replication import epochs
 from gantry_broker.replication.members import MemberChange, Members
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import EpochStart, History
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import EpochStart, LeaderEpochs
 
 _HEAD = Struct(">BBHHHI")
 MESSAGE, CONTROL, MEMBERS, FILLER = 0, 1, 2, 3
@@ -90,10 +90,10 @@ class ModelDisk:
     """config/replica.json."""
 
     def __init__(self, power: Power) -> None:
-        self.saved: Durable | None = None
+        self.saved: HardState | None = None
         self._power = power
 
-    def save(self, state: Durable) -> None:
+    def save(self, state: HardState) -> None:
         self._power.step()
         self.saved = state
         self._power.step()
@@ -112,7 +112,7 @@ class ModelLog:
         self.flushed = 0
         self.confirmed = 0
         self.saved_confirmed = 0
-        self.history: History = ()
+        self.leader_epochs: LeaderEpochs = ()
         self.member_changes: tuple[MemberChange, ...] = ()
         self._expired_changes: tuple[MemberChange, ...] = ()
         """Those that no record tells any more: config/members.json."""
@@ -144,11 +144,11 @@ class ModelLog:
         self._write(data)
         self._power.step()
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         self._power.step()
         self.records = [r for r in self.records if r.offset + r.size <= to]
         self.end = to
-        self.history = epochs.cut(self.history, to)
+        self.leader_epochs = epochs.truncate(self.leader_epochs, to)
         self.member_changes = tuple(c for c in self.member_changes if c.end <= to)
         self.flushed = min(self.flushed, to)
         self.confirmed = min(self.confirmed, to)
@@ -162,10 +162,10 @@ class ModelLog:
         last = [c for c in self.member_changes if c.end <= self.start][-1:]
         return json.dumps([(c.at, c.end, MEMBER_TABLE.index(c.members)) for c in last]).encode()
 
-    def reset(self, to: int, history: History, state: bytes) -> None:
+    def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
         self._power.step()
         self.start = self.end = self.flushed = self.confirmed = self.saved_confirmed = to
-        self.records, self.file, self.disk, self.history = [], bytearray(), b"", history
+        self.records, self.file, self.disk, self.leader_epochs = [], bytearray(), b"", leader_epochs
         told = json.loads(state or b"[]")
         self.member_changes = tuple(MemberChange(at, end, MEMBER_TABLE[index]) for at, end, index in told)
         self._expired_changes = self.member_changes
@@ -183,7 +183,7 @@ class ModelLog:
         self._power.step()
         if members not in MEMBER_TABLE:
             MEMBER_TABLE.append(members)
-        epoch = self.history[-1].epoch
+        epoch = self.leader_epochs[-1].epoch
         self._put(MEMBERS, epoch, MEMBER_TABLE.index(members))
         self._power.step()
 
@@ -236,7 +236,10 @@ class ModelLog:
     def _learn(self, record: Record) -> None:
         if record.kind == CONTROL:
             # Not `epochs.extended`: with a rule taken away the log must hold what it should not.
-            self.history = (*epochs.cut(self.history, record.offset), EpochStart(record.epoch, record.offset))
+            self.leader_epochs = (
+                *epochs.truncate(self.leader_epochs, record.offset),
+                EpochStart(record.epoch, record.offset),
+            )
         elif record.kind == MEMBERS:
             end = record.offset + record.size
             self.member_changes += (MemberChange(record.offset, end, MEMBER_TABLE[record.id]),)
@@ -251,8 +254,8 @@ class ModelLog:
             kept = self.file[len(self.disk) :]
             kept = kept[: rng.randint(0, len(kept))]
             self.file = bytearray(self.disk) + kept
-        base = epochs.cut(self.history, self.start)
-        self.records, self.history, at = [], base, 0
+        base = epochs.truncate(self.leader_epochs, self.start)
+        self.records, self.leader_epochs, at = [], base, 0
         self.member_changes = self._expired_changes
         while (record := decode(self.file, at, self.start)) is not None:
             self.records.append(record)

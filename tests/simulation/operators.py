@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
-from tests.simulation.world import Message, Report, World, describe_cell
+from tests.simulation.world import Message, Report, World, describe_leadership
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A write that was decided on and not yet done."""
 
-    expected: Cell | None
-    cell: Cell
+    expected: LeadershipRecord | None
+    leadership: LeadershipRecord
     why: str
     handover: tuple[int, int] | None = None
     """Member numbers from and to."""
@@ -31,7 +31,7 @@ class Operator(Protocol):
     name: str
 
     def read(self) -> None: ...
-    def poll(self, number: int) -> None: ...
+    def request(self, number: int) -> None: ...
     def receive(self, message: Message) -> None: ...
     def think(self, rng: random.Random) -> None: ...
     def swap(self) -> None: ...
@@ -45,7 +45,7 @@ class ModelOperator:
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
-        self.cell: Cell | None = None
+        self.leadership: LeadershipRecord | None = None
         self.plan: Plan | None = None
         self.reports: dict[int, Report] = {}
         self._world = world
@@ -53,9 +53,9 @@ class ModelOperator:
     # ---- steps
 
     def read(self) -> None:
-        self.cell = self._world.registry.cell
+        self.leadership = self._world.registry.leadership
 
-    def poll(self, number: int) -> None:
+    def request(self, number: int) -> None:
         self._world.post(self.name, f"m{number}", ("report?",))
 
     def receive(self, message: Message) -> None:
@@ -63,69 +63,71 @@ class ModelOperator:
         if isinstance(body, Report):
             self.reports[body.member.member] = body
         elif body[0] == "ready":
-            _, target, cell = body
-            new = cell.promoted(target, cell.in_sync)
-            source = cell.master.member if cell.master is not None else target.member
+            _, target, leadership = body
+            new = leadership.promoted(target, leadership.in_sync)
+            source = leadership.master.member if leadership.master is not None else target.member
             # Rule 23: on exactly the cell on which the hand-over was asked for.
-            self.plan = Plan(cell, new, f"hand over to {target}", (source, target.member))
+            self.plan = Plan(leadership, new, f"hand over to {target}", (source, target.member))
 
     def swap(self) -> None:
         plan, self.plan = self.plan, None
         if plan is None:
             return
-        if not self._world.registry.swap(plan.expected, plan.cell):
+        if not self._world.registry.swap(plan.expected, plan.leadership):
             self._world.trace(f"  {self.name}: somebody else was first ({plan.why})")
             return
-        self._world.trace(f"  {self.name}: {plan.why}: {describe_cell(plan.cell)}")
-        self.cell = plan.cell
+        self._world.trace(f"  {self.name}: {plan.why}: {describe_leadership(plan.leadership)}")
+        self.leadership = plan.leadership
         if plan.handover is not None:
             source, target = (self._world.members[n] for n in plan.handover)
             saved = target.disk.saved
             # Another life of the target's disk never leads by this cell: whoever is promoted next is checked then.
-            if source.alive and saved is not None and saved.me == plan.cell.master:
+            if source.alive and saved is not None and saved.me == plan.leadership.master:
                 self._world.checker.handed_over(source, target)
 
     def tell(self, number: int) -> None:
         """Rule 13: only what it knows to be recorded."""
-        if self.cell is not None and self.cell.master is not None:
-            self._world.post(self.name, f"m{number}", Assignment(self.cell, str(self.cell.master.member)))
+        if self.leadership is not None and self.leadership.master is not None:
+            self._world.post(self.name, f"m{number}", Assignment(self.leadership, str(self.leadership.master.member)))
 
     def hand_over(self, rng: random.Random) -> None:
-        cell = self.cell
-        if cell is None or cell.master is None:
+        leadership = self.leadership
+        if leadership is None or leadership.master is None:
             return
-        targets = sorted(cell.in_sync - {cell.master})
+        targets = sorted(leadership.in_sync - {leadership.master})
         if targets:
-            body = ("handover", rng.choice(targets), cell)
-            self._world.post(self.name, f"m{cell.master.member}", body)
+            body = ("handover", rng.choice(targets), leadership)
+            self._world.post(self.name, f"m{leadership.master.member}", body)
 
     def think(self, rng: random.Random) -> None:
         """Any of the writes that it may do, whether that is wise or not."""
-        if self.cell is None:
+        if self.leadership is None:
             self.plan = self._first()
             return
         makers = [self._promote, self._promote, self._answer, self._answer, self._remove]
-        self.plan = rng.choice(makers)(self.cell, rng) or self.plan
+        self.plan = rng.choice(makers)(self.leadership, rng) or self.plan
 
     def settle(self, rng: random.Random) -> None:
         """Without faults: what a sensible operator does."""
-        cell = self.cell
-        if cell is None:
+        leadership = self.leadership
+        if leadership is None:
             self.plan = self._first()
             return
-        master = self.reports.get(cell.master.member) if cell.master is not None else None
+        master = self.reports.get(leadership.master.member) if leadership.master is not None else None
         if master is None:
             return
-        leads = master.role is Role.MASTER and master.member == cell.master and master.order[0] == cell.epoch
-        told = master.order == cell.order
+        leads = (
+            master.role is Role.MASTER and master.member == leadership.master and master.order[0] == leadership.epoch
+        )
+        told = master.order == leadership.order
         if told and not leads:
-            self.plan = self._promote(cell, rng, best=True)
-        elif leads and master.parked:
-            self.plan = Plan(cell, cell.touched(), "end the hand-over")
+            self.plan = self._promote(leadership, rng, best=True)
+        elif leads and master.writes_paused:
+            self.plan = Plan(leadership, leadership.touched(), "end the hand-over")
         elif leads:
-            self.plan = self._stale(cell) or self._answer(cell, rng, refuse=False)
-        elif master.member != cell.master:
-            self.plan = self._promote(cell, rng, best=True)
+            self.plan = self._stale(leadership) or self._answer(leadership, rng, refuse=False)
+        elif master.member != leadership.master:
+            self.plan = self._promote(leadership, rng, best=True)
 
     # ---- the writes
 
@@ -135,40 +137,42 @@ class ModelOperator:
         if len(reports) < len(self._world.members) or not all(r.empty for r in reports):
             return None
         members = frozenset(r.member for r in reports)
-        return Plan(None, Cell().promoted(reports[0].member, members), "first cell")
+        return Plan(None, LeadershipRecord().promoted(reports[0].member, members), "first cell")
 
-    def _in_set(self, report: Report, cell: Cell) -> bool:
-        return report.member in cell.in_sync  # Rule 16.
+    def _in_set(self, report: Report, leadership: LeadershipRecord) -> bool:
+        return report.member in leadership.in_sync  # Rule 16.
 
-    def _promote(self, cell: Cell, rng: random.Random, best: bool = False) -> Plan | None:
-        able = [r for r in self.reports.values() if self._in_set(r, cell)]
+    def _promote(self, leadership: LeadershipRecord, rng: random.Random, best: bool = False) -> Plan | None:
+        able = [r for r in self.reports.values() if self._in_set(r, leadership)]
         if not able:
             return None
         new = max(able, key=lambda r: (r.position, -r.member.member)) if best else rng.choice(able)
-        others = sorted(cell.in_sync - {new.member})
+        others = sorted(leadership.in_sync - {new.member})
         kept = others if best else [m for m in others if rng.random() < 0.6]  # Rule 20.
-        return Plan(cell, cell.promoted(new.member, [new.member, *kept]), f"promote {new.member}")
+        return Plan(leadership, leadership.promoted(new.member, [new.member, *kept]), f"promote {new.member}")
 
-    def _answer(self, cell: Cell, rng: random.Random, refuse: bool = True) -> Plan | None:
-        master = self.reports.get(cell.master.member) if cell.master is not None else None
-        if master is None or master.ask is None or master.member != cell.master:
+    def _answer(self, leadership: LeadershipRecord, rng: random.Random, refuse: bool = True) -> Plan | None:
+        master = self.reports.get(leadership.master.member) if leadership.master is not None else None
+        if master is None or master.proposal is None or master.member != leadership.master:
             return None
-        based = master.ask.base_version == cell.version and master.order[0] == cell.epoch
+        based = master.proposal.base_version == leadership.version and master.order[0] == leadership.epoch
         if not based:
             return None  # Rule 17: never rebased.
         if refuse and rng.random() < 0.3:
-            return Plan(cell, cell.touched(), "refuse the proposal")
-        return Plan(cell, cell.with_set(master.ask.in_sync | cell.in_sync), "record the proposal")
+            return Plan(leadership, leadership.touched(), "refuse the proposal")
+        return Plan(
+            leadership, leadership.with_set(master.proposal.in_sync | leadership.in_sync), "record the proposal"
+        )
 
-    def _remove(self, cell: Cell, rng: random.Random) -> Plan | None:
-        others = sorted(cell.in_sync - ({cell.master} if cell.master is not None else set()))
+    def _remove(self, leadership: LeadershipRecord, rng: random.Random) -> Plan | None:
+        others = sorted(leadership.in_sync - ({leadership.master} if leadership.master is not None else set()))
         if not others:
             return None
         gone = rng.choice(others)
-        return Plan(cell, cell.with_set(cell.in_sync - {gone}), f"remove {gone}")
+        return Plan(leadership, leadership.with_set(leadership.in_sync - {gone}), f"remove {gone}")
 
-    def _stale(self, cell: Cell) -> Plan | None:
+    def _stale(self, leadership: LeadershipRecord) -> Plan | None:
         """A former life of a disk leaves the set, so that the new one can join."""
         lives: set[MemberId] = {r.member for r in self.reports.values()}
-        gone = cell.in_sync - lives
-        return Plan(cell, cell.with_set(cell.in_sync - gone), "remove former lives") if gone else None
+        gone = leadership.in_sync - lives
+        return Plan(leadership, leadership.with_set(leadership.in_sync - gone), "remove former lives") if gone else None

@@ -60,7 +60,7 @@ PROFILES: dict[str, Kind] = {
     ),
     # The registry is emptied: the first cell must be made from what the disks know (rule 22).
     "decided-lost-cell": Kind(
-        Profile(weights={"lose_cell": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
+        Profile(weights={"lose_leadership": 0.4, "think": 8, "swap": 8, "poll": 14, "read": 8}, operators=1),
         DecidingOperator,
     ),
 }

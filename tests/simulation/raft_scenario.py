@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gantry_broker.replication.messages import Fetch
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
-from gantry_broker.replication.raft_messages import Poll, PollAnswer
+from gantry_broker.replication.raft_messages import RaftRequest, RaftResponse
 
 from tests.simulation.raft_world import RaftMember, RaftWorld, describe_raft
 from tests.simulation.scenario import Player
@@ -60,7 +60,7 @@ class RaftPlayer(Player):
             world.now += 100
             for name in ticking:
                 world.tick(self._member(name))
-            asked += any(isinstance(m.body, Poll) and m.source == candidate for m in world.messages)
+            asked += any(isinstance(m.body, RaftRequest) and m.source == candidate for m in world.messages)
             self._deliver_among(names)
             if self._raft(candidate)[1].leader is not None:
                 self._say(f"{candidate} leads epoch {self._raft(candidate)[1].epoch}")
@@ -74,7 +74,7 @@ class RaftPlayer(Player):
         while world.messages:
             message = world.messages[0]
             if message.source in names and message.target in names:
-                if not isinstance(message.body, PollAnswer):  # Its answer was said when it was given.
+                if not isinstance(message.body, RaftResponse):  # Its answer was said when it was given.
                     self._say(_drawn(message))
                 world.deliver(message)
             else:
@@ -85,10 +85,10 @@ class RaftPlayer(Player):
         member, core = self._raft(words[0])
         size = int(words[1]) if len(words) > 1 else 1_000
         fetch = core.next_fetch(max_bytes=size)
-        if fetch is None or core.cell.master is None:
+        if fetch is None or core.leadership.master is None:
             self._say(f"{words[0]} has nobody to ask")
             return
-        leader = f"m{core.cell.master.member}"
+        leader = f"m{core.leadership.master.member}"
         self._exchange(member, leader, fetch, size > 0)
         self.world.flush(member)
         after = core.next_fetch(max_bytes=0)
@@ -159,7 +159,7 @@ class RaftPlayer(Player):
     def do_transfer(self, words: list[str]) -> None:
         """transfer m0 1: the leader parks its sends; once member 1 has everything, it lets it be elected."""
         member, core = self._raft(words[0])
-        reason = core.park(self._id(words[1]), core.epoch, core.cell.version)
+        reason = core.pause_writes(self._id(words[1]), core.epoch, core.leadership.version)
         if reason:
             self._say(f"{words[0]}: {reason}")
         elif not core.handed_over():
@@ -171,5 +171,5 @@ class RaftPlayer(Player):
 
 def _drawn(message: Message) -> str:
     body = message.body
-    text = describe_raft(body) if isinstance(body, Poll) else str(message).partition(" ")[2]
+    text = describe_raft(body) if isinstance(body, RaftRequest) else str(message).partition(" ")[2]
     return f"{message.source}->{message.target} {text}"

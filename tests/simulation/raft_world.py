@@ -11,9 +11,9 @@ from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.members import Members, ids
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
-from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.replica import Role
-from gantry_broker.replication.state import Durable
+from gantry_broker.replication.state import HardState
 from gantry_broker.replication.types import MemberId
 
 from tests.simulation.checker import Violation
@@ -25,9 +25,9 @@ SETTLE_ROUNDS = 250
 
 
 def describe_raft(body: Any) -> str:
-    if isinstance(body, Poll):
+    if isinstance(body, RaftRequest):
         return f"{body.kind.value} e{body.epoch} rank={body.rank}" + (" transfer" if body.transfer else "")
-    if isinstance(body, PollAnswer):
+    if isinstance(body, RaftResponse):
         said = "yes" if body.granted else "no"
         return f"{body.kind.value}? {said} (e{body.epoch}, leader {body.leader})"
     return describe(body)
@@ -41,7 +41,7 @@ class RaftMember(Member):
         world = self.world
         self.life += 1
         if self.disk.saved is None:
-            self.disk.saved = Durable(MemberId(self.number, world.incarnation(self.number)))
+            self.disk.saved = HardState(MemberId(self.number, world.incarnation(self.number)))
         assert isinstance(world.options, RaftOptions)
         self.core = RaftReplica(
             self.disk.saved,
@@ -64,8 +64,8 @@ class RaftMember(Member):
         if core is None:
             return
         outbox, core.outbox = core.outbox, []
-        for number, poll in outbox:
-            self.world.post(self.name, f"m{number}", poll)
+        for number, request in outbox:
+            self.world.post(self.name, f"m{number}", request)
 
     def watch(self) -> None:
         core = self.core
@@ -90,12 +90,12 @@ class RaftWorld(World):
         body, reply = message.body, message.source
 
         def act(core: Any) -> None:
-            if isinstance(body, Poll):
-                answer = core.polled(body, member.now())
+            if isinstance(body, RaftRequest):
+                answer = core.on_raft_request(body, member.now())
                 self.trace(f"  {member.name} answers {describe_raft(answer)}")
                 self.post(member.name, reply, answer)
-            elif isinstance(body, PollAnswer):
-                core.poll_answered(body, member.now())
+            elif isinstance(body, RaftResponse):
+                core.raft_answered(body, member.now())
 
         if isinstance(body, Fetch | FetchAnswer):
             super()._receive(member, message)
@@ -206,7 +206,7 @@ class RaftSchedule:
             message = messages[0 if self.rng.random() < 0.6 else self.rng.randrange(len(messages))]
             if self.tracing:
                 self._say(
-                    f"{'(again later) ' if keep else ''}{message.source}->{message.target} "
+                    f"{'(answer_fetch later) ' if keep else ''}{message.source}->{message.target} "
                     f"{describe_raft(message.body)}"
                 )
             self.world.deliver(message, keep=keep)
@@ -298,7 +298,7 @@ class RaftSchedule:
     def _gone(self) -> None:
         """A follower's connection to its leader is refused; sometimes that is not true."""
         member = self._member()
-        master = None if member.core is None else member.core.cell.master
+        master = None if member.core is None else member.core.leadership.master
         if master is not None and (not self.world.members[master.member].alive or self.rng.random() < 0.1):
             member.step(lambda core: core.leader_gone(member.now()))
 
@@ -307,7 +307,7 @@ class RaftSchedule:
         core = member.core
         if core is None or core.leader is None:
             return
-        if core.parked:
+        if core.writes_paused:
             if core.handed_over():
                 self._say(f"{member.name} transfers its leadership")
                 member.step(lambda c: c.transfer(member.now()))
@@ -317,7 +317,7 @@ class RaftSchedule:
         others = [v.id for v in core.members if v.id != core.me]
         if others:
             self._say(f"{member.name} prepares a transfer")
-            core.park(self.rng.choice(others), core.epoch, core.cell.version)
+            core.pause_writes(self.rng.choice(others), core.epoch, core.leadership.version)
 
     def _expire(self) -> None:
         """Retention, which knows of some followers and not of others: those take a full copy."""
@@ -432,4 +432,13 @@ def draw_raft(seed: int, *, profile: RaftProfile = RaftProfile()) -> list[str]:
     return lines
 
 
-__all__ = ["DEFAULT", "PollKind", "Profile", "RaftProfile", "RaftSchedule", "draw_raft", "replace", "run_raft_seed"]
+__all__ = [
+    "DEFAULT",
+    "Profile",
+    "RaftProfile",
+    "RaftRequestKind",
+    "RaftSchedule",
+    "draw_raft",
+    "replace",
+    "run_raft_seed",
+]

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gantry_broker.replication.leader import Options
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 if not __package__:  # By its path: only as a module does it find the package `tests`.
     os.execl(sys.executable, sys.executable, "-m", "tests.simulation.scenario", *sys.argv[1:])
 
 from tests.simulation.checker import Violation
 from tests.simulation.operators import ModelOperator
-from tests.simulation.world import Member, Message, World, describe, describe_cell
+from tests.simulation.world import Member, Message, World, describe, describe_leadership
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Player:
 
     def do_promote(self, words: list[str]) -> None:
         """promote N set=0,1,2 [unclean]: the registry records the next epoch."""
-        held = self.world.registry.cell
+        held = self.world.registry.leadership
         fields = dict(w.split("=") for w in words[1:] if "=" in w)
         master, in_sync = self._id(words[0]), self._ids(fields["set"])
         if "unclean" in words:
@@ -140,18 +140,18 @@ class Player:
             if not in_sync <= known:
                 self._say("the operator refuses: a promotion adds nobody to the set")
                 return
-        self._swap((held or Cell()).promoted(master, in_sync))
+        self._swap((held or LeadershipRecord()).promoted(master, in_sync))
 
     def do_record(self, words: list[str]) -> None:
         """record set=0,1 | record: the registry records another set, or the same under a new version."""
-        held = self.world.registry.cell
+        held = self.world.registry.leadership
         assert held is not None
         fields = dict(w.split("=") for w in words)
         self._swap(held.with_set(self._ids(fields["set"])) if fields else held.touched())
 
     def do_add(self, words: list[str]) -> None:
         """add 2: the operator sees that a follower has everything, and would add it by itself (rule 17)."""
-        held = self.world.registry.cell
+        held = self.world.registry.leadership
         assert held is not None
         in_sync = held.in_sync | self._ids(words[0])
         if in_sync != held.in_sync:
@@ -161,41 +161,41 @@ class Player:
 
     def do_record_proposal(self, words: list[str]) -> None:
         """record-proposal m0: the operator applies what a master proposes."""
-        core, held = self._member(words[0]).core, self.world.registry.cell
+        core, held = self._member(words[0]).core, self.world.registry.leadership
         assert core is not None
         assert held is not None
-        if core.ask is None:
+        if core.proposal is None:
             self._say(f"{words[0]} proposes nothing")
-        elif core.ask.base_version != held.version:
-            self._say(f"refused: based on v{core.ask.base_version}, the cell is v{held.version}")
+        elif core.proposal.base_version != held.version:
+            self._say(f"refused: based on v{core.proposal.base_version}, the cell is v{held.version}")
         else:
-            self._swap(held.with_set(core.ask.in_sync))
+            self._swap(held.with_set(core.proposal.in_sync))
 
     def do_swap(self, words: list[str]) -> None:
         """swap expected=-2 promote=1 set=0,1: an operator that read the cell some writes ago writes now."""
         fields = dict(w.split("=") for w in words)
-        expected = self.world.registry.history[int(fields["expected"])]
+        expected = self.world.registry.records[int(fields["expected"])]
         ids = self._ids(fields["set"])
         new = expected.promoted(self._id(fields["promote"]), ids) if "promote" in fields else expected.with_set(ids)
         if self.world.registry.swap(expected, new):
-            self._say(f"recorded {describe_cell(new)}")
+            self._say(f"recorded {describe_leadership(new)}")
         else:
             self._say("refused: the cell is another one")
 
-    def _swap(self, new: Cell) -> None:
-        if self.world.registry.swap(self.world.registry.cell, new):
-            self._say(f"recorded {describe_cell(new)}")
+    def _swap(self, new: LeadershipRecord) -> None:
+        if self.world.registry.swap(self.world.registry.leadership, new):
+            self._say(f"recorded {describe_leadership(new)}")
 
-    def do_lose_cell(self, words: list[str]) -> None:
-        """lose-cell: the registry is empty."""
-        self.world.registry.cell = None
+    def do_lose_leadership(self, words: list[str]) -> None:
+        """lose-leadership: the registry is empty."""
+        self.world.registry.leadership = None
         self._say("the registry is empty")
 
-    def do_first_cell(self, words: list[str]) -> None:
-        """first-cell 0,1: an operator hears these members and finds no cell."""
+    def do_bootstrap(self, words: list[str]) -> None:
+        """bootstrap 0,1: an operator hears these members and finds no cell."""
         operator = ModelOperator(self.world, "op0")
         for number in words[0].split(","):
-            operator.poll(int(number))
+            operator.request(int(number))
         self._quietly(lambda: self._deliver_for(operator))
         operator.read()
         operator.settle(self.world.rng)
@@ -213,16 +213,16 @@ class Player:
             operator.receive(message)
 
     def do_tell(self, words: list[str]) -> None:
-        """tell m0 m1 [cell=-2] [unclean]: members get a recorded cell, the last one unless said otherwise."""
-        cells = self.world.registry.history
-        cell = cells[-1]
+        """tell m0 m1 [leadership=-2] [unclean]: members get a recorded cell, the last one unless said otherwise."""
+        leaderships = self.world.registry.records
+        leadership = leaderships[-1]
         for word in words:
-            if word.startswith("cell="):
-                cell = cells[int(word[5:])]
-        assert cell.master is not None
+            if word.startswith("leadership="):
+                leadership = leaderships[int(word.removeprefix("leadership="))]
+        assert leadership.master is not None
         for word in words:
             if word.startswith("m"):
-                body = Assignment(cell, str(cell.master.member), "unclean" in words)
+                body = Assignment(leadership, str(leadership.master.member), "unclean" in words)
                 self._pass(Message("op0", word, body))
 
     def _pass(self, message: Message) -> None:
@@ -240,8 +240,8 @@ class Player:
             before = member.log.end
             member.send(ident)
             stored = f"at {before}" if member.log.end != before else "not appended"
-            if ident in member.parked:
-                stored = "parked"
+            if ident in member.writes_paused:
+                stored = "buffered"
             self._say(f"m{ident} to {member.name}: {stored}" + self._answer(ident))
 
     def _answer(self, ident: int) -> str:
@@ -293,11 +293,11 @@ class Player:
         fetch = member.core.next_fetch() if member.core is not None else None
         assert fetch is not None
         assert member.core is not None
-        assert member.core.cell.master is not None
+        assert member.core.leadership.master is not None
         for word in words[1:]:
             name, value = word.split("=")
             fetch = replace(fetch, **{name: getattr(fetch, name) + int(value)})
-        self.world.post(member.name, f"m{member.core.cell.master.member}", fetch)
+        self.world.post(member.name, f"m{member.core.leadership.master.member}", fetch)
         self.do_deliver([])
         self.do_deliver([])
 
@@ -348,9 +348,9 @@ class Player:
 
     def do_hand_over(self, words: list[str]) -> None:
         """hand-over m0 1: m0 is asked to park its sends for member 1."""
-        cell = self.world.registry.cell
-        assert cell is not None
-        self._pass(Message("op0", words[0], ("handover", self._id(words[1]), cell)))
+        leadership = self.world.registry.leadership
+        assert leadership is not None
+        self._pass(Message("op0", words[0], ("handover", self._id(words[1]), leadership)))
 
     def do_ready(self, words: list[str]) -> None:
         """ready m0: has the target of the hand-over everything?"""
@@ -375,8 +375,12 @@ class Player:
         """proposal m0: the set that a master wants recorded."""
         core = self._member(words[0]).core
         assert core is not None
-        ask = core.ask
-        text = "none" if ask is None else f"{{{', '.join(map(str, sorted(ask.in_sync)))}}} on v{ask.base_version}"
+        proposal = core.proposal
+        text = (
+            "none"
+            if proposal is None
+            else f"{{{', '.join(map(str, sorted(proposal.in_sync)))}}} on v{proposal.base_version}"
+        )
         self._say(f"{words[0]} proposes {text}")
 
     def do_reports(self, words: list[str]) -> None:

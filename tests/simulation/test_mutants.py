@@ -68,8 +68,8 @@ def test_two_mutants_of_one_module_are_planted_together() -> None:
     [
         ("no such text", "pass", "is 0 times in gantry_broker.replication.leader, not once"),
         ("return", "pass", "times in gantry_broker.replication.leader, not once"),
-        ("join_ms: int = 1_000", "join_ms: int = 1", "is not within a function"),
-        ("if self._is_absurd(fetch):", "if", "is no Python"),
+        ("catch_up_ms: int = 1_000", "catch_up_ms: int = 1", "is not within a function"),
+        ("if self._is_impossible(fetch):", "if", "is no Python"),
     ],
 )
 def test_a_mutant_whose_text_does_not_fit_is_an_error_and_changes_nothing(before: str, after: str, why: str) -> None:

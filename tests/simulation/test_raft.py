@@ -11,7 +11,7 @@ import random
 import pytest
 from gantry_broker.replication.members import ids
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
-from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 
 from tests.simulation.mutants import RULES, planted
 from tests.simulation.profiles import RAFT_PROFILES
@@ -133,26 +133,26 @@ def core_of(member: RaftMember) -> RaftReplica:
     return member.core
 
 
-def vote_for(candidate: RaftReplica, epoch: int, *, transfer: bool = True) -> Poll:
-    return Poll(PollKind.VOTE, epoch, candidate.me, "", candidate.rank, transfer, candidate.members)
+def vote_for(candidate: RaftReplica, epoch: int, *, transfer: bool = True) -> RaftRequest:
+    return RaftRequest(RaftRequestKind.VOTE, epoch, candidate.me, "", candidate.rank, transfer, candidate.members)
 
 
 def test_rule_24_a_vote_is_on_disk_and_not_only_its_epoch() -> None:
     """Two candidates of one epoch: the second one's question comes late, after a restart of who voted for the first."""
     leader, voter, other = led_group()
     first, second = (vote_for(core, leader.epoch + 1) for core in (leader, core_of(other)))
-    assert core_of(voter).polled(first, voter.now()).granted
+    assert core_of(voter).on_raft_request(first, voter.now()).granted
     voter.crash(lose_tail=True)
     voter.start()
-    assert not core_of(voter).polled(second, voter.now()).granted
-    assert core_of(voter).polled(first, voter.now()).granted, "its answer may have been lost"
+    assert not core_of(voter).on_raft_request(second, voter.now()).granted
+    assert core_of(voter).on_raft_request(first, voter.now()).granted, "its answer may have been lost"
 
 
 def test_rule_24_an_epoch_is_on_disk_before_its_leader_is_followed() -> None:
     """Else a restart would let a former leader cut what was acknowledged to this one."""
     leader, follower, other = led_group()
-    begins = Poll(PollKind.BEGIN, leader.epoch + 3, core_of(other).me, "", core_of(other).rank)
-    core_of(follower).polled(begins, follower.now())
+    begins = RaftRequest(RaftRequestKind.BEGIN, leader.epoch + 3, core_of(other).me, "", core_of(other).rank)
+    core_of(follower).on_raft_request(begins, follower.now())
     assert core_of(follower).follower is not None
     follower.crash(lose_tail=True)
     follower.start()
@@ -162,20 +162,24 @@ def test_rule_24_an_epoch_is_on_disk_before_its_leader_is_followed() -> None:
 def test_rule_24_who_hears_a_leader_votes_for_nobody_unless_that_one_asked_for_it() -> None:
     leader, voter, other = led_group()
     wanted = leader.epoch + 1
-    assert not core_of(voter).polled(vote_for(core_of(other), wanted, transfer=False), voter.now()).granted
+    assert not core_of(voter).on_raft_request(vote_for(core_of(other), wanted, transfer=False), voter.now()).granted
     assert core_of(voter).epoch == leader.epoch
-    assert core_of(voter).polled(vote_for(core_of(other), wanted), voter.now()).granted
+    assert core_of(voter).on_raft_request(vote_for(core_of(other), wanted), voter.now()).granted
 
 
 def test_rule_24_a_late_vote_for_another_epoch_does_not_count() -> None:
     leader, candidate, other = led_group()
     core = core_of(candidate)
-    core.polled(Poll(PollKind.TIMEOUT_NOW, leader.epoch, leader.me, "", leader.rank), candidate.now())
+    core.on_raft_request(
+        RaftRequest(RaftRequestKind.TIMEOUT_NOW, leader.epoch, leader.me, "", leader.rank), candidate.now()
+    )
     voted = core.epoch
     assert voted == leader.epoch + 1
     for asked in (voted - 1, voted + 1, voted):
         assert core.leader is None, asked
-        core.poll_answered(PollAnswer(PollKind.VOTE, asked, core_of(other).me, voted, granted=True), candidate.now())
+        core.raft_answered(
+            RaftResponse(RaftRequestKind.VOTE, asked, core_of(other).me, voted, granted=True), candidate.now()
+        )
     assert core.leader is not None
 
 
@@ -190,14 +194,18 @@ def test_rule_26_a_disk_that_copied_the_log_anew_does_not_vote_by_its_former_lif
     core = core_of(lost)
     assert {v.id.member for v in core.members} == {0, 1, 2}
     assert not core.is_voter
-    assert not core.polled(vote_for(core_of(other), core_of(other).epoch + 1), lost.now()).granted
+    assert not core.on_raft_request(vote_for(core_of(other), core_of(other).epoch + 1), lost.now()).granted
 
 
 def test_rule_27_no_change_of_members_before_this_epoch_has_confirmed_a_record() -> None:
     leader, candidate, other = led_group()
     core = core_of(candidate)
-    core.polled(Poll(PollKind.TIMEOUT_NOW, leader.epoch, leader.me, "", leader.rank), candidate.now())
-    core.poll_answered(PollAnswer(PollKind.VOTE, core.epoch, core_of(other).me, core.epoch, True), candidate.now())
+    core.on_raft_request(
+        RaftRequest(RaftRequestKind.TIMEOUT_NOW, leader.epoch, leader.me, "", leader.rank), candidate.now()
+    )
+    core.raft_answered(
+        RaftResponse(RaftRequestKind.VOTE, core.epoch, core_of(other).me, core.epoch, True), candidate.now()
+    )
     without_other = tuple(v for v in core.members if v.id != core_of(other).me)
     assert core.change_members(without_other, candidate.now()) == "no record of this epoch is confirmed yet"
     assert len(core.members) == 3

@@ -72,7 +72,7 @@ def test_an_epoch_that_has_no_room_where_a_record_had_is_found(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seed", [500652, 3030142])
-def test_a_cell_is_not_recovered_while_an_assignment_of_the_lost_one_is_under_way(seed: int) -> None:
+def test_a_leadership_record_is_not_recovered_while_an_assignment_of_the_lost_one_is_under_way(seed: int) -> None:
     """Rule 22. A report that came after the assignment was sent may be older than what that disk learns from it."""
     kind = PROFILES["decided-lost-cell"]
     violation = run_seed(seed, profile=kind.profile, make_operator=kind.operator)
@@ -94,7 +94,7 @@ def test_a_restart_that_loses_the_newest_records_under_async_is_found(monkeypatc
     def forgets(log: ModelLog, rng: random.Random, *, lose_tail: bool) -> None:
         recover(log, rng, lose_tail=lose_tail)
         if log.records and log.end > max(log.confirmed, log.start):
-            log.cut(log.records[-1].offset)
+            log.truncate(log.records[-1].offset)
 
     monkeypatch.setattr(ModelLog, "recover", forgets)
     for seed in range(600):

@@ -15,8 +15,8 @@ from gantry_broker.protocol.codes import SendStatus
 from gantry_broker.replication.leader import Options
 from gantry_broker.replication.messages import Fetch, FetchAnswer
 from gantry_broker.replication.replica import Replica, Role
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.model_log import CONTROL, Crash, ModelDisk, ModelLog, Power, Record
@@ -31,13 +31,13 @@ class Report:
     member: MemberId
     role: Role
     order: tuple[int, int]
-    told_epoch: int
-    proven: bool
+    highest_seen_epoch: int
+    log_trusted: bool
     position: tuple[int, int]
     """(epoch of the last record, end)."""
     empty: bool
-    ask: Any
-    parked: bool
+    proposal: Any
+    writes_paused: bool
     in_sync: frozenset[MemberId]
     confirmed: int = 0
     followers: tuple[tuple[MemberId, int, int], ...] = ()
@@ -63,21 +63,22 @@ def describe(body: Any) -> str:
         return f"fetch e{body.epoch} end={body.end}"
     if isinstance(body, FetchAnswer):
         text = f"{body.kind.value} e{body.epoch} for={body.asked.end}/{body.asked.epoch}"
-        if body.kind.value in ("cut", "reset"):
+        if body.kind.value in ("truncate", "reset"):
             text += f" to={body.to}"
         if body.kind.value == "records":
             text += f" +{len(body.data)} confirmed={body.confirmed}"
         return text + (f" ({body.reason})" if body.reason else "")
     if isinstance(body, Assignment):
-        return f"assign {describe_cell(body.cell)}" + (" unclean" if body.unclean else "")
+        return f"assign {describe_leadership(body.leadership)}" + (" unclean" if body.unclean else "")
     if isinstance(body, Report):
         return f"report {body.role.value} {body.order} end={body.position[1]}"
-    return " ".join(describe_cell(part) if isinstance(part, Cell) else str(part) for part in body)
+    return " ".join(describe_leadership(part) if isinstance(part, LeadershipRecord) else str(part) for part in body)
 
 
-def describe_cell(cell: Cell) -> str:
-    master = "-" if cell.master is None else cell.master
-    return f"e{cell.epoch} v{cell.version} master={master} set={{{', '.join(str(m) for m in sorted(cell.in_sync))}}}"
+def describe_leadership(leadership: LeadershipRecord) -> str:
+    master = "-" if leadership.master is None else leadership.master
+    in_sync = ", ".join(str(m) for m in sorted(leadership.in_sync))
+    return f"e{leadership.epoch} v{leadership.version} master={master} set={{{in_sync}}}"
 
 
 @dataclass
@@ -85,15 +86,15 @@ class Registry:
     """The role registry: one cell, compared and swapped as a whole (rule 13)."""
 
     checker: Checker
-    cell: Cell | None = None
-    history: list[Cell] = field(default_factory=list)
+    leadership: LeadershipRecord | None = None
+    records: list[LeadershipRecord] = field(default_factory=list)
 
-    def swap(self, expected: Cell | None, new: Cell) -> bool:
-        if expected != self.cell:
+    def swap(self, expected: LeadershipRecord | None, new: LeadershipRecord) -> bool:
+        if expected != self.leadership:
             return False
         self.checker.swapped(new)
-        self.cell = new
-        self.history.append(new)
+        self.leadership = new
+        self.records.append(new)
         return True
 
 
@@ -113,10 +114,10 @@ class Member:
         self.written_in_boot = -1
         self.clean = False
         self.core: Replica | None = None
-        self.proven = True
+        self.log_trusted = True
         self.clock_offset = 0
         self.paused = False
-        self.parked: list[int] = []
+        self.writes_paused: list[int] = []
         self.forward_to: int | None = None
         self.forwarding: list[int] = []
         self.in_flight: int | None = None
@@ -136,14 +137,14 @@ class Member:
         world, saved = self.world, self.disk.saved
         self.life += 1
         if saved is None:
-            saved = Durable(MemberId(self.number, world.incarnation(self.number)))
-            self.proven = True
+            saved = HardState(MemberId(self.number, world.incarnation(self.number)))
+            self.log_trusted = True
         else:
-            proven = world.options.sync_flush or self.clean or self.written_in_boot == self.boot
-            self.proven = True
-            if not proven:
+            log_trusted = world.options.sync_flush or self.clean or self.written_in_boot == self.boot
+            self.log_trusted = True
+            if not log_trusted:
                 saved = replace(saved, me=MemberId(self.number, world.incarnation(self.number)))
-                self.proven = False
+                self.log_trusted = False
         self.clean = False
         self.written_in_boot = self.boot
         self.disk.saved = saved
@@ -173,7 +174,7 @@ class Member:
         self.core = None
         self.led = 0
         self.power.countdown = None
-        self.parked, self.forwarding, self.forward_to, self.in_flight = [], [], None, None
+        self.writes_paused, self.forwarding, self.forward_to, self.in_flight = [], [], None, None
         broken = [m for m in self.world.messages if m.source == self.name and isinstance(m.body, tuple)]
         for message in broken:
             self.world.messages.remove(message)
@@ -196,14 +197,14 @@ class Member:
             self.led = core.leader.epoch
             before, self.oks = self.oks, []
             self.world.checker.began_epoch(self, core.leader.epoch, before)
-        if self.parked and not core.parked:
-            parked, self.parked = self.parked, []
-            master = core.cell.master
+        if self.writes_paused and not core.writes_paused:
+            writes_paused, self.writes_paused = self.writes_paused, []
+            master = core.leadership.master
             if core.leader is not None:
-                for ident in parked:
+                for ident in writes_paused:
                     self.append(ident)
             elif master is not None and master.member != self.number:
-                self.forward_to, self.forwarding = master.member, parked
+                self.forward_to, self.forwarding = master.member, writes_paused
         self.world.checker.look(self)
 
     # ---- client sends
@@ -213,8 +214,8 @@ class Member:
         core = self.core
         if core is None:
             return
-        if core.parked:
-            self.parked.append(ident)
+        if core.writes_paused:
+            self.writes_paused.append(ident)
         elif core.leader is not None:
             self.append(ident)
         elif self.forwarding:
@@ -310,7 +311,7 @@ class World:
 
         def act(core: Replica) -> None:
             if isinstance(body, Fetch):
-                answer = core.fetched(body, member.now()) or core.again(body, member.now(), empty=True)
+                answer = core.fetched(body, member.now()) or core.answer_fetch(body, member.now(), empty=True)
                 assert answer is not None
                 self.trace(f"  {member.name} answers {describe(answer)}")
                 self.post(member.name, reply, answer)
@@ -325,7 +326,7 @@ class World:
                 done = core.assign(body, member.now())
                 said = "takes" if done.accepted else "refuses"
                 self.trace(f"  {member.name} {said} it" + (f": {done.reason}" if done.reason else ""))
-                self.post(member.name, reply, ("assigned", done.accepted, body.cell))
+                self.post(member.name, reply, ("assigned", done.accepted, body.leadership))
             else:
                 self._command(member, core, body, reply)
 
@@ -335,16 +336,16 @@ class World:
         match body:
             case ("report?",):
                 self.post(member.name, reply, self.report(member))
-            case ("handover", target, cell):
-                reason = core.park(target, cell.epoch, cell.version)
-                self.trace(f"  {member.name} {reason or 'parks'}")
+            case ("handover", target, leadership):
+                reason = core.pause_writes(target, leadership.epoch, leadership.version)
+                self.trace(f"  {member.name} {reason or 'pauses'}")
                 if not reason:
-                    self.post(member.name, member.name, ("handed-over?", target, cell, reply))
-            case ("handed-over?", target, cell, operator):
+                    self.post(member.name, member.name, ("handed-over?", target, leadership, reply))
+            case ("handed-over?", target, leadership, operator):
                 if core.handed_over():
                     self.trace(f"  {member.name}: {target} has everything")
-                    self.post(member.name, operator, ("ready", target, cell))
-                elif core.parked:
+                    self.post(member.name, operator, ("ready", target, leadership))
+                elif core.writes_paused:
                     self.post(member.name, member.name, body)
             case ("give-up", _):
                 core.give_up_handover()
@@ -357,7 +358,7 @@ class World:
             case ("forwarded", ident, stored):
                 if member.in_flight == ident:
                     member.in_flight = None
-                    master = core.cell.master
+                    master = core.leadership.master
                     if stored and member.forwarding and member.forwarding[0] == ident:
                         member.forwarding.pop(0)
                     elif not stored and (master is None or master.member != member.forward_to):
@@ -371,7 +372,7 @@ class World:
         if core is None or member.paused:
             return False
         fetch = core.next_fetch(max_bytes=40)
-        master = core.cell.master
+        master = core.leadership.master
         if fetch is None or master is None:
             return False
         self.post(member.name, f"m{master.member}", fetch)
@@ -397,7 +398,7 @@ class World:
     def client_send(self) -> None:
         """The one client, which sends in order and learns of a new address only when it was announced."""
         here = self.members[self.route]
-        if here.core is None or not (here.core.leader is not None or here.forwarding or here.core.parked):
+        if here.core is None or not (here.core.leader is not None or here.forwarding or here.core.writes_paused):
             masters = [m for m in self.members if m.core is not None and m.core.leader is not None]
             if masters:
                 self.route = max(masters, key=lambda m: m.led).number
@@ -407,20 +408,20 @@ class World:
     def report(self, member: Member) -> Report:
         core, log = member.core, member.log
         assert core is not None
-        proven = member.proven or core.me in core.cell.in_sync
-        last = log.history[-1].epoch if log.history else 0
-        empty = log.end == 0 and core.cell.epoch == 0
+        log_trusted = member.log_trusted or core.me in core.leadership.in_sync
+        last = log.leader_epochs[-1].epoch if log.leader_epochs else 0
+        empty = log.end == 0 and core.leadership.epoch == 0
         return Report(
             core.me,
             core.role,
-            core.cell.order,
-            core.told_epoch,
-            proven,
+            core.leadership.order,
+            core.highest_seen_epoch,
+            log_trusted,
             (last, log.end),
             empty,
-            core.ask,
-            core.parked,
-            core.cell.in_sync,
+            core.proposal,
+            core.writes_paused,
+            core.leadership.in_sync,
             log.confirmed,
             ()
             if core.leader is None
@@ -431,7 +432,10 @@ class World:
 
     def draw(self) -> str:
         """The state of everybody, a line each."""
-        lines = [f"cell {'none' if self.registry.cell is None else describe_cell(self.registry.cell)}"]
+        lines = [
+            "leadership "
+            + ("none" if self.registry.leadership is None else describe_leadership(self.registry.leadership))
+        ]
         for m in self.members:
             log = m.log
             if m.core is None:
@@ -439,9 +443,9 @@ class World:
                 continue
             shown = " ".join(str(r) for r in log.records if r.offset < log.confirmed)
             rest = " ".join(str(r) for r in log.records if r.offset >= log.confirmed)
-            role = m.core.role.value + ("(parked)" if m.core.parked else "")
+            role = m.core.role.value + ("(writes paused)" if m.core.writes_paused else "")
             lines.append(
-                f"{m.name} {role:7} e{m.core.cell.epoch} v{m.core.cell.version} [{shown} | {rest}]"
+                f"{m.name} {role:7} e{m.core.leadership.epoch} v{m.core.leadership.version} [{shown} | {rest}]"
                 f" end={log.end} flushed={log.flushed} confirmed={log.confirmed}"
             )
         return "\n".join(lines)
@@ -452,4 +456,4 @@ def last_control(log: ModelLog) -> int:
     return max((r.epoch for r in log.records if r.kind == CONTROL), default=0)
 
 
-__all__ = ["Member", "Message", "Registry", "Report", "Violation", "World", "describe", "describe_cell"]
+__all__ = ["Member", "Message", "Registry", "Report", "Violation", "World", "describe", "describe_leadership"]

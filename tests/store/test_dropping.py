@@ -75,7 +75,7 @@ class Member:
 
     def truncate(self, to: int) -> None:
         self.store.truncate(to)
-        self.replay.was_cut(to)
+        self.replay.was_truncated(to)
 
     def shown(self, topic: str = "Orders") -> list[int]:
         """The queue offsets that a reader gets."""
@@ -110,11 +110,11 @@ def leader(quick_dir: Path) -> Iterator[Member]:
 def deleted(member: Member) -> int:
     """Thirty messages; a truncation undoes the deletion with the second half. Returns the offset of that half."""
     member.put(0, 15)
-    parted = member.store.end
+    divergence_offset = member.store.end
     member.put(15, 15)
     member.delete()
     assert member.shown() == []
-    return parted
+    return divergence_offset
 
 
 def test_a_deleted_topic_hides_its_records_and_continues_its_queue_offsets(member: Member) -> None:
@@ -238,14 +238,14 @@ def test_a_truncation_undoes_a_deletion_that_a_start_took_for_unconfirmed(member
     member.put(0, 10)
     member.store.run_periodic_tasks(NOW)
     member.put(10, 10)
-    parted = member.store.end
+    divergence_offset = member.store.end
     member.put(20, 10)
     member.delete()
     member.save()
     member.again()
-    assert member.store.confirmed < parted
+    assert member.store.confirmed < divergence_offset
     assert member.shown() == []
-    member.truncate(parted)
+    member.truncate(divergence_offset)
     leader.store.append_raw(0, member.store.read_raw(0, 10**6))
     leader.put(100, 15)
     member.follow(leader)
@@ -286,8 +286,8 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
     """Otherwise the next start would take half of them for all."""
     member.put(0, 10)
     member.delete()
-    parted = deleted(member)
-    member.store.truncate(parted)
+    divergence_offset = deleted(member)
+    member.store.truncate(divergence_offset)
 
     def unreadable(queue: ConsumeQueue, offset: int, count: int) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -295,7 +295,7 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
     with monkeypatch.context() as broken:
         broken.setattr(ConsumeQueue, "read", unreadable)
         with pytest.raises(OSError, match="Input/output error"):
-            member.replay.was_cut(parted) if why == "a cut" else member.replay.rebuild()
+            member.replay.was_truncated(divergence_offset) if why == "a cut" else member.replay.rebuild()
     assert member.store.failed is not None
     member.again()
     assert member.shown() == list(range(9, 23))
@@ -304,7 +304,7 @@ def test_the_next_start_rebuilds_tables_after_a_failed_rebuild(
 def test_a_queue_without_records_continues_at_the_leaders_queue_offset(member: Member, leader: Member) -> None:
     """The truncation undoes the records that tell its queue offset; other members have unconfirmed first records."""
     member.put(0, 1)
-    parted = member.store.end
+    divergence_offset = member.store.end
     member.follow(leader)
     for _ in range(10):
         member.one("Other")
@@ -312,12 +312,12 @@ def test_a_queue_without_records_continues_at_the_leaders_queue_offset(member: M
     member.confirm()
     member.delete("Other")
     assert member.store.next_offset("Old", 0) == 57
-    member.truncate(parted)
+    member.truncate(divergence_offset)
     assert (member.store.next_offset("Other", 0), member.store.next_offset("Old", 0)) == (0, 0)
     for _ in range(3):
         leader.one("Other")
-    member.store.append_raw(parted, leader.store.read_raw(parted, 10**6))
-    member.confirm(parted + int.from_bytes(leader.store.read_raw(parted, 4)[:4], "big"))
+    member.store.append_raw(divergence_offset, leader.store.read_raw(divergence_offset, 10**6))
+    member.confirm(divergence_offset + int.from_bytes(leader.store.read_raw(divergence_offset, 4)[:4], "big"))
     assert (member.store.max_offset("Other", 0), member.store.next_offset("Other", 0)) == (1, 3)
     assert member.one("Other") == 3
 
@@ -386,9 +386,9 @@ def test_queues_tell_their_next_number_also_before_anything_is_confirmed(member:
 def test_a_deletion_is_forgotten_once_retention_has_removed_its_records(member: Member) -> None:
     member.put(0, 15)
     below = member.delete()
-    member.meta.forget_watermarks(below - 1)
+    member.meta.forget_deletions(below - 1)
     assert member.meta.confirmed.deletion_watermarks == {"Orders": below}
-    member.meta.forget_watermarks(below)
+    member.meta.forget_deletions(below)
     assert member.meta.confirmed.deletion_watermarks == {}
 
 

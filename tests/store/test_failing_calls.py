@@ -20,8 +20,8 @@ from gantry_broker.broker.metadata import snapshots
 from gantry_broker.broker.metadata.replay import Replay
 from gantry_broker.broker.metadata.tables import Metadata, Tables, decode_change, encode_change
 from gantry_broker.protocol.codes import CONTROL_TOPIC
-from gantry_broker.replication.epochs import cut as truncate_epochs
 from gantry_broker.replication.epochs import divergence
+from gantry_broker.replication.epochs import truncate as truncate_epochs
 from gantry_broker.settings import BrokerSettings
 from gantry_broker.store.errors import StoreError
 from gantry_broker.store.files import NO_DESCRIPTORS
@@ -245,7 +245,7 @@ class Pair:
         boundaries = [record.phys_offset for record in store.walk(store.start, store.end)]
         if boundaries:
             store.truncate(self.rng.choice(boundaries[-20:]))
-            self.leaders_tables.replay.was_cut(store.end)
+            self.leaders_tables.replay.was_truncated(store.end)
             self._begin(store)
 
     def leader_expires(self) -> None:
@@ -296,7 +296,7 @@ class Pair:
             self._reset(follower, leader.start, truncate_epochs(epochs, leader.start), leader.queue_starts())
         elif agreed < end:
             follower.truncate(agreed)
-            self.tables.replay.was_cut(follower.end)
+            self.tables.replay.was_truncated(follower.end)
         else:
             follower.append_raw(end, leader.read_raw(end, self.rng.choice((100, 4_000, 20_000, 300_000))))
             self.tables.confirm(follower, max(follower.confirmed, min(leader.confirmed, follower.end)))
@@ -305,7 +305,7 @@ class Pair:
         self.trace.append(f"  reset at {to}: {epochs}")
         self.reset_in_progress = settled(epochs, to)
         follower.reset(to, epochs, queues)
-        self.tables.replay.was_cut(follower.end)
+        self.tables.replay.was_truncated(follower.end)
         self.expected, self.reset_in_progress = epochs, None
 
     def follower_keeps_up(self) -> None:

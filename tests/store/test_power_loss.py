@@ -268,7 +268,7 @@ def test_epochs_without_room_for_their_file_survive_retention(
     copy(leader, follower)
     follower.confirm(follower.end)
     follower.begin_epoch(2, b"", 1)
-    parted = leader.end
+    divergence_offset = leader.end
     follower.run_periodic_tasks(10**12)
     follower.mark_flushed(follower.flush())
     while leader.end < 2 * 65_536 + 10_000:
@@ -282,7 +282,7 @@ def test_epochs_without_room_for_their_file_survive_retention(
         return opens(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", full)
-    follower.truncate(parted)
+    follower.truncate(divergence_offset)
     copy(leader, follower)
     follower.confirm(follower.end)
     follower.run_periodic_tasks(10**12 + 5_000)

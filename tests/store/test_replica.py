@@ -466,14 +466,14 @@ def test_an_epoch_begins_where_a_record_has_less_room_than_usual(
         while old.log.room(old.end) > 1_500:
             old.put([message(1, size=200)], 1)
         copy(old, new)
-        parted = old.end
+        divergence_offset = old.end
         for number in range(more):
             old.put([message(number, size=200)], 2)
     new.begin_epoch(2, bytes(250), 3)
     new.put([message(7)], 3)
-    assert new.epochs[-1].start == parted
-    assert divergence(new.epochs, new.end, old.epochs, old.end) == parted
-    old.truncate(parted)
+    assert new.epochs[-1].start == divergence_offset
+    assert divergence(new.epochs, new.end, old.epochs, old.end) == divergence_offset
+    old.truncate(divergence_offset)
     copy(new, old)
     assert old.log.read(0, old.end) == new.log.read(0, new.end)
     for store in (old, new):

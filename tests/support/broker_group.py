@@ -23,7 +23,7 @@ from gantry_broker.http.models import (
     MemberStatus,
 )
 from gantry_broker.namesrv.server import NameServer, NameServerSettings
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from tests.support.free_ports import free_port
 
@@ -82,12 +82,12 @@ class Member:
     async def status(self) -> MemberStatus:
         return MemberStatus.model_validate_json((await self.http.get("/v1/status")).content)
 
-    async def assign(self, told: Assignment) -> AssignmentAnswer:
-        answer = await self.http.put("/v1/assignment", content=AssignmentModel.of(told).model_dump_json())
+    async def assign(self, assignment: Assignment) -> AssignmentAnswer:
+        answer = await self.http.put("/v1/assignment", content=AssignmentModel.of(assignment).model_dump_json())
         return AssignmentAnswer.model_validate_json(answer.content)
 
-    async def handover(self, target: MemberId, cell: Cell) -> HandoverAnswer:
-        asked = HandoverRequest(target=MemberRef.of(target), epoch=cell.epoch, version=cell.version)
+    async def handover(self, target: MemberId, leadership: LeadershipRecord) -> HandoverAnswer:
+        asked = HandoverRequest(target=MemberRef.of(target), epoch=leadership.epoch, version=leadership.version)
         answer = await self.http.post("/v1/handover", content=asked.model_dump_json())
         return HandoverAnswer.model_validate_json(answer.content)
 
@@ -112,7 +112,7 @@ class Group:
 
     def __init__(self, path: Path, names: NameServer, count: int, options: dict[str, Any]) -> None:
         self.names = names
-        self.cell = Cell()
+        self.leadership = LeadershipRecord()
         group_port = free_port()
         self.group_address = f"127.0.0.1:{group_port}"
         self.members = []
@@ -163,15 +163,19 @@ class Group:
         """Records a new epoch under that member and tells everybody who can be told, the master first."""
         statuses = {i: await m.try_status() for i, m in enumerate(self.members) if _runs(m)}
         known = {i: s.member.value() for i, s in statuses.items() if s is not None}
-        old = self.cell.in_sync
+        old = self.leadership.in_sync
         chosen = [known[i] for i in in_sync or [number] if i in known]
         master = known[number]
-        self.cell = self.cell.promoted(master, {master, *chosen} if not old else ({master, *chosen} & {*old, master}))
-        answer = await self.members[number].assign(Assignment(self.cell, self.members[number].replication_address))
+        self.leadership = self.leadership.promoted(
+            master, {master, *chosen} if not old else ({master, *chosen} & {*old, master})
+        )
+        answer = await self.members[number].assign(
+            Assignment(self.leadership, self.members[number].replication_address)
+        )
         assert answer.accepted, answer.reason
         for index in known:
             if index != number:
-                await self.members[index].assign(Assignment(self.cell, self.members[number].replication_address))
+                await self.members[index].assign(Assignment(self.leadership, self.members[number].replication_address))
         await until(self._serves, "the group's port is served")
 
     async def registered(self) -> None:
@@ -193,25 +197,29 @@ class Group:
 
     async def tell(self) -> None:
         """Tells everybody the cell as it is."""
-        assert self.cell.master is not None
-        address = self.members[self.cell.master.member].replication_address
+        assert self.leadership.master is not None
+        address = self.members[self.leadership.master.member].replication_address
         for member in self.members:
             if _runs(member):
-                await member.assign(Assignment(self.cell, address))
+                await member.assign(Assignment(self.leadership, address))
 
     async def grant_asks(self) -> bool:
         """What an operator does with the master's proposals; True: the set has all members that run."""
-        assert self.cell.master is not None
-        master = self.members[self.cell.master.member]
+        assert self.leadership.master is not None
+        master = self.members[self.leadership.master.member]
         status = await master.status()
-        if status.ask is not None:
-            ask = status.ask.value()
-            if ask.base_version == self.cell.version:
-                self.cell = self.cell.with_set(ask.in_sync) if ask.in_sync != self.cell.in_sync else self.cell.touched()
+        if status.proposal is not None:
+            proposal = status.proposal.value()
+            if proposal.base_version == self.leadership.version:
+                self.leadership = (
+                    self.leadership.with_set(proposal.in_sync)
+                    if proposal.in_sync != self.leadership.in_sync
+                    else self.leadership.touched()
+                )
             else:
-                self.cell = self.cell.touched()
+                self.leadership = self.leadership.touched()
             await self.tell()
-        return len(self.cell.in_sync) == sum(_runs(m) for m in self.members)
+        return len(self.leadership.in_sync) == sum(_runs(m) for m in self.members)
 
     async def all_in_sync(self) -> None:
         await until(self.grant_asks, "all members are in the in-sync set")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gantry_broker.broker.clients import ClientTable
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.fitness import Fitness
     from gantry_broker.broker.group_notifier import GroupNotifier
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.locks import QueueLocks
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.changes import MetadataChanges
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gantry_broker.config import BrokerConfig
     from gantry_broker.loopwatch import LoopWatch
     from gantry_broker.remoting.connection import Shared
-    from gantry_broker.replication.mending import Mender
+    from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
     from gantry_broker.settings import BrokerSettings
     from gantry_broker.store.store import MessageStore
@@ -52,11 +52,11 @@ class BrokerContext:
     """Milliseconds of each delay level, level 1 first."""
     writer: LogWriter
     retention: LogRetention
-    mender: Mender
+    log_repair: LogRepair
 
     replication: ReplicationService
     role: RoleState
-    fitness: Fitness
+    health: MemberHealth
 
     meta: Metadata
     changes: MetadataChanges

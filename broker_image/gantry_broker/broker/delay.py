@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.confirmed import ConfirmedRecords
     from gantry_broker.broker.events import Events
-    from gantry_broker.broker.fitness import Fitness
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.changes import MetadataChanges
     from gantry_broker.broker.metadata.tables import Change, Metadata
     from gantry_broker.broker.role import RoleState
@@ -76,7 +76,7 @@ class Delays:
         meta: Metadata,
         changes: MetadataChanges,
         role: RoleState,
-        fitness: Fitness,
+        health: MemberHealth,
         confirmed: ConfirmedRecords,
         events: Events,
         clock: Clock,
@@ -87,7 +87,7 @@ class Delays:
         self._meta = meta
         self._changes = changes
         self._role = role
-        self._fitness = fitness
+        self._fitness = health
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0

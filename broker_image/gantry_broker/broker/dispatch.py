@@ -80,7 +80,7 @@ class Dispatcher:
             return
         rest: list[Frame] = []
         kept: list[Frame] = []
-        ours = FORWARDED if self._role.has_guests and forwarder.wants() else WRITES
+        ours = FORWARDED if self._role.has_stale_clients and forwarder.wants() else WRITES
         for frame in frames:
             (kept if frame.code in ours else rest).append(frame)
         if rest:

@@ -1,6 +1,6 @@
-"""Writes during and after a hand-over: parked in one queue, then appended here or forwarded to the new master.
+"""Writes during and after a hand-over: buffered in one queue, then appended here or forwarded to the new master.
 
-A write is appended or forwarded, never both (rule 23): while the master is parked nothing is appended, and what is in
+A write is appended or forwarded, never both (rule 23): while the master is buffered nothing is appended, and what is in
 the queue leaves it exactly once, in its order. Forwarding goes in bundles over one connection, one bundle at a time,
 so the order per client connection is kept. Then the clients that are still here are let go
 (`ports.py`); they come back by the group's address, to the new master.
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Process = Callable[[Any, list[Frame]], None]
 
-MAX_PARKED: Final = 20_000
+MAX_BUFFERED: Final = 20_000
 BUNDLE: Final = 512
 BUNDLE_BYTES: Final = 4 << 20
 FORWARD_S: Final = 5.0
@@ -50,7 +50,7 @@ GIVE_UP_S: Final = 0.25
 """How long one that is master again waits for the last answer of the one that it forwarded to."""
 
 
-class Parked(NamedTuple):
+class BufferedWrite(NamedTuple):
     """One write, and when (by the loop's clock) its time is over."""
 
     conn: Connection
@@ -79,7 +79,7 @@ class Forwarder:
         self._client = client
         self._process = process
         self._max_bytes = max_bytes
-        self._queue: deque[Parked] = deque()
+        self._queue: deque[BufferedWrite] = deque()
         self._bytes = 0
         self._worker: asyncio.Task[None] | None = None
         self._late_timer: asyncio.TimerHandle | None = None
@@ -87,23 +87,23 @@ class Forwarder:
 
     @property
     def busy(self) -> bool:
-        """Parked writes are not all stored yet: later ones go behind them."""
+        """BufferedWrite writes are not all stored yet: later ones go behind them."""
         return bool(self._queue) or self.in_flight > 0
 
     def wants(self) -> bool:
         """Whether writes that cannot be appended now are kept."""
         replication = self._replication
-        return replication.parked or replication.handed_to is not None or self.busy
+        return replication.writes_paused or replication.handed_to is not None or self.busy
 
     def take(self, conn: Connection, frames: list[Frame]) -> None:
         conn.attrs["forwarded"] = conn.attrs["client"] = True
         due = asyncio.get_running_loop().time() + FORWARD_S
         for frame in frames:
-            if len(self._queue) >= MAX_PARKED or self._bytes > self._max_bytes:
+            if len(self._queue) >= MAX_BUFFERED or self._bytes > self._max_bytes:
                 if not frame.is_oneway:
                     conn.send(error_answer(frame, ResponseCode.SYSTEM_BUSY, "too many writes wait for the new master"))
                 continue
-            self._queue.append(Parked(conn, frame, due))
+            self._queue.append(BufferedWrite(conn, frame, due))
             self._bytes += request_bytes(frame)
         self._go_on()
         self._refuse_later()
@@ -116,13 +116,13 @@ class Forwarder:
         """It may take long until somebody decides who leads: clients are told when their time is over."""
         self._late_timer = None
         now = asyncio.get_running_loop().time()
-        parked = self._drain()
-        late = [p for p in parked if p.due <= now and not p.frame.is_oneway]
-        self._put_at_head([p for p in parked if p.due > now or p.frame.is_oneway])
+        buffered = self._drain()
+        late = [p for p in buffered if p.due <= now and not p.frame.is_oneway]
+        self._put_at_head([p for p in buffered if p.due > now or p.frame.is_oneway])
         _answer_all(late, TOO_LATE)
 
     async def drained(self, timeout_s: float) -> None:
-        """Until nothing parked is left, or the time is over."""
+        """Until nothing buffered is left, or the time is over."""
         worker = self._worker
         if worker is not None and not worker.done():
             await asyncio.wait({worker}, timeout=timeout_s)
@@ -132,7 +132,7 @@ class Forwarder:
 
     def _go_on(self) -> None:
         """What the queue's content is for now: keep, append, forward, or refuse."""
-        if not self._queue or self._replication.parked or (self._worker is not None and not self._worker.done()):
+        if not self._queue or self._replication.writes_paused or (self._worker is not None and not self._worker.done()):
             return  # The worker goes on by itself.
         if self._role.may_append:
             self._append_all()
@@ -144,7 +144,7 @@ class Forwarder:
                 if not frame.is_oneway and not conn.closed:
                     conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, self._role.refusal()))
 
-    def _drain(self) -> list[Parked]:
+    def _drain(self) -> list[BufferedWrite]:
         taken = list(self._queue)
         self._queue.clear()
         self._bytes = 0
@@ -156,20 +156,22 @@ class Forwarder:
         Who has gone, or waited longer than clients do, has sent again or been told otherwise by now.
         """
         now = asyncio.get_running_loop().time()
-        parked = self._drain()
-        _answer_all([p for p in parked if p.due <= now], TOO_LATE)
-        wanted = [p for p in parked if p.frame.is_oneway or (p.due > now and not p.conn.closed)]
+        buffered = self._drain()
+        _answer_all([p for p in buffered if p.due <= now], TOO_LATE)
+        wanted = [p for p in buffered if p.frame.is_oneway or (p.due > now and not p.conn.closed)]
         for conn, run in groupby(wanted, key=lambda p: p.conn):
-            self._process(conn, [parked.frame for parked in run])
+            self._process(conn, [buffered.frame for buffered in run])
 
     # ---- forwarding
 
     async def _forward_all(self) -> None:
         """Until the queue is empty, or this member is no longer one that forwards."""
         role, replication = self._role, self._replication
-        while self._queue and not role.may_append and not replication.parked and replication.handed_to is not None:
+        while (
+            self._queue and not role.may_append and not replication.writes_paused and replication.handed_to is not None
+        ):
             # The master may have changed again since the hand-over.
-            target = replication.master_address or replication.handed_to
+            target = replication.leader_address or replication.handed_to
             bundle = self._take_bundle()
             self.in_flight = len(bundle)
             try:
@@ -184,38 +186,38 @@ class Forwarder:
                 self._put_back(bundle, why_not)
                 await asyncio.sleep(RETRY_S)
 
-    def _take_bundle(self) -> list[Parked]:
-        bundle: list[Parked] = []
+    def _take_bundle(self) -> list[BufferedWrite]:
+        bundle: list[BufferedWrite] = []
         size = 0
         while self._queue and len(bundle) < BUNDLE:
             size += request_bytes(self._queue[0].frame)
             if bundle and size > BUNDLE_BYTES:
                 break
-            parked = self._queue.popleft()
-            self._bytes -= request_bytes(parked.frame)
-            bundle.append(parked)
+            buffered = self._queue.popleft()
+            self._bytes -= request_bytes(buffered.frame)
+            bundle.append(buffered)
         return bundle
 
-    def _put_back(self, bundle: list[Parked], why_not: str) -> None:
+    def _put_back(self, bundle: list[BufferedWrite], why_not: str) -> None:
         """Nothing of it was stored: it is tried again, by whatever way is right then, while its time lasts."""
         now = asyncio.get_running_loop().time()
-        _answer_all([parked for parked in bundle if parked.due <= now], why_not)
-        self._put_at_head([parked for parked in bundle if parked.due > now])
+        _answer_all([buffered for buffered in bundle if buffered.due <= now], why_not)
+        self._put_at_head([buffered for buffered in bundle if buffered.due > now])
 
-    def _put_at_head(self, taken: list[Parked]) -> None:
+    def _put_at_head(self, taken: list[BufferedWrite]) -> None:
         self._queue.extendleft(reversed(taken))
-        self._bytes += sum(request_bytes(parked.frame) for parked in taken)
+        self._bytes += sum(request_bytes(buffered.frame) for buffered in taken)
         self._refuse_later()
 
-    async def _forward(self, target: str, bundle: list[Parked]) -> str:
+    async def _forward(self, target: str, bundle: list[BufferedWrite]) -> str:
         """Empty: every write of the bundle was answered. Otherwise nothing of it was stored: why."""
-        opaques = [parked.frame.opaque for parked in bundle]
-        for index, parked in enumerate(bundle):
-            parked.frame.opaque = index
-        body = b"".join(encode_frame(parked.frame) for parked in bundle)
-        for parked, opaque in zip(bundle, opaques, strict=True):
-            parked.frame.opaque = opaque
-        hosts = orjson.dumps([parked.conn.peer_bytes.hex() for parked in bundle]).decode()
+        opaques = [buffered.frame.opaque for buffered in bundle]
+        for index, buffered in enumerate(bundle):
+            buffered.frame.opaque = index
+        body = b"".join(encode_frame(buffered.frame) for buffered in bundle)
+        for buffered, opaque in zip(bundle, opaques, strict=True):
+            buffered.frame.opaque = opaque
+        hosts = orjson.dumps([buffered.conn.peer_bytes.hex() for buffered in bundle]).decode()
         left = max(bundle[-1].due - asyncio.get_running_loop().time(), 0.05)
         try:
             answer = await self._ask(target, Frame(GantryCode.FORWARD, ext={"hosts": hosts}, body=body), left)
@@ -265,13 +267,13 @@ def request_bytes(frame: Frame) -> int:
     return len(frame.body) + sum(map(len, frame.ext.values())) + 512
 
 
-def _answer_all(bundle: list[Parked], remark: str) -> None:
+def _answer_all(bundle: list[BufferedWrite], remark: str) -> None:
     for conn, frame, _ in bundle:
         if not frame.is_oneway and not conn.closed:
             conn.send(error_answer(frame, ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
 
-def _relay(bundle: list[Parked], body: bytes) -> None:
+def _relay(bundle: list[BufferedWrite], body: bytes) -> None:
     """Every answer to the connection whose request it belongs to, under that request's opaque."""
     left = {i: item for i, item in enumerate(bundle) if not item.frame.is_oneway}
     for answer in FrameDecoder().feed(body):

@@ -10,7 +10,7 @@ from gantry_broker.protocol.codes import SendStatus
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.fitness import Fitness
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.role import RoleState
     from gantry_broker.config import BrokerConfig
     from gantry_broker.replication.service import ReplicationService
@@ -27,7 +27,7 @@ class LogWriter:
         store: MessageStore,
         replication: ReplicationService,
         role: RoleState,
-        fitness: Fitness,
+        health: MemberHealth,
         clock: Clock,
     ) -> None:
         self._settings = store.config.settings
@@ -35,7 +35,7 @@ class LogWriter:
         self._store = store
         self._role = role
         self._clock = clock
-        self._store_took = fitness.store_took
+        self._store_took = health.store_took
         self._replicate = replication.appended
         self._add_waiter = replication.add_waiter
 

@@ -16,18 +16,20 @@ if TYPE_CHECKING:
     from gantry_broker.broker.role import RoleState
     from gantry_broker.protocol.frame import Frame
     from gantry_broker.remoting.connection import Connection
-    from gantry_broker.replication.mending import Mender
+    from gantry_broker.replication.log_repair import LogRepair
     from gantry_broker.replication.service import ReplicationService
 
 
 class MemberRequests:
     """Fetches, polls, reads of the log and forwarded writes."""
 
-    def __init__(self, role: RoleState, replication: ReplicationService, mender: Mender, process: Process) -> None:
+    def __init__(
+        self, role: RoleState, replication: ReplicationService, log_repair: LogRepair, process: Process
+    ) -> None:
         """`process` carries out the clients' requests that another member forwards."""
         self._role = role
         self._replication = replication
-        self._mender = mender
+        self._log_repair = log_repair
         self._process = process
 
     def on_open(self, conn: Connection) -> None:
@@ -42,9 +44,9 @@ class MemberRequests:
             code = frame.code
             if code == GantryCode.FETCH:
                 replication.on_fetch(conn, frame)
-            elif code == GantryCode.POLL:
-                replication.on_poll(conn, frame)
+            elif code == GantryCode.RAFT:
+                replication.on_raft_request(conn, frame)
             elif code == GantryCode.FORWARD:
                 take_forwarded(self._role, replication.refusals, conn, frame, self._process, FORWARDED)
             elif not frame.is_oneway:
-                conn.send(self._mender.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))
+                conn.send(self._log_repair.answer(frame) if code == GantryCode.READ_LOG else not_supported(frame))

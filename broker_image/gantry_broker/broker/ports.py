@@ -121,13 +121,13 @@ class Ports:
         if master == self._master:
             return
         self._master = master
-        self._role.has_guests = not master and self._replication.handed_to is not None
+        self._role.has_stale_clients = not master and self._replication.handed_to is not None
         if self._task is not None:
             self._task.cancel()
-        self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._let_go())
+        self._task = asyncio.get_running_loop().create_task(self._serve_group() if master else self._drain_clients())
 
     async def _serve_group(self) -> None:
-        self._role.letting_go = False
+        self._role.draining = False
         await self._pulls.settle_all()
         group = self._group
         if group is None:
@@ -143,29 +143,29 @@ class Ports:
                 await asyncio.sleep(BIND_RETRY_S)
         log.info("serving the group's port %d", group.port)
 
-    async def _let_go(self) -> None:
+    async def _drain_clients(self) -> None:
         """The role is lost: forward what was parked, free the group's port, end the clients' connections."""
         role, replication, forwarder = self._role, self._replication, self._forwarder
         # In Raft mode the role is lost before it is known who got it: until then what comes is parked.
-        while replication.parked:  # noqa: ASYNC110 (it ends by the clock as well)
+        while replication.writes_paused:  # noqa: ASYNC110 (it ends by the clock as well)
             await asyncio.sleep(BIND_RETRY_S)
         forwarder.role_changed()
         planned = replication.handed_to is not None
-        role.has_guests = role.letting_go = planned
+        role.has_stale_clients = role.draining = planned
         await forwarder.drained(FORCE_S)
         if self._group is not None:
             self._group.stop_listening()
         if planned:
             await asyncio.sleep(QUIET_S if self._group is not None else ROUTE_S)
         await self._end(self._clients())
-        role.letting_go = False
+        role.draining = False
         rounds = 0
         while planned and replication.handed_to is not None:
             await asyncio.sleep(ROUTE_S)
             await self._end([c for c in self._clients() if c.attrs.get("forwarded")])
             rounds += 1
-            role.has_guests = rounds < STRAGGLER_ROUNDS
-        role.has_guests = False
+            role.has_stale_clients = rounds < STRAGGLER_ROUNDS
+        role.has_stale_clients = False
 
     async def _end(self, clients: list[Connection]) -> None:
         """Ends connections so that every request is answered or certainly not carried out.

@@ -1,7 +1,7 @@
 """The broker process: `python -m gantry_broker.broker --config FILE`.
 
 SIGTERM and SIGINT stop it cleanly: waiting sends are answered, tables and log are made durable, and the next start is
-proven to hold what it acknowledged. Events go to stderr, one line each.
+log_trusted to hold what it acknowledged. Events go to stderr, one line each.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BrokerProcess:
         parts.registrar.start()
         broker.loop_watch.start()
         parts.tasks.start()
-        broker.mender.start()
+        broker.log_repair.start()
         log.info(
             "%s of %s/%s serves port %d, HTTP %d; log %d to %d, confirmed %d",
             self.config.name,
@@ -101,12 +101,12 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         parts, broker = self.parts, self.broker
-        broker.fitness.stopping = True
+        broker.health.stopping = True
         broker.changes.flush_offsets()
         parts.tasks.close()
         broker.loop_watch.close()
         await parts.snapshots.close()
-        await broker.mender.close()
+        await broker.log_repair.close()
         await parts.registrar.close()
         parts.delays.close()
         broker.transactions.close()
@@ -160,7 +160,7 @@ async def run(config: BrokerConfig) -> None:
     await process.start()
     gc.collect()
     gc.freeze()
-    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.fitness.must_end)]
+    ends = [asyncio.ensure_future(event.wait()) for event in (stopped, process.broker.health.must_end)]
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -25,7 +25,7 @@ from gantry_broker.remoting.errors import RemotingError
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
-    from gantry_broker.broker.fitness import Fitness
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.tables import Metadata, Tables
     from gantry_broker.broker.role import RoleState
     from gantry_broker.config import BrokerConfig
@@ -54,7 +54,7 @@ class Registrar:
         meta: Metadata,
         replication: ReplicationService,
         role: RoleState,
-        fitness: Fitness,
+        health: MemberHealth,
         events: Events,
         clock: Clock,
     ) -> None:
@@ -64,7 +64,7 @@ class Registrar:
         self._meta = meta
         self._replication = replication
         self._role = role
-        self._fitness = fitness
+        self._fitness = health
         self._events = events
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}

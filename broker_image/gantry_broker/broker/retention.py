@@ -24,4 +24,4 @@ class LogRetention:
         """Keeps unconfirmed records, and the records that a fetching follower has not acknowledged."""
         store = self._store
         start = store.expire(self._clock.unix_ms(), min(store.confirmed, self._replication.needed_from()))
-        self._meta.forget_watermarks(start)
+        self._meta.forget_deletions(start)

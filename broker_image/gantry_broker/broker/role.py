@@ -24,9 +24,9 @@ class RoleState:
     ) -> None:
         self.leading = False
         """This member is the master and its tables are the master's."""
-        self.letting_go = False
+        self.draining = False
         """A moment after a handover: pulls that find nothing are held until their connection ends, which is soon."""
-        self.has_guests = False
+        self.has_stale_clients = False
         """A short time after a handover: clients still use old connections or the old route to reach the master."""
         self._config = config
         self._replication = replication
@@ -40,9 +40,9 @@ class RoleState:
         return self.leading and self._replication.may_append
 
     @property
-    def settled(self) -> bool:
+    def epoch_confirmed(self) -> bool:
         """False: a new master does not know yet how far its log is confirmed (rule 9)."""
-        return self._replication.settled
+        return self._replication.epoch_confirmed
 
     @property
     def broker_id(self) -> int:
@@ -56,7 +56,7 @@ class RoleState:
 
     def refusal(self) -> str:
         """The reason in words for the refusal of a write."""
-        if self._replication.parked:
+        if self._replication.writes_paused:
             return "service not available now: the group hands over to another master, send again"
         role, name = self._replication.role, self._config.name
         if role is Role.SLAVE:

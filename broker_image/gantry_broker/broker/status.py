@@ -16,15 +16,15 @@ def member_status(broker: BrokerContext, connections: int) -> MemberStatus:
     config = broker.config
     fields = broker.replication.status_fields()
     usage = broker.store.disk()
-    if broker.fitness.disk_full and not fields["reason"]:
+    if broker.health.disk_full and not fields["reason"]:
         fields["reason"] = "the disk is full: sends are refused, reads go on"
-    fields["writable"] = bool(fields["writable"]) and not broker.fitness.disk_full
+    fields["writable"] = bool(fields["writable"]) and not broker.health.disk_full
     return MemberStatus(
         cluster=config.cluster,
         group=config.group,
         name=config.name,
-        unfit=broker.fitness.unfit,
-        disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.fitness.disk_full),
+        not_promotable=broker.health.not_promotable,
+        disk=DiskStatus(total_bytes=usage.total, free_bytes=usage.free, full=broker.health.disk_full),
         connections=connections,
         address=broker.role.address,
         pid=os.getpid(),

@@ -194,7 +194,7 @@ class Transactions:
         self._note_progress()
         if more:
             return 0.001
-        if not self._role.settled:
+        if not self._role.epoch_confirmed:
             return None if self.loaded.is_set() else 0.01
         self.loaded.set()
         return DAMAGED_S if damaged else None

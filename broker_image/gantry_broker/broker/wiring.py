@@ -19,10 +19,10 @@ from gantry_broker.broker.context import BrokerContext
 from gantry_broker.broker.delay import Delays
 from gantry_broker.broker.dispatch import Dispatcher
 from gantry_broker.broker.events import Events
-from gantry_broker.broker.fitness import Fitness
 from gantry_broker.broker.forward import Forwarder
 from gantry_broker.broker.group_notifier import GroupNotifier, opaque_numbers
 from gantry_broker.broker.handlers.table import HANDLERS
+from gantry_broker.broker.health import MemberHealth
 from gantry_broker.broker.locks import QueueLocks
 from gantry_broker.broker.log_writer import LogWriter
 from gantry_broker.broker.member_requests import MemberRequests
@@ -52,7 +52,7 @@ from gantry_broker.loopwatch import LoopWatch
 from gantry_broker.protocol.codes import GantryCode
 from gantry_broker.remoting.budget import memory_limit, remoting_budget
 from gantry_broker.remoting.connection import Shared
-from gantry_broker.replication.mending import Mender, answering
+from gantry_broker.replication.log_repair import LogRepair, answering
 from gantry_broker.replication.service import ReplicationService
 from gantry_broker.store.log.record_reader import delay_table
 from gantry_broker.timeslice import TimeSlices
@@ -123,36 +123,36 @@ def wire(
         on_confirmed=confirmed.confirmed,
         on_role_change=lambda: role.changed(),
         on_change=events.status_changed,
-        on_cut=replay.was_cut,
-        on_store_error=lambda error: fitness.store_failed(error),
+        on_truncated=replay.was_truncated,
+        on_store_error=lambda error: health.store_failed(error),
     )
-    mender = Mender(store, replication.peers, replay.mended)
-    replication.on_damaged_answer = mender.given_damaged
-    replication.on_unreadable = mender.suspect
-    store.on_damage = mender.suspect
-    client.register(GantryCode.READ_LOG, answering(mender))
+    log_repair = LogRepair(store, replication.peers, replay.mended)
+    replication.on_damaged_answer = log_repair.given_damaged
+    replication.on_unreadable = log_repair.suspect
+    store.on_damage = log_repair.suspect
+    client.register(GantryCode.READ_LOG, answering(log_repair))
     role = RoleState(config, replication, replay, locks, events)
-    fitness = Fitness(config, store, replication, role, events)
+    health = MemberHealth(config, store, replication, role, events)
     registrar = Registrar(
-        config, settings, client, meta=meta, replication=replication, role=role, fitness=fitness, events=events,
+        config, settings, client, meta=meta, replication=replication, role=role, health=health, events=events,
         clock=clock,
     )  # fmt: skip
 
     # Changes of the log and of the tables.
-    writer = LogWriter(config, store, replication, role, fitness, clock)
+    writer = LogWriter(config, store, replication, role, health, clock)
     changes = MetadataChanges(
-        meta, store, store_host, writer=writer, role=role, fitness=fitness, registrar=registrar, events=events,
+        meta, store, store_host, writer=writer, role=role, health=health, registrar=registrar, events=events,
         clock=clock,
     )  # fmt: skip
     live_settings = LiveSettings(config.settings, settings, meta, changes, role, events)
-    creation = OnDemandCreation(settings, meta, changes, role=role, fitness=fitness, slices=slices, clock=clock)
+    creation = OnDemandCreation(settings, meta, changes, role=role, health=health, slices=slices, clock=clock)
     retention = LogRetention(store, meta, replication, clock)
     transactions = Transactions(
         config, store, store_host, delay_levels, meta=meta, writer=writer, creation=creation, clients=clients,
         next_opaque=next_opaque, role=role, confirmed=confirmed, events=events, clock=clock,
     )  # fmt: skip
     delays = Delays(
-        store, delay_levels, meta=meta, changes=changes, role=role, fitness=fitness, confirmed=confirmed, events=events,
+        store, delay_levels, meta=meta, changes=changes, role=role, health=health, confirmed=confirmed, events=events,
         clock=clock,
     )  # fmt: skip
 
@@ -160,7 +160,7 @@ def wire(
     notifier = GroupNotifier(clients, meta, slices, next_opaque)
     sender = Sender(
         config, store, store_host, delay_levels, meta=meta, creation=creation, role=role, writer=writer,
-        fitness=fitness, counts=counts, slices=slices, events=events,
+        health=health, counts=counts, slices=slices, events=events,
     )  # fmt: skip
     pulls = PullService(
         store, meta, role, held=held, filters=filters, clients=clients, creation=creation,
@@ -177,10 +177,10 @@ def wire(
         delay_levels=delay_levels,
         writer=writer,
         retention=retention,
-        mender=mender,
+        log_repair=log_repair,
         replication=replication,
         role=role,
-        fitness=fitness,
+        health=health,
         meta=meta,
         changes=changes,
         creation=creation,
@@ -208,7 +208,7 @@ def wire(
     # Ports and the clock.
     ports = Ports(
         config, settings, dispatcher=dispatcher,
-        member_requests=MemberRequests(role, replication, mender, processor.process), membership=membership,
+        member_requests=MemberRequests(role, replication, log_repair, processor.process), membership=membership,
         shared=shared, forwarder=forwarder, pulls=pulls, role=role, replication=replication, events=events,
     )  # fmt: skip
     http = HttpServer(context, ports, events.status_changed)

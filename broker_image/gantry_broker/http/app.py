@@ -214,7 +214,7 @@ def make_app(
     async def ready(response: Response) -> dict[str, str]:
         """Whether it serves its role: a master that takes writes, or a slave that follows one."""
         status = streams.status()
-        good = status.role == "Master" or (status.role == "Slave" and status.master_link.state == "connected")
+        good = status.role == "Master" or (status.role == "Slave" and status.leader_link.state == "connected")
         if not good:
             response.status_code = 503
         return {"status": "ready" if good else "not ready", "role": status.role, "reason": status.reason}
@@ -232,9 +232,9 @@ def make_app(
         return StreamingResponse(streams.lines(), media_type="application/x-ndjson")
 
     @app.put("/v1/assignment")
-    async def assignment(told: AssignmentModel) -> AssignmentAnswer:
+    async def assignment(assignment: AssignmentModel) -> AssignmentAnswer:
         try:
-            return await broker.replication.assign(told.value())
+            return await broker.replication.assign(assignment.value())
         except OSError as error:
             raise HTTPException(500, f"it cannot be written down: {error}") from None
 

@@ -47,7 +47,7 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
     status = broker.replication.status_fields()
     store = broker.store
     usage = store.disk()
-    full = broker.fitness.disk_full
+    full = broker.health.disk_full
     used = resource.getrusage(resource.RUSAGE_SELF)
     me = {"cluster": broker.config.cluster, "group": broker.config.group, "member": str(broker.config.member)}
     stats = broker.stats
@@ -112,8 +112,13 @@ def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[st
         ("gantry_disk_free_bytes", "gauge", "Free bytes of the store's disk.", one(usage.free)),
         ("gantry_disk_size_bytes", "gauge", "Size of the store's disk.", one(usage.total)),
         ("gantry_disk_full", "gauge", "1 while sends are refused for want of room.", one(int(full))),
-        ("gantry_log_damaged_places", "gauge", "Damaged places of the log, to be mended.", one(broker.mender.damaged)),
-        ("gantry_log_mended_total", "counter", "Places mended from another member.", one(broker.mender.mended)),
+        (
+            "gantry_log_damaged_places",
+            "gauge",
+            "Damaged places of the log, to be mended.",
+            one(broker.log_repair.damaged),
+        ),
+        ("gantry_log_repaired_total", "counter", "Places mended from another member.", one(broker.log_repair.repaired)),
         ("gantry_connections_refused_total", "counter", "Over a limit.", one(ports.connections_refused)),
         ("gantry_connections_cut_total", "counter", "Cut for the bytes that they held.", one(broker.shared.cut)),
         ("gantry_unfinished_frame_bytes", "gauge", "Of frames that have begun and not ended.", one(broker.shared.held)),

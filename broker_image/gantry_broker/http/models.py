@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 Epoch = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
 Version = Annotated[int, Field(strict=True, ge=0, le=plausible.MAX_EPOCH)]
@@ -35,37 +35,37 @@ class MemberRef(_Model):
 Members = Annotated[list[MemberRef], Field(max_length=plausible.MAX_MEMBERS)]
 
 
-class CellModel(_Model):
+class LeadershipModel(_Model):
     epoch: Epoch
     version: Version
     master: MemberRef | None
     in_sync: Members
 
     @classmethod
-    def of(cls, c: Cell) -> CellModel:
+    def of(cls, c: LeadershipRecord) -> LeadershipModel:
         master = None if c.master is None else MemberRef.of(c.master)
         return cls(
             epoch=c.epoch, version=c.version, master=master, in_sync=[MemberRef.of(m) for m in sorted(c.in_sync)]
         )
 
-    def value(self) -> Cell:
+    def value(self) -> LeadershipRecord:
         master = None if self.master is None else self.master.value()
-        return Cell(self.epoch, self.version, master, frozenset(m.value() for m in self.in_sync))
+        return LeadershipRecord(self.epoch, self.version, master, frozenset(m.value() for m in self.in_sync))
 
 
 class AssignmentModel(_Model):
     """PUT /v1/assignment."""
 
-    cell: CellModel
-    master_address: str | None = Field(None, max_length=plausible.MAX_ADDRESS)
+    leadership: LeadershipModel
+    leader_address: str | None = Field(None, max_length=plausible.MAX_ADDRESS)
     unclean: bool = False
 
     @classmethod
     def of(cls, a: Assignment) -> AssignmentModel:
-        return cls(cell=CellModel.of(a.cell), master_address=a.master_address, unclean=a.unclean)
+        return cls(leadership=LeadershipModel.of(a.leadership), leader_address=a.leader_address, unclean=a.unclean)
 
     def value(self) -> Assignment:
-        return Assignment(self.cell.value(), self.master_address, self.unclean)
+        return Assignment(self.leadership.value(), self.leader_address, self.unclean)
 
 
 class AssignmentAnswer(_Model):
@@ -109,16 +109,16 @@ class RemovalAnswer(_Model):
     reason: str = ""
 
 
-class AskModel(_Model):
+class ProposalModel(_Model):
     base_version: Version
     in_sync: Members
 
     @classmethod
-    def of(cls, a: Ask) -> AskModel:
+    def of(cls, a: InSyncSetProposal) -> ProposalModel:
         return cls(base_version=a.base_version, in_sync=[MemberRef.of(m) for m in sorted(a.in_sync)])
 
-    def value(self) -> Ask:
-        return Ask(self.base_version, frozenset(m.value() for m in self.in_sync))
+    def value(self) -> InSyncSetProposal:
+        return InSyncSetProposal(self.base_version, frozenset(m.value() for m in self.in_sync))
 
 
 class FollowerStatus(_Model):
@@ -130,7 +130,7 @@ class FollowerStatus(_Model):
     in_sync: bool
 
 
-class MasterLink(_Model):
+class LeaderLink(_Model):
     """The master as this follower sees it: what the operator asks before it calls a master dead."""
 
     member: MemberRef | None = None
@@ -157,8 +157,10 @@ class MemberStatus(_Model):
     )
     epoch: Epoch
     version: Version
-    told_epoch: Epoch = Field(0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced.")
-    proven: bool = Field(True, description="Its log is proven to hold what it acknowledged (rule 16).")
+    highest_seen_epoch: Epoch = Field(
+        0, description="Highest epoch that it has seen anywhere; above `epoch`: it is fenced."
+    )
+    log_trusted: bool = Field(True, description="Its log is proven to hold what it acknowledged (rule 16).")
     last_epoch: Epoch = Field(0, description="Epoch of the last record of its log.")
     start: Offset = 0
     end: Offset = 0
@@ -166,13 +168,13 @@ class MemberStatus(_Model):
     confirmed: Offset = 0
     lag_bytes: int = Field(0, description="Slave: the master's end, as last heard, minus its own.")
     in_sync: list[MemberRef] = Field(default_factory=list, description="The set that it knows to be recorded.")
-    ask: AskModel | None = None
+    proposal: ProposalModel | None = None
     followers: list[FollowerStatus] = Field(default_factory=list)
-    master_link: MasterLink = Field(default_factory=MasterLink)
-    parked: bool = False
+    leader_link: LeaderLink = Field(default_factory=LeaderLink)
+    writes_paused: bool = False
     writable: bool = False
     reason: str = Field("", description="Why it is not writable or not following, in words.")
-    unfit: str = Field("", description="Why it should not lead though it lives: a full disk, no NameServer.")
+    not_promotable: str = Field("", description="Why it should not lead though it lives: a full disk, no NameServer.")
     disk: DiskStatus | None = None
     connections: int = 0
     address: str = ""

@@ -72,7 +72,7 @@ class Registration:
 class Entry:
     """One broker id of a group."""
 
-    told: Registration
+    registration: Registration
     version: DataVersion
     seen_ms: int
     left_ms: int | None = None
@@ -80,7 +80,7 @@ class Entry:
 
     def address_for(self, listener: str) -> str | None:
         """What clients of a listener are given; None: this broker cannot be reached from there."""
-        return self.told.listeners.get(listener) if listener else self.told.address
+        return self.registration.listeners.get(listener) if listener else self.registration.address
 
 
 @dataclass(slots=True)
@@ -106,72 +106,81 @@ class RouteTable:
 
     # Brokers come and go
 
-    def register(self, told: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:
+    def register(self, registration: Registration, configs: TopicConfigs | None, now_ms: int) -> Entry | None:
         """Takes a broker in; gives the group's master entry (None: it has none).
 
         `configs` None: the body was empty. Raises Fenced, WrongGroup, Implausible; then nothing is changed.
         """
-        if told.member is not None:
-            plausible.member_number("gantryMember", told.member)
-        plausible.epoch("gantryEpoch", told.epoch)
-        group = self.groups.get(told.group)
-        if group is not None and group.cluster != told.cluster and group.live():
+        if registration.member is not None:
+            plausible.member_number("gantryMember", registration.member)
+        plausible.epoch("gantryEpoch", registration.epoch)
+        group = self.groups.get(registration.group)
+        if group is not None and group.cluster != registration.cluster and group.live():
             raise WrongGroup(
-                f"group {told.group} belongs to cluster {group.cluster}; {told.address} says {told.cluster}: "
+                f"group {registration.group} belongs to cluster {group.cluster}; "
+                f"{registration.address} says {registration.cluster}: "
                 "group names must differ between clusters that share a NameServer"
             )
-        self._check_room(told, group, configs)
-        ours = told.member is not None
+        self._check_room(registration, group, configs)
+        ours = registration.member is not None
         master = None if group is None else group.entries.get(MASTER_ID)
-        if ours and master is not None and master.told.member is not None and master.left_ms is None:
-            if told.broker_id == MASTER_ID and told.epoch < master.told.epoch:
-                raise Fenced(told.group, told.epoch, master.told.epoch)
-            if jump := plausible.jump_refusal(master.told.epoch, told.epoch):
+        if ours and master is not None and master.registration.member is not None and master.left_ms is None:
+            if registration.broker_id == MASTER_ID and registration.epoch < master.registration.epoch:
+                raise Fenced(registration.group, registration.epoch, master.registration.epoch)
+            if jump := plausible.jump_refusal(master.registration.epoch, registration.epoch):
                 raise plausible.Implausible(f"gantryEpoch: {jump}", "epoch-jump")
         if group is None:
-            group = self.groups[told.group] = Group(told.cluster)
-        group.cluster = told.cluster
-        self._make_room(group, told, now_ms)
-        before = group.entries.get(told.broker_id)
+            group = self.groups[registration.group] = Group(registration.cluster)
+        group.cluster = registration.cluster
+        self._make_room(group, registration, now_ms)
+        before = group.entries.get(registration.broker_id)
         version = configs.version if configs is not None else DataVersion()
-        group.entries[told.broker_id] = Entry(told, version, now_ms)
-        if told.broker_id == MASTER_ID and configs is not None:
-            first = before is None or before.told.address != told.address or before.told.member != told.member
+        group.entries[registration.broker_id] = Entry(registration, version, now_ms)
+        if registration.broker_id == MASTER_ID and configs is not None:
+            first = (
+                before is None
+                or before.registration.address != registration.address
+                or before.registration.member != registration.member
+            )
             if first or before is None or before.version != version:
-                self._take_topics(group, told, configs, complete=ours)
+                self._take_topics(group, registration, configs, complete=ours)
         return group.entries.get(MASTER_ID)
 
-    def _check_room(self, told: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
+    def _check_room(self, registration: Registration, group: Group | None, configs: TopicConfigs | None) -> None:
         """Raises WrongGroup when a limit would be passed; nothing is changed then."""
         if group is None and len(self.groups) >= MAX_GROUPS:
             raise WrongGroup(f"{len(self.groups)} broker groups are registered here, the limit is {MAX_GROUPS}")
-        if group is not None and told.broker_id not in group.entries and len(group.entries) >= MAX_BROKERS:
-            raise WrongGroup(f"group {told.group} has {len(group.entries)} brokers, the limit is {MAX_BROKERS}")
-        new = len(configs.topics) if configs is not None and told.broker_id == MASTER_ID else 0
+        if group is not None and registration.broker_id not in group.entries and len(group.entries) >= MAX_BROKERS:
+            raise WrongGroup(f"group {registration.group} has {len(group.entries)} brokers, the limit is {MAX_BROKERS}")
+        new = len(configs.topics) if configs is not None and registration.broker_id == MASTER_ID else 0
         if new > (have := 0 if group is None else len(group.topics)):
-            total = sum(len(other.topics) for other in self.groups.values()) + new - have * (told.member is not None)
+            total = (
+                sum(len(other.topics) for other in self.groups.values())
+                + new
+                - have * (registration.member is not None)
+            )
             if total > MAX_TOPICS:
                 raise WrongGroup(
-                    f"group {told.group} would make it {total} topics of all groups, the limit is {MAX_TOPICS}"
+                    f"group {registration.group} would make it {total} topics of all groups, the limit is {MAX_TOPICS}"
                 )
 
-    def _make_room(self, group: Group, told: Registration, now_ms: int) -> None:
+    def _make_room(self, group: Group, registration: Registration, now_ms: int) -> None:
         """Removes what the registering broker was before."""
         for broker_id, entry in list(group.entries.items()):
-            if broker_id == told.broker_id:
+            if broker_id == registration.broker_id:
                 continue
-            if told.member is not None and entry.told.member == told.member:
+            if registration.member is not None and entry.registration.member == registration.member:
                 if broker_id == MASTER_ID:
                     # A demoted master: the address goes on, its successor will say so.
                     entry.left_ms = entry.left_ms or now_ms
                 else:
                     del group.entries[broker_id]
-            elif entry.told.address == told.address and told.member is None:
+            elif entry.registration.address == registration.address and registration.member is None:
                 del group.entries[broker_id]
 
-    def _take_topics(self, group: Group, told: Registration, configs: TopicConfigs, *, complete: bool) -> None:
+    def _take_topics(self, group: Group, registration: Registration, configs: TopicConfigs, *, complete: bool) -> None:
         """RocketMQ's brokers may register single topics, so theirs only add; ours always tell all."""
-        fresh = {config.name: _queue_data(told.group, config) for config in configs.topics.values()}
+        fresh = {config.name: _queue_data(registration.group, config) for config in configs.topics.values()}
         if complete:
             group.topics = fresh
         else:
@@ -184,9 +193,9 @@ class RouteTable:
         """
         group = self.groups.get(group_name)
         entry = group.entries.get(broker_id) if group is not None else None
-        if group is None or entry is None or entry.told.address != address:
+        if group is None or entry is None or entry.registration.address != address:
             return False
-        if entry.told.member is not None and entry.told.source != source:
+        if entry.registration.member is not None and entry.registration.source != source:
             return False
         self._leave(group_name, group, broker_id, now_ms)
         return True
@@ -196,8 +205,8 @@ class RouteTable:
         gone = []
         for name, group in list(self.groups.items()):
             for broker_id, entry in list(group.entries.items()):
-                if entry.told.source == source and entry.left_ms is None:
-                    gone.append(entry.told.address)
+                if entry.registration.source == source and entry.left_ms is None:
+                    gone.append(entry.registration.address)
                     self._leave(name, group, broker_id, now_ms)
         return gone
 
@@ -208,17 +217,17 @@ class RouteTable:
             for broker_id, entry in list(group.entries.items()):
                 if entry.left_ms is not None:
                     if now_ms - entry.left_ms >= GRACE_MS:
-                        gone.append(entry.told.address)
+                        gone.append(entry.registration.address)
                         self._remove(name, group, broker_id)
-                elif now_ms - entry.seen_ms > entry.told.expire_ms:
-                    gone.append(entry.told.address)
+                elif now_ms - entry.seen_ms > entry.registration.expire_ms:
+                    gone.append(entry.registration.address)
                     self._leave(name, group, broker_id, now_ms)
         return gone
 
     def _leave(self, name: str, group: Group, broker_id: int, now_ms: int) -> None:
         entry = group.entries[broker_id]
         others = any(other.left_ms is None for key, other in group.entries.items() if key != broker_id)
-        if broker_id == MASTER_ID and entry.told.member is not None and others:
+        if broker_id == MASTER_ID and entry.registration.member is not None and others:
             entry.left_ms = now_ms
             return
         self._remove(name, group, broker_id)
@@ -232,7 +241,7 @@ class RouteTable:
         """Notes that a broker lives; gives the version of its topics that is known here, None: it is unknown."""
         group = self.groups.get(group_name)
         entry = group.entries.get(broker_id) if group is not None else None
-        if entry is None or entry.told.address != address or entry.left_ms is not None:
+        if entry is None or entry.registration.address != address or entry.left_ms is not None:
             return None
         entry.seen_ms = now_ms
         return entry.version

@@ -241,7 +241,7 @@ class NameService:
         self, conn: Connection, frame: Frame, header: RegisterBrokerHeader, configs: TopicConfigs | None
     ) -> Frame:
         conn.attrs["broker"] = True
-        told = Registration(
+        registration = Registration(
             header.clusterName,
             header.brokerName,
             header.brokerId,
@@ -254,7 +254,7 @@ class NameService:
             header.heartbeatTimeoutMillis or EXPIRE_MS,
         )
         try:
-            master = self.routes.register(told, configs, self._clock())
+            master = self.routes.register(registration, configs, self._clock())
         except Fenced as error:
             return Frame.response_to(
                 frame,
@@ -267,8 +267,8 @@ class NameService:
         except WrongGroup as error:
             return Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, str(error))
         ext = {}
-        if told.broker_id != MASTER_ID and master is not None:
-            ext = {"masterAddr": master.told.address, "haServerAddr": master.told.ha_address}
+        if registration.broker_id != MASTER_ID and master is not None:
+            ext = {"masterAddr": master.registration.address, "haServerAddr": master.registration.ha_address}
         orders = self.kv.table(ORDER_TOPIC_NAMESPACE)
         body = b""
         if orders and self.settings["returnOrderTopicConfigToBroker"] == "true":
@@ -285,9 +285,9 @@ class NameService:
     def _query_data_version(self, conn: Connection, frame: Frame) -> Frame:
         header = QueryDataVersionHeader.parse(frame)
         _check_name(conn, header.clusterName, header.brokerName)
-        told = DataVersion.from_json(fastjson_body(frame))
+        registration = DataVersion.from_json(fastjson_body(frame))
         known = self.routes.touch(header.brokerName, header.brokerId, header.brokerAddr, self._clock())
-        changed = known is None or known != told
+        changed = known is None or known != registration
         body = b"" if known is None else fastjson.dumps(known.to_json())
         ext = {"changed": "true" if changed else "false"}
         return Frame.response_to(frame, ResponseCode.SUCCESS, ext=ext, body=body)

@@ -299,7 +299,7 @@ class GantryCode(IntEnum):
 
     FETCH = 31_001
     FORWARD = 31_002
-    POLL = 31_003
+    RAFT = 31_003
     READ_LOG = 31_004
     HANDSHAKE = 31_005
 

@@ -192,8 +192,8 @@ class FrameDecoder:
     def __init__(self, max_frame: int = MAX_FRAME, limits: RequestLimits | None = None) -> None:
         """`max_frame`: bytes of the largest frame that is accepted, without the length field.
 
-        `limits`: the size limits of each request code; None accepts any frame up to `max_frame`. A request over its limit
-        goes to `refused` as soon as its header is complete. The decoder drops its body, then reads the next frame.
+        `limits`: the size limits of each request code; None accepts any frame up to `max_frame`. A request over its
+        limit goes to `refused` as soon as its header is complete. The decoder drops its body and goes on.
         """
         self._max_frame = max_frame
         self._limits = limits

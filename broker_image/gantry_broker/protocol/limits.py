@@ -45,7 +45,7 @@ BODIES: Final[dict[int, int]] = {
 }
 """Bytes of the body by request code, where that is more than `SMALL_BODY`."""
 MEMBERS_BODIES: Final[dict[int, int]] = {
-    int(GantryCode.FETCH): plausible.MAX_HISTORY_BYTES,
+    int(GantryCode.FETCH): plausible.MAX_LEADER_EPOCHS_BYTES,
     int(RequestCode.REGISTER_BROKER): 8 * KIB * KIB,  # some 50,000 topics; parsed in slices
     int(GantryCode.FORWARD): MAX_FRAME,  # other members' bundles, which are bounded by their sender
 }

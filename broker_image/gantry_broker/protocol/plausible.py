@@ -33,9 +33,9 @@ MAX_ADDRESS: Final = 300
 """Characters of "host:port"; a host name has at most 253."""
 MAX_TEXT: Final = 4_096
 """Characters of a reason or another text for people."""
-MAX_HISTORY: Final = 65_536
+MAX_LEADER_EPOCHS: Final = 65_536
 """Leaderships in the history of a log."""
-MAX_HISTORY_BYTES: Final = 48 * MAX_HISTORY
+MAX_LEADER_EPOCHS_BYTES: Final = 48 * MAX_LEADER_EPOCHS
 """Bytes of a history as JSON: two numbers of at most 16 and 19 digits, brackets and commas."""
 MAX_POLL_BYTES: Final = 1 << 16
 """Bytes of a poll or of its answer."""
@@ -114,11 +114,11 @@ def items(name: str, value: Any, most: int) -> Sequence[Any]:
     return value
 
 
-def history(name: str, value: Any) -> tuple[tuple[int, int], ...]:
+def leader_epochs(name: str, value: Any) -> tuple[tuple[int, int], ...]:
     """Pairs (epoch, offset of its first record): epochs rise, offsets do not fall. Raises Implausible."""
     checked: list[tuple[int, int]] = []
     before, start_before = -1, 0
-    for entry in items(name, value, MAX_HISTORY):
+    for entry in items(name, value, MAX_LEADER_EPOCHS):
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise Implausible(f"{name}: {shown(entry)} is no pair of epoch and offset", "malformed")
         pair = epoch(f"{name}: epoch", entry[0]), offset(f"{name}: offset", entry[1])

@@ -7,20 +7,20 @@ being equal until the shorter of the two ends of that epoch. Nothing here reads 
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import EpochStart, History
+from gantry_broker.replication.types import EpochStart, LeaderEpochs
 
 
-def last_epoch(history: History) -> int:
+def last_epoch(leader_epochs: LeaderEpochs) -> int:
     """The epoch of the last record; 0 for a log that never had a leadership."""
-    return history[-1].epoch if history else 0
+    return leader_epochs[-1].epoch if leader_epochs else 0
 
 
-def epoch_end(history: History, index: int, end: int) -> int:
+def epoch_end(leader_epochs: LeaderEpochs, index: int, end: int) -> int:
     """Where the epoch at `index` ends in a log that ends at `end`: the start of the next one, or `end`."""
-    return history[index + 1].start if index + 1 < len(history) else end
+    return leader_epochs[index + 1].start if index + 1 < len(leader_epochs) else end
 
 
-def divergence(mine: History, my_end: int, theirs: History, their_end: int) -> int:
+def divergence(mine: LeaderEpochs, my_end: int, theirs: LeaderEpochs, their_end: int) -> int:
     """The offset up to which another log agrees with mine; at `their_end` their log is a prefix of mine.
 
     Walks the whole of their history (rule 1): each of their epochs must start in mine where it starts in theirs, and
@@ -34,18 +34,19 @@ def divergence(mine: History, my_end: int, theirs: History, their_end: int) -> i
     return agreed
 
 
-def extended(history: History, epoch: int, start: int) -> History:
+def extended(leader_epochs: LeaderEpochs, epoch: int, start: int) -> LeaderEpochs:
     """History with one more leadership; one that wrote nothing leaves no trace.
 
     Raises ValueError unless the epoch is above, and the start not below the last one's.
     """
-    if history and (epoch <= history[-1].epoch or start < history[-1].start):
+    if leader_epochs and (epoch <= leader_epochs[-1].epoch or start < leader_epochs[-1].start):
         raise ValueError(
-            f"epoch {epoch} from offset {start} cannot follow epoch {history[-1].epoch} from {history[-1].start}"
+            f"epoch {epoch} from offset {start} cannot follow "
+            f"epoch {leader_epochs[-1].epoch} from {leader_epochs[-1].start}"
         )
-    return (*cut(history, start), EpochStart(epoch, start))
+    return (*truncate(leader_epochs, start), EpochStart(epoch, start))
 
 
-def cut(history: History, end: int) -> History:
+def truncate(leader_epochs: LeaderEpochs, end: int) -> LeaderEpochs:
     """The history of a log that is cut to `end`: a leadership whose first record is gone is gone too (rule 5)."""
-    return tuple(e for e in history if e.start < end)
+    return tuple(e for e in leader_epochs if e.start < end)

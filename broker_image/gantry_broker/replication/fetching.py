@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from gantry_broker.remoting.errors import ConnectError, ConnectionLost, RequestTimeout
 from gantry_broker.replication import wire
-from gantry_broker.replication.holding import HOLD_S
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
+from gantry_broker.replication.pending_fetches import HOLD_S
 
 if TYPE_CHECKING:
     from gantry_broker.remoting.client import RemotingClient

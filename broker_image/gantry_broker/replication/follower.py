@@ -43,12 +43,12 @@ class Follower:
             return None
         log = self._log
         return Fetch(
-            self.epoch, self.me, log.end, log.flushed, log.history, log.confirmed, max_bytes, leader=self.leader
+            self.epoch, self.me, log.end, log.flushed, log.leader_epochs, log.confirmed, max_bytes, leader=self.leader
         )
 
     @property
     def position(self) -> Position:
-        return Position(self._log.end, last_epoch(self._log.history))
+        return Position(self._log.end, last_epoch(self._log.leader_epochs))
 
     def apply(self, answer: FetchAnswer) -> bool:
         """Apply an answer; False when it does not fit and was dropped, or was refused."""
@@ -59,37 +59,38 @@ class Follower:
         if not fits:
             return False
         self.leader_end = answer.leader_end
-        if answer.kind in (AnswerKind.CUT, AnswerKind.RESET):
-            if not self._may_part_from(answer.parted):
+        if answer.kind in (AnswerKind.TRUNCATE, AnswerKind.RESET):
+            if not self._may_part_from(answer.divergence_offset):
                 return False
-            if answer.kind is AnswerKind.CUT:
+            if answer.kind is AnswerKind.TRUNCATE:
                 # Rule 5: durable before the next question.
                 to = min(answer.to, self._log.end)
                 if to < self._log.start:
                     self._log.reset(0, (), b"")  # Nothing is left here that both have: the leader says where to begin.
                 else:
-                    self._log.cut(to)
+                    self._log.truncate(to)
             else:
-                self._log.reset(answer.to, answer.history, answer.data)
+                self._log.reset(answer.to, answer.leader_epochs, answer.data)
         elif answer.data:
             self._log.append_raw(self._log.end, answer.data)
         # Rule 3: only now, and never above one's own end.
         self._log.confirm(min(answer.confirmed, self._log.end))
         return True
 
-    def _may_part_from(self, parted: int) -> bool:
+    def _may_part_from(self, divergence_offset: int) -> bool:
         """Rule 3: what was shown is not undone, unless the assignment says so.
 
         Only a full copy that was interrupted leaves a log whose first records are of no epoch that is known: it was to
         be given up then.
         """
-        history = self._log.history
-        if not history or history[0].start > self._log.start:
+        leader_epochs = self._log.leader_epochs
+        if not leader_epochs or leader_epochs[0].start > self._log.start:
             return True
-        if parted >= self._log.confirmed or self.unclean:
+        if divergence_offset >= self._log.confirmed or self.unclean:
             return True
         self.stopped = (
-            f"{self.leader} (epoch {self.epoch}) has another log from offset {parted} on, but everything below "
+            f"{self.leader} (epoch {self.epoch}) has another log from offset {divergence_offset} on, "
+            "but everything below "
             f"{self._log.confirmed} was confirmed here; set failover.unclean to give it up"
         )
         self._report(self.stopped)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gantry_broker.replication.state import Durable
+from gantry_broker.replication.state import HardState
 from gantry_broker.replication.types import MemberId
 from gantry_broker.store.files import atomic_write
 from gantry_broker.store.recovery_point import boot_id
@@ -26,8 +26,8 @@ class StateError(Exception):
 
 
 class Started(NamedTuple):
-    state: Durable
-    proven: bool
+    state: HardState
+    log_trusted: bool
     """False when a disk that held something could not prove that it holds all that was acknowledged."""
 
 
@@ -39,7 +39,7 @@ class ReplicaFile:
         self.path = path
         self._mode = mode
         self._boot = boot_id()
-        self._state: Durable | None = None
+        self._state: HardState | None = None
         self._held = False
         self._sync = False
         """Acknowledgements of this life count bytes on disk."""
@@ -52,9 +52,9 @@ class ReplicaFile:
         self._held, self._sync = not log_is_empty, sync_flush
         data = self._read()
         if data is None:
-            return self._begin(Durable(MemberId(member, _new_incarnation())), proven=True)
+            return self._begin(HardState(MemberId(member, _new_incarnation())), log_trusted=True)
         try:
-            state, boot, clean = Durable.from_json(data), str(data["boot"]), bool(data["clean"])
+            state, boot, clean = HardState.from_json(data), str(data["boot"]), bool(data["clean"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{self.path}: {error!r}; restore the file, or empty the member's disk") from error
         if state.me.member != member:
@@ -65,30 +65,30 @@ class ReplicaFile:
         # By the flush of the life that ended: the configuration may have changed since.
         was_sync = data.get("sync") is True
         if not lost and not damaged and (was_sync or clean or (boot == self._boot and boot != "")):
-            return self._begin(state, proven=True)
-        return self._begin(replace(state, me=MemberId(member, _new_incarnation())), proven=False)
+            return self._begin(state, log_trusted=True)
+        return self._begin(replace(state, me=MemberId(member, _new_incarnation())), log_trusted=False)
 
-    def _refuse_other_mode(self, data: dict[str, Any], state: Durable, *, log_is_empty: bool) -> None:
+    def _refuse_other_mode(self, data: dict[str, Any], state: HardState, *, log_is_empty: bool) -> None:
         """What was promised by assignment and set means nothing to an election, and a vote nothing to an operator."""
         was = data.get("mode")
         if was is None:  # Written before the mode was.
             was = "Raft" if state.first_members or state.vote is not None else self._mode
-        if was != self._mode and not (log_is_empty and state.cell.epoch == 0):
+        if was != self._mode and not (log_is_empty and state.leadership.epoch == 0):
             raise StateError(
                 f"{self.path} is of a group in mode {was}, this member was started in mode {self._mode}: "
                 f"a group keeps its mode for life; write mode: {was}, or begin with empty disks"
             )
 
-    def _begin(self, state: Durable, *, proven: bool) -> Started:
+    def _begin(self, state: HardState, *, log_trusted: bool) -> Started:
         self.save(state)
-        return Started(state, proven)
+        return Started(state, log_trusted)
 
-    def save(self, state: Durable) -> None:
+    def save(self, state: HardState) -> None:
         """Durable when this returns; the mark of a clean stop is gone from then on."""
         self._state = state
         self._write(state, clean=False)
 
-    def distrust_boot(self) -> None:
+    def invalidate_boot_id(self) -> None:
         """The disk failed: from now on it proves nothing that the machine has not booted since. Raises OSError."""
         self._boot = ""
         if self._state is None:
@@ -119,7 +119,7 @@ class ReplicaFile:
             raise StateError(f"{self.path}: is no JSON object; restore the file, or empty the member's disk")
         return data
 
-    def _write(self, state: Durable, *, clean: bool, durable: bool = True) -> None:
+    def _write(self, state: HardState, *, clean: bool, durable: bool = True) -> None:
         data = orjson.dumps(
             {
                 **state.to_json(),

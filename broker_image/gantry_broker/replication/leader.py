@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gantry_broker.replication.epochs import cut, divergence, last_epoch
+from gantry_broker.replication.epochs import divergence, last_epoch, truncate
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer
 from gantry_broker.replication.ports import Log
-from gantry_broker.replication.types import Ask, Cell, History, MemberId
+from gantry_broker.replication.types import InSyncSetProposal, LeaderEpochs, LeadershipRecord, MemberId
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Options:
     min_in_sync: int = 1
     silent_ms: int = 1_500
     """A follower that has asked nothing for so long is not proposed, nor counted on for what is promised now."""
-    ask_again_ms: int = 3_000
+    propose_again_ms: int = 3_000
     """A proposal that was refused is not made again for so long."""
     removed_ms: int = 5_000
     """A follower that was removed while it fetched is about to be stopped: not proposed for so long, or senders would
@@ -41,9 +41,9 @@ class Options:
     """How often `Replica.tick` is called."""
     late_ms: int = 200
     """A tick that comes so much later shows that this process did not run."""
-    join_bytes: int = 1 << 20
+    catch_up_bytes: int = 1 << 20
     """A follower this close to the end is waited for, so that it can catch up with a log that grows."""
-    join_ms: int = 1_000
+    catch_up_ms: int = 1_000
     """For so long; then it must come closer by itself."""
     keep_for_ms: int = 600_000
     """Retention leaves what a follower lacks that asked within this time; a later one begins where the log does."""
@@ -64,15 +64,15 @@ class FollowerView:
     """A question of it is being held."""
     address: str = ""
     """Raft mode: where others reach it."""
-    ask_again_ms: int = 0
+    propose_again_ms: int = 0
     leaving: bool = False
     """Removed while it fetched; `ask_again_ms` says until when that counts."""
-    join_until_ms: int = 0
+    catch_up_until_ms: int = 0
     """Waited for until then, so that it can be proposed (rule 19)."""
-    join_again_ms: int = 0
-    join_from: int = -1
+    catch_up_again_ms: int = 0
+    catch_up_from: int = -1
     """What it had acknowledged when it was waited for last."""
-    stuck_at: int = -1
+    stalled_at: int = -1
     """What it had acknowledged before and after that: it does not take records, and nobody waits until it does."""
 
 
@@ -85,7 +85,7 @@ def ignore_refusal(entrance: str, reason: str, text: str) -> None:
 
 
 @dataclass(slots=True)
-class Park:
+class WritePause:
     """A hand-over under way: new sends are parked (rule 23)."""
 
     target: MemberId
@@ -101,7 +101,7 @@ class Leader:
     def __init__(
         self,
         me: MemberId,
-        cell: Cell,
+        leadership: LeadershipRecord,
         log: Log,
         options: Options,
         now_ms: int,
@@ -112,10 +112,10 @@ class Leader:
     ) -> None:
         """`role_end`: where the log ended when the role was taken."""
         self.me = me
-        self.epoch = cell.epoch
-        self.recorded = cell.in_sync
-        self.version = cell.version
-        self.park: Park | None = None
+        self.epoch = leadership.epoch
+        self.recorded = leadership.in_sync
+        self.version = leadership.version
+        self.pause_writes: WritePause | None = None
         self._log = log
         self._options = options
         self._role_end = role_end
@@ -124,9 +124,9 @@ class Leader:
         self._reported: set[int] = set()
         self._guests: dict[int, int] = {}
         """By member number: since when a follower outside the set is served."""
-        self._asks: list[Ask] = []
+        self._proposals: list[InSyncSetProposal] = []
         self.followers: dict[MemberId, FollowerView] = {}  # Rule 4.
-        for member in cell.in_sync:
+        for member in leadership.in_sync:
             if member != me:
                 self._view(member, now_ms)
 
@@ -142,10 +142,10 @@ class Leader:
     def waited_for(self) -> frozenset[MemberId]:
         """Rule 18: the union of the recorded set and of every set asked for since; and who is about to join."""
         members = self.recorded
-        for ask in self._asks:
-            members |= ask.in_sync
+        for proposal in self._proposals:
+            members |= proposal.in_sync
         if self.followers:
-            members |= {m for m, view in self.followers.items() if view.join_until_ms}
+            members |= {m for m, view in self.followers.items() if view.catch_up_until_ms}
         return members
 
     def confirmable(self) -> int:
@@ -178,14 +178,14 @@ class Leader:
             self._refused("fetch", "other-life", reason)
             return self._refuse(fetch, reason)
         log = self._log
-        on_my_log = divergence(log.history, log.end, fetch.history, fetch.end)
-        if self._is_absurd(fetch):
-            return self._absurd(fetch)
+        on_my_log = divergence(log.leader_epochs, log.end, fetch.leader_epochs, fetch.end)
+        if self._is_impossible(fetch):
+            return self._refuse_impossible(fetch)
         if on_my_log < fetch.end:
-            return self._cut(fetch, on_my_log)  # Rule 1: not an acknowledgement.
+            return self._truncate(fetch, on_my_log)  # Rule 1: not an acknowledgement.
         view = self._admit(fetch.member, now_ms)
         if view.leaving and not view.waiting and now_ms - view.seen_ms >= self._options.away_ms:
-            view.leaving, view.ask_again_ms = False, 0
+            view.leaving, view.propose_again_ms = False, 0
         # Rule 11: a fetch is not an fsync.
         view.acked = fetch.flushed if self._options.sync_flush else fetch.end
         view.address = fetch.address or view.address
@@ -220,7 +220,7 @@ class Leader:
 
     def counted(self) -> frozenset[MemberId]:
         """The members whose acknowledgements may count: recorded, or asked for."""
-        return self.recorded.union(*(ask.in_sync for ask in self._asks))
+        return self.recorded.union(*(proposal.in_sync for proposal in self._proposals))
 
     def has_news(self, fetch: Fetch) -> bool:
         """Whether more is confirmed than the asker knows: worth an answer without records, if none come soon."""
@@ -240,15 +240,17 @@ class Leader:
         if view is not None:
             view.waiting = waiting
 
-    def _cut(self, fetch: Fetch, to: int) -> FetchAnswer:
+    def _truncate(self, fetch: Fetch, to: int) -> FetchAnswer:
         if to < self._log.start:
             return self._reset(fetch, to)
-        return self._answer(AnswerKind.CUT, fetch, to=to, parted=to)
+        return self._answer(AnswerKind.TRUNCATE, fetch, to=to, divergence_offset=to)
 
-    def _reset(self, fetch: Fetch, parted: int) -> FetchAnswer:
+    def _reset(self, fetch: Fetch, divergence_offset: int) -> FetchAnswer:
         to = self._log.start
-        history, state = cut(self._log.history, to), self._log.reset_state()
-        return self._answer(AnswerKind.RESET, fetch, to=to, parted=parted, data=state, history=history)
+        leader_epochs, state = truncate(self._log.leader_epochs, to), self._log.reset_state()
+        return self._answer(
+            AnswerKind.RESET, fetch, to=to, divergence_offset=divergence_offset, data=state, leader_epochs=leader_epochs
+        )
 
     def _answer(
         self,
@@ -256,22 +258,24 @@ class Leader:
         fetch: Fetch,
         *,
         to: int = 0,
-        parted: int = 0,
+        divergence_offset: int = 0,
         data: bytes = b"",
-        history: History = (),
+        leader_epochs: LeaderEpochs = (),
     ) -> FetchAnswer:
         log = self._log
-        return FetchAnswer(kind, self.epoch, fetch.position, log.confirmed, log.end, to, parted, data, history)
+        return FetchAnswer(
+            kind, self.epoch, fetch.position, log.confirmed, log.end, to, divergence_offset, data, leader_epochs
+        )
 
     def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
         return FetchAnswer(AnswerKind.REFUSED, self.epoch, fetch.position, reason=reason)
 
-    def _is_absurd(self, fetch: Fetch) -> bool:
+    def _is_impossible(self, fetch: Fetch) -> bool:
         """Rule 12. A log of former epochs may be longer than this one (it is cut), but not one of this epoch."""
-        too_long = fetch.end > self._log.end and last_epoch(fetch.history) >= self.epoch
+        too_long = fetch.end > self._log.end and last_epoch(fetch.leader_epochs) >= self.epoch
         return too_long or fetch.flushed > fetch.end
 
-    def _absurd(self, fetch: Fetch) -> FetchAnswer:
+    def _refuse_impossible(self, fetch: Fetch) -> FetchAnswer:
         """Rule 12: an acknowledgement of what nobody has. Reported once for each member, as it may come without end."""
         reason = f"{fetch.member} acknowledges {max(fetch.end, fetch.flushed)}, this log ends at {self._log.end}"
         self._refused("fetch", "range", reason)
@@ -316,80 +320,80 @@ class Leader:
     # ---- the in-sync set
 
     @property
-    def ask(self) -> Ask | None:
+    def proposal(self) -> InSyncSetProposal | None:
         """The set that this master wants recorded, for the operator to apply on its base version or refuse."""
-        return self._asks[-1] if self._asks else None
+        return self._proposals[-1] if self._proposals else None
 
-    def told(self, cell: Cell, now_ms: int) -> None:
+    def apply_record(self, leadership: LeadershipRecord, now_ms: int) -> None:
         """A newer version of the cell of this epoch (rule 14): what was asked on a lower one is settled (rule 18)."""
-        settled = [a for a in self._asks if a.base_version < cell.version]
-        for member in frozenset().union(*(a.in_sync for a in settled)) - cell.in_sync:
+        epoch_confirmed = [a for a in self._proposals if a.base_version < leadership.version]
+        for member in frozenset().union(*(a.in_sync for a in epoch_confirmed)) - leadership.in_sync:
             view = self.followers.get(member)
             if view is None:
                 continue  # Another life of its number has the entry.
-            view.leaving, view.ask_again_ms = False, now_ms + self._options.ask_again_ms
-        for member in self.recorded - cell.in_sync:
+            view.leaving, view.propose_again_ms = False, now_ms + self._options.propose_again_ms
+        for member in self.recorded - leadership.in_sync:
             view = self.followers.get(member)
             if view is not None and not self._silent(view, now_ms):
-                view.leaving, view.ask_again_ms = True, now_ms + self._options.removed_ms
-        self._asks = [a for a in self._asks if a.base_version >= cell.version]
-        self.recorded, self.version = cell.in_sync, cell.version
-        if self.park is not None and cell.version > self.park.version:
-            self.park = None
+                view.leaving, view.propose_again_ms = True, now_ms + self._options.removed_ms
+        self._proposals = [a for a in self._proposals if a.base_version >= leadership.version]
+        self.recorded, self.version = leadership.in_sync, leadership.version
+        if self.pause_writes is not None and leadership.version > self.pause_writes.version:
+            self.pause_writes = None
 
     def review(self, now_ms: int) -> None:
         """Ask for the followers that have caught up to be added (rule 17: the operator alone removes)."""
         for view in self.followers.values():
-            if view.join_until_ms and now_ms >= view.join_until_ms:
-                view.join_until_ms, view.join_again_ms = 0, now_ms + self._options.join_ms
-                view.stuck_at = view.acked if view.acked == view.join_from else -1
-        if self._asks or self.park is not None:
+            if view.catch_up_until_ms and now_ms >= view.catch_up_until_ms:
+                view.catch_up_until_ms, view.catch_up_again_ms = 0, now_ms + self._options.catch_up_ms
+                view.stalled_at = view.acked if view.acked == view.catch_up_from else -1
+        if self._proposals or self.pause_writes is not None:
             return  # One question at a time; its answer moves the version.
-        missing = [m for m in sorted(set(self.followers) - self.recorded) if self._may_join(m, now_ms)]
+        missing = [m for m in sorted(set(self.followers) - self.recorded) if self._may_be_proposed(m, now_ms)]
         caught_up = frozenset(m for m in missing if self._caught_up(self.followers[m], now_ms))
         if caught_up:
-            self._asks.append(Ask(self.version, self.recorded | caught_up))
+            self._proposals.append(InSyncSetProposal(self.version, self.recorded | caught_up))
             for view in self.followers.values():
-                view.join_until_ms = 0
+                view.catch_up_until_ms = 0
 
-    def _may_join(self, member: MemberId, now_ms: int) -> bool:
+    def _may_be_proposed(self, member: MemberId, now_ms: int) -> bool:
         if any(m.member == member.member for m in self.recorded):
             return False  # Two lives of one disk would count as two copies; the operator removes the former one.
         view = self.followers[member]
-        return not self._silent(view, now_ms) and now_ms >= view.ask_again_ms
+        return not self._silent(view, now_ms) and now_ms >= view.propose_again_ms
 
     def _caught_up(self, view: FollowerView, now_ms: int) -> bool:
         """Rule 19. A follower that is close is waited for, else a log that grows would always be ahead of it."""
         if view.acked >= self._log.confirmed and view.acked >= self._role_end:
             return True
-        near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.join_bytes
-        if near and not view.join_until_ms and now_ms >= view.join_again_ms and view.acked != view.stuck_at:
-            view.join_until_ms, view.join_from = now_ms + self._options.join_ms, view.acked
+        near = view.acked >= self._role_end and self._log.end - view.acked <= self._options.catch_up_bytes
+        if near and not view.catch_up_until_ms and now_ms >= view.catch_up_again_ms and view.acked != view.stalled_at:
+            view.catch_up_until_ms, view.catch_up_from = now_ms + self._options.catch_up_ms, view.acked
         return False
 
     def _silent(self, view: FollowerView | None, now_ms: int) -> bool:
         return view is None or (not view.waiting and now_ms - view.seen_ms > self._options.silent_ms)
 
-    def forgive(self, late_ms: int, now_ms: int) -> None:
+    def extend_deadlines(self, late_ms: int, now_ms: int) -> None:
         """This process stood still for `late_ms`: nobody was silent in that time."""
         for view in self.followers.values():
             view.seen_ms = min(now_ms, view.seen_ms + late_ms)
-            if view.join_until_ms:
-                view.join_until_ms += late_ms
+            if view.catch_up_until_ms:
+                view.catch_up_until_ms += late_ms
 
     # ---- hand-over
 
-    def park_for(self, target: MemberId, version: int) -> str:
+    def pause_for(self, target: MemberId, version: int) -> str:
         """Answers why not, or nothing. One at a time: who was told that its target has everything may still swap."""
-        if self.park is None:
-            self.park = Park(target, version)
-        return "" if self.park.target == target else f"hands over to {self.park.target} already"
+        if self.pause_writes is None:
+            self.pause_writes = WritePause(target, version)
+        return "" if self.pause_writes.target == target else f"hands over to {self.pause_writes.target} already"
 
     def handed_over(self) -> bool:
         """Rule 23: the target has all that was appended, and nobody waits any longer for what can still come."""
-        if self.park is None:
+        if self.pause_writes is None:
             return False
-        view = self.followers.get(self.park.target)
+        view = self.followers.get(self.pause_writes.target)
         has_all = view is not None and view.acked >= self._log.end
         promised = self._log.confirmed >= self._log.end or len(self.recorded) < self._options.min_in_sync
         return has_all and promised

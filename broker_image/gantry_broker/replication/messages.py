@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from gantry_broker.replication.types import History, MemberId
+from gantry_broker.replication.types import LeaderEpochs, MemberId
 
 
 class Position(NamedTuple):
@@ -26,7 +26,7 @@ class Fetch:
     end: int
     flushed: int
     """The end on disk: what is acknowledged under SYNC_FLUSH (rule 11)."""
-    history: History
+    leader_epochs: LeaderEpochs
     confirmed: int = 0
     """What the follower knows to be confirmed, so that the leader sees whether it has news."""
     max_bytes: int = 1 << 20
@@ -37,13 +37,13 @@ class Fetch:
 
     @property
     def position(self) -> Position:
-        return Position(self.end, self.history[-1].epoch if self.history else 0)
+        return Position(self.end, self.leader_epochs[-1].epoch if self.leader_epochs else 0)
 
 
 class AnswerKind(Enum):
     RECORDS = "records"
     """`data` continues the asker's log; it may be empty, then only `confirmed` is news."""
-    CUT = "cut"
+    TRUNCATE = "truncate"
     """The asker's log leaves the leader's at `to`."""
     RESET = "reset"
     """The leader no longer has the bytes from there; the asker starts an empty log at `to`, with `history`."""
@@ -61,11 +61,11 @@ class FetchAnswer:
     confirmed: int = 0
     leader_end: int = 0
     to: int = 0
-    parted: int = 0
+    divergence_offset: int = 0
     """CUT, RESET: the offset up to which both logs agree; what the asker gives up lies above it."""
     data: bytes = b""
     """RECORDS: the records. RESET: what the log's owner must know besides them (`Log.reset_state`)."""
-    history: History = ()
+    leader_epochs: LeaderEpochs = ()
     reason: str = ""
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from gantry_broker.replication.members import MemberChange, Members
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import History
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import LeaderEpochs
 
 
 class Log(Protocol):
@@ -33,7 +33,7 @@ class Log(Protocol):
         ...
 
     @property
-    def history(self) -> History: ...
+    def leader_epochs(self) -> LeaderEpochs: ...
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
         """Append the epoch's control record and extend the history durably (rule 7)."""
@@ -47,7 +47,7 @@ class Log(Protocol):
         """Append a leader's bytes verbatim; raises ValueError unless they are whole records and `at` is the end."""
         ...
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         """Drop everything from `to` on, and what derives from it; durable when this returns (rule 5)."""
         ...
 
@@ -55,7 +55,7 @@ class Log(Protocol):
         """What a follower that is reset to `start` must know besides the records; opaque here."""
         ...
 
-    def reset(self, to: int, history: History, state: bytes) -> None:
+    def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
         """An empty log that starts at `to`, as if all before had expired; durable when this returns.
 
         `state` is the leader's `reset_state`.
@@ -81,6 +81,6 @@ class RaftLog(Log, Protocol):
 
 
 class StateDisk(Protocol):
-    def save(self, state: Durable) -> None:
+    def save(self, state: HardState) -> None:
         """Durable when this returns (rule 15)."""
         ...

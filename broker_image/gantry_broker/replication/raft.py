@@ -34,10 +34,10 @@ from gantry_broker.replication.members import Members, Voter, ids, is_majority
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import RaftLog, StateDisk
 from gantry_broker.replication.raft_leader import RaftLeader
-from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
 from gantry_broker.replication.replica import Assigned, Role
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Callback, Waiters
 
 
@@ -64,7 +64,7 @@ class RaftReplica:
 
     def __init__(
         self,
-        state: Durable,
+        state: HardState,
         log: RaftLog,
         disk: StateDisk,
         options: RaftOptions,
@@ -80,7 +80,7 @@ class RaftReplica:
         self.waiters = Waiters()
         self.leader: RaftLeader | None = None
         self.follower: Follower | None = None
-        self.outbox: list[tuple[int, Poll]] = []
+        self.outbox: list[tuple[int, RaftRequest]] = []
         self.reason = "knows no leader yet"
         self._state = state
         self._log = log
@@ -92,10 +92,10 @@ class RaftReplica:
         self._leader_address = ""
         self._heard_ms = now_ms - options.election_ms
         self._candidate = False
-        self._polled: PollKind | None = None
-        self._polled_ms = 0
+        self._election_step: RaftRequestKind | None = None
+        self._election_step_ms = 0
         self._granted: set[MemberId] = set()
-        self._fresh: dict[int, MemberId] = {}
+        self._uninitialized: dict[int, MemberId] = {}
         self._told: dict[int, tuple[MemberId, frozenset[MemberId]]] = {}
         """By number: what a member of the list said of itself when it was asked last, and the members that it named."""
         self._asked_about_ms = now_ms - options.gone_ms
@@ -104,7 +104,7 @@ class RaftReplica:
         self._transfer_until = 0
         self._deadline = 0
         self._wait_again(now_ms)  # Everybody starts as a follower.
-        if self.fresh:
+        if self.uninitialized:
             self._deadline = now_ms  # Nothing to wait for: it only asks who is there.
 
     # ---- what it is
@@ -115,15 +115,15 @@ class RaftReplica:
 
     @property
     def epoch(self) -> int:
-        return self._state.cell.epoch
+        return self._state.leadership.epoch
 
     @property
-    def told_epoch(self) -> int:
+    def highest_seen_epoch(self) -> int:
         return self.epoch
 
     @property
-    def state(self) -> Durable:
-        return replace(self._state, master_address=self._leader_address or None)
+    def state(self) -> HardState:
+        return replace(self._state, leader_address=self._leader_address or None)
 
     @property
     def members(self) -> Members:
@@ -136,15 +136,15 @@ class RaftReplica:
         return self.me in ids(self.members)  # Rule 26: this very life of the disk.
 
     @property
-    def fresh(self) -> bool:
+    def uninitialized(self) -> bool:
         """A disk that was never part of a group."""
         return self.epoch == 0 and self._log.end == 0 and not self._state.first_members
 
     @property
-    def cell(self) -> Cell:
+    def leadership(self) -> LeadershipRecord:
         """What the registry would hold: the epoch, how often the members changed, the leader, the members."""
         leader = self.me if self.leader is not None else self.follower.leader if self.follower is not None else None
-        return Cell(self.epoch, len(self._log.member_changes), leader, ids(self.members))
+        return LeadershipRecord(self.epoch, len(self._log.member_changes), leader, ids(self.members))
 
     @property
     def role(self) -> Role:
@@ -155,39 +155,39 @@ class RaftReplica:
         return Role.CANDIDATE if self._candidate else Role.WAITING
 
     @property
-    def parked(self) -> bool:
-        return self.leader is not None and self.leader.park is not None
+    def writes_paused(self) -> bool:
+        return self.leader is not None and self.leader.pause_writes is not None
 
     @property
     def may_append(self) -> bool:
-        return self.leader is not None and not self.parked
+        return self.leader is not None and not self.writes_paused
 
     @property
     def readable_end(self) -> int:
         return self._log.confirmed
 
     @property
-    def settled(self) -> bool:
+    def epoch_confirmed(self) -> bool:
         return self.leader is None or self._log.confirmed >= self.leader.control_end
 
     @property
-    def ask(self) -> Ask | None:
+    def proposal(self) -> InSyncSetProposal | None:
         return None
 
     @property
     def rank(self) -> tuple[int, int]:
-        return (last_epoch(self._log.history), self._log.end)
+        return (last_epoch(self._log.leader_epochs), self._log.end)
 
     # ---- epochs and votes (rule 24)
 
-    def _save(self, state: Durable) -> None:
+    def _save(self, state: HardState) -> None:
         self._disk.save(state)
         self._state = state
 
     def _adopt(self, epoch: int, reason: str, now_ms: int) -> None:
         """A higher epoch: whatever role it had in the lower one is over."""
         self._stop(reason)
-        self._save(replace(self._state, cell=Cell(epoch), vote=None))
+        self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=None))
         self._wait_again(now_ms)
 
     def saw_epoch(self, epoch: int, now_ms: int) -> None:
@@ -199,7 +199,7 @@ class RaftReplica:
         if self.leader is not None:
             self.leader = None
             self.waiters.fail(SendStatus.FLUSH_SLAVE_TIMEOUT)  # Rule 10.
-        self.follower, self._candidate, self._polled = None, False, None
+        self.follower, self._candidate, self._election_step = None, False, None
         self._leader_address = ""
         self.reason = reason
 
@@ -223,51 +223,51 @@ class RaftReplica:
 
     # ---- elections
 
-    def _campaign(self, kind: PollKind, now_ms: int, *, transfer: bool = False) -> None:
+    def _campaign(self, kind: RaftRequestKind, now_ms: int, *, transfer: bool = False) -> None:
         self._wait_again(now_ms)
-        if self.fresh:
+        if self.uninitialized:
             self._found_group(now_ms)
             return
         if not self.is_voter:
-            self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+            self._ask_all(RaftRequest(RaftRequestKind.FIND, self.epoch, self.me, self._my_address, self.rank))
             return
         self._deadline = now_ms + self.options.spread_ms + self._rng.randrange(self.options.spread_ms)
         if self.epoch >= plausible.MAX_EPOCH:
             self.reason = f"no epoch is left above {self.epoch}: begin the group with empty disks"
             return
-        self._polled, self._polled_ms, self._granted = kind, now_ms, {self.me}
+        self._election_step, self._election_step_ms, self._granted = kind, now_ms, {self.me}
         epoch = self.epoch + 1
-        if kind is PollKind.VOTE:
+        if kind is RaftRequestKind.VOTE:
             self._stop(f"is a candidate in epoch {epoch}")
-            self._polled, self._candidate = kind, True
-            self._save(replace(self._state, cell=Cell(epoch), vote=self.me))
-        self._ask_all(Poll(kind, epoch, self.me, self._my_address, self.rank, transfer, self.members))
+            self._election_step, self._candidate = kind, True
+            self._save(replace(self._state, leadership=LeadershipRecord(epoch), vote=self.me))
+        self._ask_all(RaftRequest(kind, epoch, self.me, self._my_address, self.rank, transfer, self.members))
         self._count(now_ms)
 
     def _found_group(self, now_ms: int) -> None:
         """The first election: the lowest number begins it, once every configured member says that its disk is new."""
         others = set(self._addresses) - {self.me.member}
-        if self.me.member == min(self._addresses) and set(self._fresh) >= others:
-            found = {**{n: self._fresh[n] for n in others}, self.me.member: self.me}
+        if self.me.member == min(self._addresses) and set(self._uninitialized) >= others:
+            found = {**{n: self._uninitialized[n] for n in others}, self.me.member: self.me}
             members = tuple(Voter(found[n], self._addresses[n]) for n in sorted(found))
             self._save(replace(self._state, first_members=members))
-            self._campaign(PollKind.VOTE, now_ms)
+            self._campaign(RaftRequestKind.VOTE, now_ms)
             return
         self._deadline = now_ms + self.options.gone_ms + self._rng.randrange(self.options.gone_ms)
-        self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+        self._ask_all(RaftRequest(RaftRequestKind.FIND, self.epoch, self.me, self._my_address, self.rank))
 
     def _count(self, now_ms: int) -> None:
         if not is_majority(self._granted, self.members):
             return
-        if self._polled is PollKind.PRE_VOTE:
-            self._campaign(PollKind.VOTE, now_ms)
-        elif self._polled is PollKind.VOTE and self._candidate:
+        if self._election_step is RaftRequestKind.PRE_VOTE:
+            self._campaign(RaftRequestKind.VOTE, now_ms)
+        elif self._election_step is RaftRequestKind.VOTE and self._candidate:
             self._lead(now_ms)
 
-    def _ask_all(self, poll: Poll) -> None:
+    def _ask_all(self, request: RaftRequest) -> None:
         numbers = {v.id.member for v in self.members} | set(self._addresses)
         for number in sorted(numbers - {self.me.member}):
-            self.outbox.append((number, poll))
+            self.outbox.append((number, request))
 
     def addresses_of(self, number: int) -> list[str]:
         """Where a member may be: as configured, and where the log says, if that is elsewhere.
@@ -298,103 +298,114 @@ class RaftReplica:
             return True
         return any(member in named for _, named in self._told.values())
 
-    def _counts(self, poll: Poll, now_ms: int) -> bool:
+    def _counts(self, request: RaftRequest, now_ms: int) -> bool:
         """Whether a poll may change anything here. One of an unknown member makes this one ask those that it knows."""
-        if jump := plausible.jump_refusal(self.epoch, poll.epoch):
-            self._refused("poll", "epoch-jump", f"{poll.kind.value} of {poll.member}: {jump}")
+        if jump := plausible.jump_refusal(self.epoch, request.epoch):
+            self._refused("poll", "epoch-jump", f"{request.kind.value} of {request.member}: {jump}")
             return False
-        if poll.kind is PollKind.FIND or self._knows(poll.member):
+        if request.kind is RaftRequestKind.FIND or self._knows(request.member):
             return True
-        if self._is_new(poll.member):
-            self._refused("poll", "unknown-member", f"{poll.kind.value} of {poll.member}, which no member here names")
+        if self._is_new(request.member):
+            self._refused(
+                "poll", "unknown-member", f"{request.kind.value} of {request.member}, which no member here names"
+            )
         if now_ms - self._asked_about_ms >= self.options.gone_ms or now_ms < self._asked_about_ms:
             self._asked_about_ms = now_ms
-            self._ask_all(Poll(PollKind.FIND, self.epoch, self.me, self._my_address, self.rank))
+            self._ask_all(RaftRequest(RaftRequestKind.FIND, self.epoch, self.me, self._my_address, self.rank))
         return False
 
     def _is_new(self, member: MemberId) -> bool:
         """Not a member of the group under foundation that was not asked yet: those are refused for a moment only."""
         return bool(self.members) or member.member not in self._addresses
 
-    def polled(self, poll: Poll, now_ms: int) -> PollAnswer:
+    def on_raft_request(self, request: RaftRequest, now_ms: int) -> RaftResponse:
         """Answer another member; what the answer promises is on disk before."""
         granted = False
-        if poll.member.member == self.me.member or not self._counts(poll, now_ms):
-            return self._answer(poll, now_ms, granted=False)
-        if poll.kind is PollKind.PRE_VOTE:
-            free = not self._hears_leader(now_ms) and not self._goes_first(poll, now_ms)
-            granted = free and poll.epoch > self.epoch and self._may_elect(poll)
+        if request.member.member == self.me.member or not self._counts(request, now_ms):
+            return self._answer(request, now_ms, granted=False)
+        if request.kind is RaftRequestKind.PRE_VOTE:
+            free = not self._hears_leader(now_ms) and not self._goes_first(request, now_ms)
+            granted = free and request.epoch > self.epoch and self._may_elect(request)
             if granted:
                 self._deadline = max(self._deadline, now_ms + self.options.gone_ms)
-            elif free and self.is_voter and not self._candidate and poll.rank < self.rank:
+            elif free and self.is_voter and not self._candidate and request.rank < self.rank:
                 # Only this log can win, and the leader is gone: the other's attempt is the reason to begin.
                 self._deadline = min(self._deadline, now_ms + self._rng.randrange(self.options.gone_ms))
-        elif poll.kind is PollKind.VOTE:
-            granted = self._vote(poll, now_ms)
-        elif poll.kind is PollKind.BEGIN and poll.epoch >= self.epoch and not self._follows_other(poll, now_ms):
-            self._follow(poll.epoch, poll.member, poll.address, now_ms)
-        elif poll.kind is PollKind.TIMEOUT_NOW:
+        elif request.kind is RaftRequestKind.VOTE:
+            granted = self._vote(request, now_ms)
+        elif (
+            request.kind is RaftRequestKind.BEGIN
+            and request.epoch >= self.epoch
+            and not self._follows_other(request, now_ms)
+        ):
+            self._follow(request.epoch, request.member, request.address, now_ms)
+        elif request.kind is RaftRequestKind.TIMEOUT_NOW:
             led_by = None if self.follower is None else self.follower.leader
-            if poll.epoch == self.epoch and led_by == poll.member:
-                self._campaign(PollKind.VOTE, now_ms, transfer=True)
-        return self._answer(poll, now_ms, granted=granted)
+            if request.epoch == self.epoch and led_by == request.member:
+                self._campaign(RaftRequestKind.VOTE, now_ms, transfer=True)
+        return self._answer(request, now_ms, granted=granted)
 
-    def _follows_other(self, poll: Poll, now_ms: int) -> bool:
+    def _follows_other(self, request: RaftRequest, now_ms: int) -> bool:
         """An epoch has one leader: while that one is heard, no other one leads the same epoch."""
         led_by = None if self.follower is None else self.follower.leader
-        return led_by not in (None, poll.member) and poll.epoch == self.epoch and self._hears_leader(now_ms)
+        return led_by not in (None, request.member) and request.epoch == self.epoch and self._hears_leader(now_ms)
 
-    def _answer(self, poll: Poll, now_ms: int, *, granted: bool) -> PollAnswer:
-        leader = self.cell.master if self._hears_leader(now_ms) else None
+    def _answer(self, request: RaftRequest, now_ms: int, *, granted: bool) -> RaftResponse:
+        leader = self.leadership.master if self._hears_leader(now_ms) else None
         address = self._my_address if self.leader is not None else self._leader_address
-        return PollAnswer(
-            poll.kind, poll.epoch, self.me, self.epoch, granted, leader, address, self.fresh, self.members
+        return RaftResponse(
+            request.kind, request.epoch, self.me, self.epoch, granted, leader, address, self.uninitialized, self.members
         )
 
-    def _may_elect(self, poll: Poll) -> bool:
+    def _may_elect(self, request: RaftRequest) -> bool:
         """Rules 24 and 26: a voter elects nobody whose log ends before its own.
 
         Who was removed and added again may not have that record yet: the candidate's members count then. Else a leader
         that needs this vote, and a group that needs this leader's log, would wait for each other for ever.
         """
-        return (self.is_voter or self.me in ids(poll.members)) and poll.rank >= self.rank
+        return (self.is_voter or self.me in ids(request.members)) and request.rank >= self.rank
 
-    def _goes_first(self, poll: Poll, now_ms: int) -> bool:
+    def _goes_first(self, request: RaftRequest, now_ms: int) -> bool:
         """Of two that notice at the same moment that the leader is gone, one lets the other go first.
 
         Otherwise each would vote for itself, and both would wait for the next round.
         """
-        polls = self._polled is PollKind.PRE_VOTE and 0 <= now_ms - self._polled_ms < self.options.gone_ms
-        return polls and (self.rank, self.me) > (poll.rank, poll.member)
+        requests = (
+            self._election_step is RaftRequestKind.PRE_VOTE
+            and 0 <= now_ms - self._election_step_ms < self.options.gone_ms
+        )
+        return requests and (self.rank, self.me) > (request.rank, request.member)
 
-    def _is_named(self, poll: Poll) -> bool:
+    def _is_named(self, request: RaftRequest) -> bool:
         """It knows of no group yet, and is named by the life of its disk among members that are all configured here,
         as the candidate is: it votes."""
-        if self.members or self.me not in ids(poll.members) or poll.member not in ids(poll.members):
+        if self.members or self.me not in ids(request.members) or request.member not in ids(request.members):
             return False
-        return {v.id.member for v in poll.members} <= set(self._addresses)
+        return {v.id.member for v in request.members} <= set(self._addresses)
 
-    def _vote(self, poll: Poll, now_ms: int) -> bool:
-        if self._hears_leader(now_ms) and not poll.transfer:
+    def _vote(self, request: RaftRequest, now_ms: int) -> bool:
+        if self._hears_leader(now_ms) and not request.transfer:
             return False
-        named = self._is_named(poll)
-        if poll.epoch < self.epoch or not (named or self.members):
+        named = self._is_named(request)
+        if request.epoch < self.epoch or not (named or self.members):
             return False
-        if poll.epoch > self.epoch:
-            may = self._may_elect(poll)
-            self._adopt(poll.epoch, f"epoch {poll.epoch} is being elected", now_ms)
+        if request.epoch > self.epoch:
+            may = self._may_elect(request)
+            self._adopt(request.epoch, f"epoch {request.epoch} is being elected", now_ms)
             if not may:
                 return False
         else:
-            taken = self._state.vote not in (None, poll.member) or self.leader is not None or self.follower is not None
-            if taken or not self._may_elect(poll):
+            taken = (
+                self._state.vote not in (None, request.member) or self.leader is not None or self.follower is not None
+            )
+            if taken or not self._may_elect(request):
                 return False
-        first = poll.members if named else self._state.first_members
-        self._save(replace(self._state, vote=poll.member, first_members=first))
+        first = request.members if named else self._state.first_members
+        self._save(replace(self._state, vote=request.member, first_members=first))
         self._wait_again(now_ms)
         return True
 
-    def poll_answered(self, answer: PollAnswer, now_ms: int) -> None:
+    def raft_answered(self, answer: RaftResponse, now_ms: int) -> None:
         """What a member of the list said when it was asked. A member that knows no epoch yet takes any from it."""
         if answer.member.member not in self._numbers or answer.member.member == self.me.member:
             self._refused("poll-answer", "unknown-member", f"{answer.member} is not in the list of members")
@@ -403,10 +414,10 @@ class RaftReplica:
             self._refused("poll-answer", "epoch-jump", f"{answer.member}: {jump}")
             return
         self._told[answer.member.member] = (answer.member, ids(answer.members))
-        if answer.fresh:
-            self._fresh[answer.member.member] = answer.member
+        if answer.uninitialized:
+            self._uninitialized[answer.member.member] = answer.member
         else:
-            self._fresh.pop(answer.member.member, None)
+            self._uninitialized.pop(answer.member.member, None)
         if answer.epoch > self.epoch and self.members and (self.leader is not None or answer.leader is None):
             self._adopt(answer.epoch, f"{answer.member} is in epoch {answer.epoch}", now_ms)
         if answer.leader is not None and answer.leader != self.me and answer.epoch >= self.epoch:
@@ -414,8 +425,8 @@ class RaftReplica:
                 return  # Hearsay of this epoch: the leader will say so itself.
             self._follow(answer.epoch, answer.leader, answer.leader_address, now_ms)
             return
-        meant = self.epoch + 1 if self._polled is PollKind.PRE_VOTE else self.epoch
-        if answer.granted and answer.kind is self._polled and answer.asked == meant:
+        meant = self.epoch + 1 if self._election_step is RaftRequestKind.PRE_VOTE else self.epoch
+        if answer.granted and answer.kind is self._election_step and answer.asked == meant:
             self._granted.add(answer.member)
             self._count(now_ms)
 
@@ -424,14 +435,14 @@ class RaftReplica:
     def _lead(self, now_ms: int) -> None:
         first = self.members
         role_end = self._log.end
-        self._candidate, self._polled, self.reason = False, None, ""
+        self._candidate, self._election_step, self.reason = False, None, ""
         self._log.begin_epoch(self.epoch, now_ms)
         control_end = self._log.end
         if not self._log.member_changes:
             self._log.append_members(first, now_ms)
         self.leader = RaftLeader(
             self.me,
-            self.cell,
+            self.leadership,
             self._log,
             self.options,
             now_ms,
@@ -448,13 +459,13 @@ class RaftReplica:
     def _begin(self, now_ms: int) -> None:
         assert self.leader is not None
         self._begin_ms = now_ms
-        poll = Poll(PollKind.BEGIN, self.epoch, self.me, self._my_address, self.rank)
+        request = RaftRequest(RaftRequestKind.BEGIN, self.epoch, self.me, self._my_address, self.rank)
         for number in sorted({v.id.member for v in self.members} | set(self._addresses)):
             seen = max((v.seen_ms for m, v in self.leader.followers.items() if m.member == number), default=-1)
             waits = any(v.waiting for m, v in self.leader.followers.items() if m.member == number)
             fetched = any(v.acked >= 0 for m, v in self.leader.followers.items() if m.member == number)
             if number != self.me.member and not waits and (not fetched or now_ms - seen > self.options.begin_ms):
-                self.outbox.append((number, poll))
+                self.outbox.append((number, request))
 
     def _follow(self, epoch: int, leader: MemberId, address: str, now_ms: int) -> None:
         if epoch > self.epoch:
@@ -464,7 +475,7 @@ class RaftReplica:
         self._leader_address = address or next(iter(self.addresses_of(leader.member)), "")
         if self.follower is not None and self.follower.leader == leader and not self.follower.stopped:
             return
-        self._candidate, self._polled = False, None
+        self._candidate, self._election_step = False, None
         self.follower = Follower(self.me, self.epoch, leader, self._log, unclean=False, report=self._report)
         self.reason = "" if self.is_voter else "a learner: its disk is not a member yet"
         self._heard_ms = now_ms
@@ -493,7 +504,7 @@ class RaftReplica:
         """Only of a member that votes: another one's fetch says nothing about who leads."""
         return meant_for(self.me, fetch) and fetch.member in ids(self.members)
 
-    def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
+    def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
         """As `Replica.again`."""
         leader = self.leader
         if leader is None or fetch.epoch != leader.epoch:
@@ -530,22 +541,22 @@ class RaftReplica:
             self._deadline += late
             self._heard_ms += late if self.leader is None else 0
             if self.leader is not None:
-                self.leader.forgive(late, now_ms)
+                self.leader.extend_deadlines(late, now_ms)
         self._ticked_ms = now_ms
         self.waiters.expire(now_ms, self._log.flushed, True)
         if self.leader is not None:
             self._tick_leader(self.leader, now_ms)
         elif now_ms >= self._deadline and not (self.follower is not None and self._hears_leader(now_ms)):
-            self._campaign(PollKind.PRE_VOTE, now_ms)
+            self._campaign(RaftRequestKind.PRE_VOTE, now_ms)
 
     def _tick_leader(self, leader: RaftLeader, now_ms: int) -> None:
         if not leader.hears_majority(now_ms):
             self._stop(f"heard no majority in epoch {self.epoch}")
             self._wait_again(now_ms)
             return
-        if leader.park is not None and self._transfer_until and now_ms >= self._transfer_until:
-            leader.park, self._transfer_until = None, 0  # Nobody was elected: this leader goes on in its epoch.
-        if leader.park is None:
+        if leader.pause_writes is not None and self._transfer_until and now_ms >= self._transfer_until:
+            leader.pause_writes, self._transfer_until = None, 0  # Nobody was elected: this leader goes on in its epoch.
+        if leader.pause_writes is None:
             change = leader.wanted_change(now_ms)
             if change is not None:
                 leader.change(change, now_ms)
@@ -563,7 +574,7 @@ class RaftReplica:
 
     # ---- transfer
 
-    def park(self, target: MemberId, epoch: int, version: int) -> str:
+    def pause_writes(self, target: MemberId, epoch: int, version: int) -> str:
         """Stop appending, to hand the leadership over to `target`. Answers why not, or nothing."""
         leader = self.leader
         if leader is None or leader.epoch != epoch:
@@ -572,23 +583,23 @@ class RaftReplica:
             return f"{target} is the leader already"
         if target not in ids(self.members):
             return f"{target} is not a member that votes"
-        return leader.park_for(target, version)
+        return leader.pause_for(target, version)
 
     def handed_over(self) -> bool:
         return self.leader is not None and self.leader.handed_over()
 
     def transfer(self, now_ms: int) -> None:
         """The target has everything: let it be elected. Nobody elected in time: this leader goes on."""
-        if self.leader is not None and self.leader.park is not None and not self._transfer_until:
+        if self.leader is not None and self.leader.pause_writes is not None and not self._transfer_until:
             self._transfer_until = now_ms + self.options.election_ms
-            poll = Poll(PollKind.TIMEOUT_NOW, self.epoch, self.me, self._my_address, self.rank)
-            self.outbox.append((self.leader.park.target.member, poll))
+            request = RaftRequest(RaftRequestKind.TIMEOUT_NOW, self.epoch, self.me, self._my_address, self.rank)
+            self.outbox.append((self.leader.pause_writes.target.member, request))
 
     def give_up_handover(self) -> None:
         if self.leader is not None and not self._transfer_until:
-            self.leader.park = None
+            self.leader.pause_writes = None
 
-    def assign(self, told: Assignment, now_ms: int) -> Assigned:
+    def assign(self, assignment: Assignment, now_ms: int) -> Assigned:
         """A group in Raft mode elects its leader itself."""
         return Assigned(False, "mode Raft: the group elects its leader; nobody assigns it")
 

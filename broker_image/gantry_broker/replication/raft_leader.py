@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.members import Members, Voter, differ_by_one, ids, is_majority, majority_offset
 from gantry_broker.replication.ports import RaftLog
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_broker.store.errors import StoreFull
 
 
@@ -21,7 +21,7 @@ class RaftLeader(Leader):
     def __init__(
         self,
         me: MemberId,
-        cell: Cell,
+        leadership: LeadershipRecord,
         log: RaftLog,
         options: Options,
         now_ms: int,
@@ -32,7 +32,7 @@ class RaftLeader(Leader):
         report: Callable[[str], None],
         refused: Refused = ignore_refusal,
     ) -> None:
-        super().__init__(me, cell, log, options, now_ms, role_end=role_end, report=report, refused=refused)
+        super().__init__(me, leadership, log, options, now_ms, role_end=role_end, report=report, refused=refused)
         self.control_end = control_end
         self._members = members
         self._raft_log = log
@@ -56,13 +56,13 @@ class RaftLeader(Leader):
             return self._log.confirmed  # Rule 25.
         return upto
 
-    def is_spare(self, member: MemberId) -> bool:
+    def is_beyond_quorum(self, member: MemberId) -> bool:
         """Whether enough others for a majority are further than this follower, or as far and before it in number.
 
         Who stops falls behind the spare ones with their next acknowledgement, and is then waited for no more.
         """
         voters = ids(self._members())
-        if member not in voters or self.park is not None:
+        if member not in voters or self.pause_writes is not None:
             return False  # A learner is added when it has all that is confirmed; a target is waited for.
         mine = (-self._acked(member), member)
         ahead = sum(1 for m in voters if m not in (self.me, member) and (-self._acked(m), m) < mine)
@@ -137,7 +137,7 @@ class RaftLeader(Leader):
 
     def handed_over(self) -> bool:
         """The target of a transfer has everything that was appended."""
-        if self.park is None:
+        if self.pause_writes is None:
             return False
-        view = self.followers.get(self.park.target)
+        view = self.followers.get(self.pause_writes.target)
         return view is not None and view.acked >= self._log.end and self._log.confirmed >= self._log.end

@@ -9,7 +9,7 @@ from gantry_broker.replication.members import Members
 from gantry_broker.replication.types import MemberId
 
 
-class PollKind(Enum):
+class RaftRequestKind(Enum):
     FIND = "find"
     """Who leads? Asked by everybody that knows no leader, and by a new disk of everybody that it was told of."""
     PRE_VOTE = "pre-vote"
@@ -22,8 +22,8 @@ class PollKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
-    kind: PollKind
+class RaftRequest:
+    kind: RaftRequestKind
     epoch: int
     """The epoch that is meant: the next one in a pre-vote."""
     member: MemberId
@@ -37,8 +37,8 @@ class Poll:
 
 
 @dataclass(frozen=True, slots=True)
-class PollAnswer:
-    kind: PollKind
+class RaftResponse:
+    kind: RaftRequestKind
     asked: int
     """The epoch of the question."""
     member: MemberId
@@ -47,7 +47,7 @@ class PollAnswer:
     leader: MemberId | None = None
     """Whom it follows in `epoch`; itself if it leads."""
     leader_address: str = ""
-    fresh: bool = False
+    uninitialized: bool = False
     """Its disk is empty and was never part of a group."""
     members: Members = ()
     """Those that it knows: one whose list is older learns from members of its own list who was added."""

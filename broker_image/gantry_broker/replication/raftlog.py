@@ -26,7 +26,7 @@ from gantry_broker.replication import epochs
 from gantry_broker.replication.identity import StateError
 from gantry_broker.replication.members import MemberChange, Members, members_from_json, members_to_json
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks, queue_starts, reset_fields
-from gantry_broker.replication.types import History
+from gantry_broker.replication.types import LeaderEpochs
 from gantry_broker.store.errors import StoreFull
 from gantry_broker.store.files import NO_DESCRIPTORS, NO_ROOM, atomic_write
 from gantry_broker.store.types import Put
@@ -95,8 +95,8 @@ class RaftStoreLog(StoreLog):
         if _MARK in data:
             self._learn_or_undo(at, at)
 
-    def cut(self, to: int) -> None:
-        super().cut(to)
+    def truncate(self, to: int) -> None:
+        super().truncate(to)
         self._changes = tuple(c for c in self._changes if c.end <= to)
         self._list_later()
 
@@ -104,14 +104,14 @@ class RaftStoreLog(StoreLog):
         below = [c for c in self._changes if c.end <= self._store.start]
         return orjson.dumps({**self._queue_starts(), "members": [_to_json(c) for c in below[-1:]]})
 
-    def reset(self, to: int, history: History, state: bytes) -> None:
+    def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
         queue_starts(state)  # Whatever is impossible in it is found before anything is written.
         told = _changes_in(state)
         # Before the log is reset, since nothing in it says this any more. With what is confirmed now: should it end in
         # between, a start finds the old log, and of this list it believes what that log has confirmed.
         confirmed = {c for c in self._changes if c.end <= self._store.confirmed}
         self._write(tuple(sorted({*confirmed, *told})))
-        super().reset(to, epochs.cut(history, to), state)
+        super().reset(to, epochs.truncate(leader_epochs, to), state)
         self._changes = told
         self._list_later()
 
@@ -121,7 +121,7 @@ class RaftStoreLog(StoreLog):
             self._learn(start)
             self._list()
         except BaseException:
-            self.cut(end)
+            self.truncate(end)
             raise
 
     def _learn(self, start: int) -> None:

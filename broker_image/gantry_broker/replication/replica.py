@@ -26,8 +26,8 @@ from gantry_broker.replication.follower import Follower
 from gantry_broker.replication.leader import Leader, Options, Refused, ignore_refusal
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, meant_for, not_meant
 from gantry_broker.replication.ports import Log, StateDisk
-from gantry_broker.replication.state import Durable
-from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.state import HardState
+from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 from gantry_broker.replication.waiters import Callback, Waiters
 
 
@@ -52,7 +52,7 @@ class Replica:
 
     def __init__(
         self,
-        state: Durable,
+        state: HardState,
         log: Log,
         disk: StateDisk,
         options: Options,
@@ -67,7 +67,7 @@ class Replica:
         `refused(entrance, reason, text)` counts a value that no correct member sends (`refusals.Refusals.add`).
         """
         self.options = options
-        self.told_epoch = max(state.cell.epoch, last_epoch(log.history))
+        self.highest_seen_epoch = max(state.leadership.epoch, last_epoch(log.leader_epochs))
         self.reason = "no assignment yet"
         self.waiters = Waiters()
         self.leader: Leader | None = None
@@ -83,16 +83,16 @@ class Replica:
 
     def _go_on(self, now_ms: int) -> None:
         """Rule 21: followers go on following; a master waits for a new epoch, which may be its own again."""
-        cell = self._state.cell
-        if cell.master is None:
+        leadership = self._state.leadership
+        if leadership.master is None:
             return
-        if not self._is_me(cell.master):
-            if cell.master.member != self.me.member:
+        if not self._is_me(leadership.master):
+            if leadership.master.member != self.me.member:
                 self._follow()
             else:
-                self.reason = f"this disk is a new incarnation ({self.me}); the cell names {cell.master}"
+                self.reason = f"this disk is a new incarnation ({self.me}); the cell names {leadership.master}"
         else:
-            self.reason = f"restarted as the master of epoch {cell.epoch}: waits for a new epoch"
+            self.reason = f"restarted as the master of epoch {leadership.epoch}: waits for a new epoch"
 
     # ---- what it is
 
@@ -101,12 +101,12 @@ class Replica:
         return self._state.me
 
     @property
-    def cell(self) -> Cell:
+    def leadership(self) -> LeadershipRecord:
         """The newest assignment that it holds."""
-        return self._state.cell
+        return self._state.leadership
 
     @property
-    def state(self) -> Durable:
+    def state(self) -> HardState:
         return self._state
 
     @property
@@ -116,13 +116,13 @@ class Replica:
         return Role.SLAVE if self.follower is not None else Role.WAITING
 
     @property
-    def parked(self) -> bool:
+    def writes_paused(self) -> bool:
         """A hand-over is under way: the master appends nothing (rule 23)."""
-        return self.leader is not None and self.leader.park is not None
+        return self.leader is not None and self.leader.pause_writes is not None
 
     @property
     def may_append(self) -> bool:
-        return self.leader is not None and not self.parked
+        return self.leader is not None and not self.writes_paused
 
     @property
     def readable_end(self) -> int:
@@ -130,7 +130,7 @@ class Replica:
         return self._log.confirmed
 
     @property
-    def settled(self) -> bool:
+    def epoch_confirmed(self) -> bool:
         """Rule 9: false on a new master until its control record is confirmed.
 
         Until then "nothing above" means "not known yet": a pull beyond the confirmed offset is held and never answered
@@ -139,28 +139,28 @@ class Replica:
         return self.leader is None or self._log.confirmed >= self._control_end
 
     @property
-    def ask(self) -> Ask | None:
-        return None if self.leader is None else self.leader.ask
+    def proposal(self) -> InSyncSetProposal | None:
+        return None if self.leader is None else self.leader.proposal
 
     # ---- what it is told
 
-    def assign(self, told: Assignment, now_ms: int) -> Assigned:
+    def assign(self, assignment: Assignment, now_ms: int) -> Assigned:
         """Take an assignment: refused when older than what it holds (rules 14, 15) or when it cannot be meant."""
-        cell, held = told.cell, self._state.cell
-        refusal = self._refusal(cell)
+        leadership, held = assignment.leadership, self._state.leadership
+        refusal = self._refusal(leadership)
         if refusal:
             return Assigned(False, refusal)
-        if told == self._held:
+        if assignment == self._held:
             return Assigned(True, self.reason)  # Told again.
-        new_epoch = cell.epoch != held.epoch
+        new_epoch = leadership.epoch != held.epoch
         if new_epoch:
-            self.stop(f"epoch {cell.epoch} under {cell.master}")  # Rule 10: the waiting sends first.
-        state = Durable(self.me, cell, told.master_address, told.unclean)
+            self.stop(f"epoch {leadership.epoch} under {leadership.master}")  # Rule 10: the waiting sends first.
+        state = HardState(self.me, leadership, assignment.leader_address, assignment.unclean)
         self._disk.save(state)  # Rule 15: on disk before it is acted upon.
         self._state = state
-        self.told_epoch = max(self.told_epoch, cell.epoch)
+        self.highest_seen_epoch = max(self.highest_seen_epoch, leadership.epoch)
         if self.leader is not None:
-            self.leader.told(cell, now_ms)
+            self.leader.apply_record(leadership, now_ms)
             self.leader.review(now_ms)
             self._confirm()
             return Assigned(True)
@@ -168,40 +168,46 @@ class Replica:
 
     @property
     def _held(self) -> Assignment:
-        return Assignment(self._state.cell, self._state.master_address, self._state.unclean)
+        return Assignment(self._state.leadership, self._state.leader_address, self._state.unclean)
 
-    def _refusal(self, cell: Cell) -> str:
-        held = self._state.cell
-        if cell.order < held.order:
-            return f"holds epoch {held.epoch} version {held.version}, told {cell.epoch} version {cell.version}"
-        if cell.order == held.order and cell != held:
-            return f"epoch {cell.epoch} version {cell.version} was told before with other content"
-        if self.told_epoch and (jump := plausible.jump_refusal(self.told_epoch, cell.epoch)):
+    def _refusal(self, leadership: LeadershipRecord) -> str:
+        held = self._state.leadership
+        if leadership.order < held.order:
+            return (
+                f"holds epoch {held.epoch} version {held.version}, told {leadership.epoch} version {leadership.version}"
+            )
+        if leadership.order == held.order and leadership != held:
+            return f"epoch {leadership.epoch} version {leadership.version} was told before with other content"
+        if self.highest_seen_epoch and (jump := plausible.jump_refusal(self.highest_seen_epoch, leadership.epoch)):
             self._refused("assignment", "epoch-jump", jump)  # A member that knows no epoch yet takes any.
             return f"{jump}; a member that was away for longer begins with an empty disk"
-        newest = last_epoch(self._log.history)
-        if cell.epoch < newest:
-            return f"its log has epoch {newest}, told {cell.epoch}: an old registry"
-        if cell.master is None:
-            return f"epoch {cell.epoch} names no master"
+        newest = last_epoch(self._log.leader_epochs)
+        if leadership.epoch < newest:
+            return f"its log has epoch {newest}, told {leadership.epoch}: an old registry"
+        if leadership.master is None:
+            return f"epoch {leadership.epoch} names no master"
         return ""
 
     def _take_role(self, new_epoch: bool, now_ms: int) -> Assigned:
-        cell = self._state.cell
-        assert cell.master is not None
-        if self._is_me(cell.master):
+        leadership = self._state.leadership
+        assert leadership.master is not None
+        if self._is_me(leadership.master):
             if not new_epoch:
-                self.reason = f"was the master of epoch {cell.epoch} before: waits for a new epoch"  # Rule 21.
+                self.reason = f"was the master of epoch {leadership.epoch} before: waits for a new epoch"  # Rule 21.
                 return Assigned(True, self.reason)
-            if cell.epoch < self.told_epoch:
-                self.reason = f"saw epoch {self.told_epoch}, above its own {cell.epoch}: waits for a new epoch"
+            if leadership.epoch < self.highest_seen_epoch:
+                self.reason = (
+                    f"saw epoch {self.highest_seen_epoch}, above its own {leadership.epoch}: waits for a new epoch"
+                )
                 return Assigned(True, self.reason)
             self._lead(now_ms)
             return Assigned(True)
-        if cell.master.member == self.me.member:
+        if leadership.master.member == self.me.member:
             # Rule 16: its former life was promoted; this disk cannot be what was meant.
             self.follower = None
-            self.reason = f"epoch {cell.epoch} names {cell.master} as master, but this disk is now {self.me}"
+            self.reason = (
+                f"epoch {leadership.epoch} names {leadership.master} as master, but this disk is now {self.me}"
+            )
             return Assigned(False, self.reason)
         self._follow()
         return Assigned(True)
@@ -211,23 +217,23 @@ class Replica:
 
     def saw_epoch(self, epoch: int, now_ms: int = 0) -> None:
         """Rule 14: a higher epoch stops a master at once and is no assignment. An impossible one changes nothing."""
-        if epoch <= self.told_epoch or not plausible.possible_successor(self.told_epoch, epoch):
+        if epoch <= self.highest_seen_epoch or not plausible.possible_successor(self.highest_seen_epoch, epoch):
             return
-        self.told_epoch = epoch
+        self.highest_seen_epoch = epoch
         if self.leader is not None:
-            self.stop(f"saw epoch {epoch}, above its own {self.cell.epoch}: waits to be told")
+            self.stop(f"saw epoch {epoch}, above its own {self.leadership.epoch}: waits to be told")
 
     # ---- roles
 
     def _lead(self, now_ms: int) -> None:
-        cell = self._state.cell
+        leadership = self._state.leadership
         role_end = self._log.end
         self.follower = None
-        self._log.begin_epoch(cell.epoch, now_ms)  # Rule 7, also when the master stays the same.
+        self._log.begin_epoch(leadership.epoch, now_ms)  # Rule 7, also when the master stays the same.
         self._control_end = self._log.end
         self.leader = Leader(
             self.me,
-            cell,
+            leadership,
             self._log,
             self.options,
             now_ms,
@@ -239,16 +245,16 @@ class Replica:
         self._confirm()
 
     def _follow(self) -> None:
-        cell = self._state.cell
-        assert cell.master is not None
+        leadership = self._state.leadership
+        assert leadership.master is not None
         held = self.follower
-        unchanged = held is not None and held.epoch == cell.epoch and held.unclean is self._state.unclean
+        unchanged = held is not None and held.epoch == leadership.epoch and held.unclean is self._state.unclean
         if held is not None and unchanged and not held.stopped:
             return
         self.follower = Follower(
             self.me,
-            cell.epoch,
-            cell.master,
+            leadership.epoch,
+            leadership.master,
             self._log,
             unclean=self._state.unclean,
             report=self._report,
@@ -269,7 +275,7 @@ class Replica:
         """Take a follower's question as its acknowledgement. None: it counts, and `again` has what it asked for."""
         if not meant_for(self.me, fetch):
             return not_meant(self.me, fetch)
-        if jump := plausible.jump_refusal(self.told_epoch, fetch.epoch):
+        if jump := plausible.jump_refusal(self.highest_seen_epoch, fetch.epoch):
             self._refused("fetch", "epoch-jump", f"{fetch.member}: {jump}")
             return self._refuse(fetch, jump)
         if self.epoch_counts(fetch):
@@ -288,9 +294,9 @@ class Replica:
 
     def epoch_counts(self, fetch: Fetch) -> bool:
         """Only of a member of the recorded set: another one's fetch says nothing about who leads."""
-        return meant_for(self.me, fetch) and fetch.member in self.cell.in_sync
+        return meant_for(self.me, fetch) and fetch.member in self.leadership.in_sync
 
-    def again(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
+    def answer_fetch(self, fetch: Fetch, now_ms: int, *, news: bool = False, empty: bool = False) -> FetchAnswer | None:
         """The answer to a fetch that `fetched` has taken; None while there are no records for it, and it is held.
 
         With `news` it is answered when more is confirmed than the asker knows, with `empty` in any case.
@@ -304,7 +310,7 @@ class Replica:
         return answer
 
     def _refuse(self, fetch: Fetch, reason: str) -> FetchAnswer:
-        return FetchAnswer(AnswerKind.REFUSED, self.told_epoch, fetch.position, reason=reason)
+        return FetchAnswer(AnswerKind.REFUSED, self.highest_seen_epoch, fetch.position, reason=reason)
 
     def appended(self) -> None:
         """The master has appended, or its disk has more of the log (SYNC_FLUSH): confirm what this makes possible."""
@@ -325,7 +331,7 @@ class Replica:
         """
         late = now_ms - self._ticked_ms - self.options.tick_ms
         if self.leader is not None and self._ticked_ms and late >= self.options.late_ms:
-            self.leader.forgive(late, now_ms)
+            self.leader.extend_deadlines(late, now_ms)
         self._ticked_ms = now_ms
         self.waiters.expire(now_ms, self._log.flushed, self.options.sync_flush)
         if self.leader is not None:
@@ -350,34 +356,34 @@ class Replica:
 
     # ---- hand-over (rule 23)
 
-    def park(self, target: MemberId, epoch: int, version: int) -> str:
+    def pause_writes(self, target: MemberId, epoch: int, version: int) -> str:
         """Stop appending until an assignment above `version`. Answers why not, or nothing.
 
         `version` is that of the cell on which the operator's swap will be based: a swap on any other must fail.
         """
         leader = self.leader
         if leader is None or leader.epoch != epoch:
-            return f"is not the master of epoch {epoch}: {self.reason or f'its epoch is {self.cell.epoch}'}"
+            return f"is not the master of epoch {epoch}: {self.reason or f'its epoch is {self.leadership.epoch}'}"
         if version != leader.version:
             return f"holds version {leader.version} of the cell, asked on {version}"
         if target == self.me:
             return f"{target} is the master already"
         if target not in leader.recorded:
             return f"{target} is not in the in-sync set"
-        return leader.park_for(target, version)
+        return leader.pause_for(target, version)
 
     def handed_over(self) -> bool:
         """Whether the target of the hand-over has everything; once true, only the cell ends the parking."""
         leader = self.leader
-        if leader is None or leader.park is None or not leader.handed_over():
+        if leader is None or leader.pause_writes is None or not leader.handed_over():
             return False
-        leader.park.ready = True
+        leader.pause_writes.ready = True
         return True
 
     def give_up_handover(self) -> None:
         """The target did not get there in time. After "it has everything" was said, this changes nothing."""
-        if self.leader is not None and self.leader.park is not None and not self.leader.park.ready:
-            self.leader.park = None
+        if self.leader is not None and self.leader.pause_writes is not None and not self.leader.pause_writes.ready:
+            self.leader.pause_writes = None
 
     # ---- the slave
 
@@ -386,7 +392,7 @@ class Replica:
 
     def answered(self, answer: FetchAnswer, now_ms: int = 0) -> bool:
         """Apply what the leader answered; false when it was dropped, or refused."""
-        if jump := plausible.jump_refusal(self.told_epoch, answer.epoch):
+        if jump := plausible.jump_refusal(self.highest_seen_epoch, answer.epoch):
             self._refused("fetch-answer", "epoch-jump", jump)
             return False
         self.saw_epoch(answer.epoch)

@@ -17,7 +17,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gantry_broker.http.models import AskModel, AssignmentAnswer, FollowerStatus, HandoverAnswer, MasterLink, MemberRef
+from gantry_broker.http.models import (
+    AssignmentAnswer,
+    FollowerStatus,
+    HandoverAnswer,
+    LeaderLink,
+    MemberRef,
+    ProposalModel,
+)
 from gantry_broker.protocol import plausible
 from gantry_broker.protocol.codes import ResponseCode, SendStatus
 from gantry_broker.protocol.frame import Frame
@@ -25,17 +32,17 @@ from gantry_broker.refusals import Refusals
 from gantry_broker.remoting.errors import RemotingError
 from gantry_broker.replication import wire
 from gantry_broker.replication.fetching import FetchLoop
-from gantry_broker.replication.holding import HOLD_S, Holding, refuse_malformed
 from gantry_broker.replication.identity import ReplicaFile
 from gantry_broker.replication.leader import Options
-from gantry_broker.replication.mending import Peer
+from gantry_broker.replication.log_repair import Peer
 from gantry_broker.replication.messages import Fetch, FetchAnswer
+from gantry_broker.replication.pending_fetches import HOLD_S, PendingFetches, refuse_malformed
 from gantry_broker.replication.raft import RaftOptions, RaftReplica
 from gantry_broker.replication.raft_leader import RaftLeader
-from gantry_broker.replication.raft_messages import Poll, PollKind
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind
 from gantry_broker.replication.raftlog import RaftStoreLog
 from gantry_broker.replication.replica import Replica, Role
-from gantry_broker.replication.state import Durable
+from gantry_broker.replication.state import HardState
 from gantry_broker.replication.storelog import StoreLog, StoreLogHooks
 from gantry_broker.replication.types import Assignment, MemberId
 from gantry_broker.store.errors import BadRecords, StoreError, StoreFull
@@ -54,7 +61,7 @@ TICK_S: Final = 0.1
 RAFT_HOLD_S: Final = 0.25
 """A follower must hear its leader well within the time after which it holds an election, and a leader its followers: a
 question that is held counts as heard, so a leader that is cut off steps down later by as much."""
-POLL_S: Final = 1.0
+RAFT_REQUEST_S: Final = 1.0
 MOVING_S: Final = 1.5
 """Who parks and hears of a higher epoch waits so long to be told who leads: usually it is the one that it parks for."""
 ASK_S: Final = 5.0
@@ -76,7 +83,7 @@ class ReplicationService:
         on_confirmed: Callable[[Confirmed], None] = lambda confirmed: None,
         on_role_change: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
-        on_cut: Callable[[int], None] = lambda to: None,
+        on_truncated: Callable[[int], None] = lambda to: None,
         report: Callable[[str], None] = log.warning,
         on_store_error: Callable[[StoreError], None] = lambda error: None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -99,7 +106,7 @@ class ReplicationService:
         self._on_store_error = on_store_error
         self._monotonic = monotonic
         self._file = ReplicaFile(config.data_dir / "config" / "replica.json", config.mode)
-        hooks = StoreLogHooks(epoch_body, on_confirmed, on_cut, unix_ms)
+        hooks = StoreLogHooks(epoch_body, on_confirmed, on_truncated, unix_ms)
         self._raft = config.mode == "Raft"
         self._log = StoreLog(store, hooks)
         self._raft_log = RaftStoreLog(store, config.data_dir / "config" / "members.json", hooks) if self._raft else None
@@ -107,9 +114,9 @@ class ReplicationService:
         self._sync_flush = config.flush == "Sync" or self._raft
         self._fetching = FetchLoop(client, self)
         self._commit: GroupCommit | None = None
-        self._holding: Holding | None = None
+        self._pending_fetches: PendingFetches | None = None
         self._core: Replica | RaftReplica | None = None
-        self._proven = True
+        self._log_trusted = True
         self._tick: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Future[None]] = set()
         self._flushed_at = 0.0
@@ -142,15 +149,15 @@ class ReplicationService:
             damaged=self._store.damage is not None,
         )
         self._store.acknowledge_damage()
-        self._proven = started.proven
+        self._log_trusted = started.log_trusted
         self._commit = GroupCommit(self._store)
         self._commit.ended = self._flush_ended
-        self._holding = Holding(
+        self._pending_fetches = PendingFetches(
             self._answer_to,
             self._held,
             self._has_news,
             lambda: self._store.end,
-            self._is_spare,
+            self._is_beyond_quorum,
             self._store.read_soon,
             lambda at: self.on_unreadable(at),
             RAFT_HOLD_S if self._raft else HOLD_S,
@@ -159,7 +166,7 @@ class ReplicationService:
         self._changed()
         self._tick = loop.call_later(TICK_S, self._on_tick)
 
-    def _replica(self, state: Durable) -> Replica:
+    def _replica(self, state: HardState) -> Replica:
         options = Options(
             sync_replication=self._config.replication == "Sync",
             sync_flush=self._sync_flush,
@@ -175,7 +182,7 @@ class ReplicationService:
             now_ms=self._now(),
         )
 
-    def _raft_core(self, state: Durable) -> RaftReplica:
+    def _raft_core(self, state: HardState) -> RaftReplica:
         assert self._raft_log is not None
         addresses = {**self._config.members, self._config.member: self._config.replication_address}
         options = RaftOptions(sync_flush=True)
@@ -201,8 +208,8 @@ class ReplicationService:
         if self._core is not None:
             self._core.stop("stops")
             self._changed()
-        if self._holding is not None:
-            self._holding.close()
+        if self._pending_fetches is not None:
+            self._pending_fetches.close()
         await self._fetching.stop()
         for task in list(self._tasks):
             task.cancel()
@@ -226,7 +233,7 @@ class ReplicationService:
         if not self._store.disk_untrusted:
             return
         try:
-            self._file.distrust_boot()
+            self._file.invalidate_boot_id()
         except OSError as error:
             log.error("cannot write down that the disk failed: %s", error)
 
@@ -249,7 +256,7 @@ class ReplicationService:
 
     @property
     def epoch(self) -> int:
-        return self.core.cell.epoch
+        return self.core.leadership.epoch
 
     @property
     def broker_id(self) -> int:
@@ -257,9 +264,9 @@ class ReplicationService:
         return 0 if self.role is Role.MASTER else self._config.member + 1
 
     @property
-    def parked(self) -> bool:
+    def writes_paused(self) -> bool:
         """A hand-over is under way: keep new sends, in their order, until this changes (rule 23)."""
-        return self.core.parked or self._moving
+        return self.core.writes_paused or self._moving
 
     @property
     def _moving(self) -> bool:
@@ -274,9 +281,9 @@ class ReplicationService:
         return self.core.may_append
 
     @property
-    def settled(self) -> bool:
+    def epoch_confirmed(self) -> bool:
         """Rule 9: while false, a pull above the confirmed offset is held, and never answered "offset moved"."""
-        return self.core.settled
+        return self.core.epoch_confirmed
 
     @property
     def handed_to(self) -> str | None:
@@ -288,15 +295,15 @@ class ReplicationService:
         return self._handed_to
 
     @property
-    def master_address(self) -> str | None:
+    def leader_address(self) -> str | None:
         """Where the group's master serves fetches, as last told; None for the master itself."""
-        return None if self.role is Role.MASTER else self.core.state.master_address
+        return None if self.role is Role.MASTER else self.core.state.leader_address
 
     def status_fields(self) -> dict[str, Any]:
         """The fields of `MemberStatus` that replication knows."""
         core, now = self.core, self._now()
-        leader, follower, cell = core.leader, core.follower, core.cell
-        ask = core.ask
+        leader, follower, leadership = core.leader, core.follower, core.leadership
+        proposal = core.proposal
         followers = []
         if leader is not None:
             followers = [
@@ -312,30 +319,30 @@ class ReplicationService:
             "member": MemberRef.of(core.me),
             "broker_id": self.broker_id,
             "role": core.role.value,
-            "epoch": cell.epoch,
-            "version": cell.version,
-            "told_epoch": core.told_epoch,
-            "proven": self._proven or core.me in cell.in_sync or core.me == cell.master,
-            "last_epoch": self._log.history[-1].epoch if self._log.history else 0,
+            "epoch": leadership.epoch,
+            "version": leadership.version,
+            "highest_seen_epoch": core.highest_seen_epoch,
+            "log_trusted": self._log_trusted or core.me in leadership.in_sync or core.me == leadership.master,
+            "last_epoch": self._log.leader_epochs[-1].epoch if self._log.leader_epochs else 0,
             "start": self._store.start,
             "end": self._store.end,
             "flushed": self._store.flushed,
             "confirmed": self._store.confirmed,
             "lag_bytes": 0 if follower is None else max(0, follower.leader_end - self._store.end),
-            "in_sync": [MemberRef.of(m) for m in sorted(cell.in_sync)],
-            "ask": None if ask is None else AskModel.of(ask),
+            "in_sync": [MemberRef.of(m) for m in sorted(leadership.in_sync)],
+            "proposal": None if proposal is None else ProposalModel.of(proposal),
             "followers": followers,
-            "master_link": self._link(),
-            "parked": core.parked,
+            "leader_link": self._link(),
+            "writes_paused": core.writes_paused,
             "writable": core.may_append,
             "reason": core.reason,
         }
 
-    def _link(self) -> MasterLink:
-        master = self.core.cell.master
+    def _link(self) -> LeaderLink:
+        master = self.core.leadership.master
         if self.core.follower is None or master is None:
-            return MasterLink()
-        return MasterLink(
+            return LeaderLink()
+        return LeaderLink(
             member=MemberRef.of(master), state=self._fetching.state, last_answer_ms=self._fetching.last_answer_ms()
         )
 
@@ -351,39 +358,43 @@ class ReplicationService:
 
     # ---- what it is told
 
-    async def assign(self, told: Assignment) -> AssignmentAnswer:
+    async def assign(self, assignment: Assignment) -> AssignmentAnswer:
         """Take an assignment. It is on disk before it is acted upon (rule 15). Raises OSError when that fails."""
         if self._stopped:
-            held = self.core.cell
+            held = self.core.leadership
             return AssignmentAnswer(accepted=False, epoch=held.epoch, version=held.version, reason="it stops")
-        parked_for = self._parked_for()
+        paused_for = self._paused_for()
         if self._store.end > 0:
             self._file.holds_records()
-        done = self.core.assign(told, self._now())
-        cell = self.core.cell
+        done = self.core.assign(assignment, self._now())
+        leadership = self.core.leadership
         if done.accepted:
             self._moving_until = 0.0
-        if parked_for is not None and not self.core.parked:
-            moved = done.accepted and told.cell.master == parked_for and told.cell.master != self.me
-            self._handed_to = told.master_address if moved else None
+        if paused_for is not None and not self.core.writes_paused:
+            moved = (
+                done.accepted and assignment.leadership.master == paused_for and assignment.leadership.master != self.me
+            )
+            self._handed_to = assignment.leader_address if moved else None
         elif self.role is Role.MASTER:
             self._handed_to = None
         self._changed()
-        return AssignmentAnswer(accepted=done.accepted, epoch=cell.epoch, version=cell.version, reason=done.reason)
+        return AssignmentAnswer(
+            accepted=done.accepted, epoch=leadership.epoch, version=leadership.version, reason=done.reason
+        )
 
-    def _parked_for(self) -> MemberId | None:
+    def _paused_for(self) -> MemberId | None:
         leader = self.core.leader
-        if leader is not None and leader.park is not None:
-            return leader.park.target
+        if leader is not None and leader.pause_writes is not None:
+            return leader.pause_writes.target
         return self._moving_to if self._moving else None
 
     def saw_epoch(self, epoch: int) -> None:
         """An epoch that a member of the set is in: a higher one stops a master at once (rule 14)."""
-        if epoch > self.core.told_epoch:
-            parked_for = self._parked_for()
+        if epoch > self.core.highest_seen_epoch:
+            paused_for = self._paused_for()
             self.core.saw_epoch(epoch, self._now())
-            if parked_for is not None and not self._raft:
-                self._moving_to, self._moving_until = parked_for, self._monotonic() + MOVING_S
+            if paused_for is not None and not self._raft:
+                self._moving_to, self._moving_until = paused_for, self._monotonic() + MOVING_S
             self._changed()
 
     # ---- the master
@@ -392,8 +403,8 @@ class ReplicationService:
         """The broker has appended up to `end`; once per pass of the event loop is enough."""
         core = self.core
         core.appended()
-        if self._holding is not None:
-            self._holding.appended()
+        if self._pending_fetches is not None:
+            self._pending_fetches.appended()
         if self._sync_flush:
             self._flush_soon()
 
@@ -413,26 +424,26 @@ class ReplicationService:
         if stranger:
             conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
             return
-        assert self._holding is not None
+        assert self._pending_fetches is not None
         if self.core.epoch_counts(fetch):
             self.saw_epoch(fetch.epoch)
         answer = self.core.fetched(fetch, self._now())
         if answer is None:
             self._fetchers[fetch.member.member] = conn
         self._acked.set()
-        self._holding.take(conn, frame, fetch, answer)
+        self._pending_fetches.take(conn, frame, fetch, answer)
         self._changed()
 
-    def on_poll(self, conn: Connection, frame: Frame) -> None:
+    def on_raft_request(self, conn: Connection, frame: Frame) -> None:
         """A frame with GantryCode.POLL: what members in Raft mode ask each other."""
         core = self.core
         try:
-            poll = wire.parse_poll(frame)
+            request = wire.parse_raft_request(frame)
         except wire.WireError as error:
             self.refusals.add("poll", error.reason, f"{conn!r}: {error}")
             refuse_malformed(conn, frame, error)
             return
-        stranger = wire.not_its_own(conn.identity, poll.member.member)
+        stranger = wire.not_its_own(conn.identity, request.member.member)
         if stranger:
             conn.send(Frame.response_to(frame, ResponseCode.NO_PERMISSION, stranger))
             return
@@ -443,15 +454,15 @@ class ReplicationService:
         if stranger:
             conn.send(Frame.response_to(frame, ResponseCode.SYSTEM_ERROR, stranger))
             return
-        answer = core.polled(poll, self._now())
+        answer = core.on_raft_request(request, self._now())
         self._changed()
-        conn.send(wire.poll_answer_frame(frame, answer))
+        conn.send(wire.raft_response_frame(frame, answer))
 
-    async def _poll(self, core: RaftReplica, address: str, poll: Poll) -> None:
+    async def _raft_request(self, core: RaftReplica, address: str, request: RaftRequest) -> None:
         try:
-            question = wire.poll_frame(poll, self._group, self._config.group_address)
-            frame = await self._client.request(address, question, POLL_S)
-            answer = wire.parse_poll_answer(frame)
+            question = wire.raft_request_frame(request, self._group, self._config.group_address)
+            frame = await self._client.request(address, question, RAFT_REQUEST_S)
+            answer = wire.parse_raft_response(frame)
         except RemotingError as error:
             log.debug("poll of %s: %s", address, error)
             return
@@ -459,31 +470,31 @@ class ReplicationService:
             if error.reason:
                 self.refusals.add("poll-answer", error.reason, f"{address}: {error}")
             return
-        core.poll_answered(answer, self._now())
+        core.raft_answered(answer, self._now())
         self._changed()
 
     def _send_out(self, core: RaftReplica) -> None:
         outbox, core.outbox = core.outbox, []
-        for number, poll in outbox:
+        for number, request in outbox:
             places = core.addresses_of(number)
             # Whoever is told to hold an election does so: only the one that is meant.
-            for address in places[:1] if poll.kind is PollKind.TIMEOUT_NOW else places:
-                self._spawn(self._poll(core, address, poll))
+            for address in places[:1] if request.kind is RaftRequestKind.TIMEOUT_NOW else places:
+                self._spawn(self._raft_request(core, address, request))
 
     def on_connection_lost(self, conn: Connection) -> None:
         """A connection has ended, of whatever kind."""
         for member, used in list(self._fetchers.items()):
             if used is conn:
                 del self._fetchers[member]
-        if self._holding is not None:
-            self._holding.connection_lost(conn)
+        if self._pending_fetches is not None:
+            self._pending_fetches.connection_lost(conn)
 
     def peers(self) -> list[Peer]:
         """The other members that can be asked for something now: of a follower its leader, of a leader its followers,
         by the connections over which they fetch."""
         if self._core is None:
             return []
-        address = self.master_address
+        address = self.leader_address
         if self._core.follower is not None and address is not None:
             return [(address, lambda frame: self._client.request(address, frame, ASK_S))]
         if self._core.leader is None:
@@ -495,7 +506,7 @@ class ReplicationService:
         ]
 
     def _answer_to(self, fetch: Fetch, news: bool, empty: bool) -> FetchAnswer | None:
-        return self.core.again(fetch, self._now(), news=news, empty=empty)
+        return self.core.answer_fetch(fetch, self._now(), news=news, empty=empty)
 
     def _held(self, member: MemberId, waiting: bool) -> None:
         leader = self.core.leader
@@ -506,9 +517,9 @@ class ReplicationService:
         leader = self.core.leader
         return leader is None or leader.has_news(fetch)
 
-    def _is_spare(self, fetch: Fetch) -> bool:
+    def _is_beyond_quorum(self, fetch: Fetch) -> bool:
         leader = self.core.leader
-        return isinstance(leader, RaftLeader) and leader.is_spare(fetch.member)
+        return isinstance(leader, RaftLeader) and leader.is_beyond_quorum(fetch.member)
 
     async def handover(
         self, target: MemberId, epoch: int, version: int | None = None, timeout_ms: int = 2_000
@@ -519,7 +530,7 @@ class ReplicationService:
         "ready" the sends stay parked until an assignment above that version: the operator, which sees a member that
         parks for nobody, writes one.
         """
-        reason = self.core.park(target, epoch, self.core.cell.version if version is None else version)
+        reason = self.core.pause_writes(target, epoch, self.core.leadership.version if version is None else version)
         if reason:
             return HandoverAnswer(ready=False, end=self._store.end, reason=reason)
         self._changed()
@@ -527,7 +538,7 @@ class ReplicationService:
         deadline = self._monotonic() + timeout_ms / 1000
         while not self.core.handed_over():
             left = deadline - self._monotonic()
-            if left <= 0 or not self.core.parked:
+            if left <= 0 or not self.core.writes_paused:
                 self.core.give_up_handover()
                 self._changed()
                 return HandoverAnswer(
@@ -551,7 +562,7 @@ class ReplicationService:
         while self._monotonic() < max(deadline, self._moving_until):
             if core.follower is not None:
                 return HandoverAnswer(ready=True, end=self._store.end)
-            if core.leader is not None and not core.parked:
+            if core.leader is not None and not core.writes_paused:
                 break
             self._acked.clear()
             try:
@@ -579,7 +590,7 @@ class ReplicationService:
     def next_fetch(self) -> tuple[str, Fetch] | None:
         """Whom to ask what; None while there is nobody to ask."""
         fetch = self.core.next_fetch()
-        address = self.core.state.master_address
+        address = self.core.state.leader_address
         return None if fetch is None or address is None else (address, fetch)
 
     async def answered(self, answer: FetchAnswer) -> bool:
@@ -674,22 +685,22 @@ class ReplicationService:
             if self._monotonic() >= self._moving_until:
                 self._moving_until = 0.0  # Whoever leads later was not handed the role by this member.
             if self._moving_until and core.follower is not None:
-                self._handed_to, self._moving_until = core.state.master_address, 0.0
+                self._handed_to, self._moving_until = core.state.leader_address, 0.0
             elif core.leader is not None:
                 self._handed_to = None
-                if not core.parked:
+                if not core.writes_paused:
                     self._moving_until = 0.0
-        cell = core.cell
-        role = (core.role, core.may_append, cell.epoch, self.parked)
-        status = (*role, cell.version, core.told_epoch, core.ask, core.reason, core.settled)
+        leadership = core.leadership
+        role = (core.role, core.may_append, leadership.epoch, self.writes_paused)
+        status = (*role, leadership.version, core.highest_seen_epoch, core.proposal, core.reason, core.epoch_confirmed)
         if status == self._shown:
             return
         former, self._shown = self._shown, status
         try:
-            following = None if core.follower is None else (core.follower, core.state.master_address)
+            following = None if core.follower is None else (core.follower, core.state.leader_address)
             self._fetching.follow(following)
-            if self._holding is not None:
-                self._holding.wake()
+            if self._pending_fetches is not None:
+                self._pending_fetches.wake()
             if former[: len(role)] != role:
                 self._acked.set()
                 self._on_role_change()

@@ -7,17 +7,17 @@ from typing import Any
 
 from gantry_broker.protocol import plausible
 from gantry_broker.replication.members import Members, members_from_json, members_to_json
-from gantry_broker.replication.types import Cell, MemberId, member_from_json
+from gantry_broker.replication.types import LeadershipRecord, MemberId, member_from_json
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
+class HardState:
     """Written before it is acted upon (rule 15)."""
 
     me: MemberId
-    cell: Cell = field(default_factory=Cell)
+    leadership: LeadershipRecord = field(default_factory=LeadershipRecord)
     """The newest assignment accepted; an older one is refused, also after a restart."""
-    master_address: str | None = None
+    leader_address: str | None = None
     unclean: bool = False
     """The newest assignment allowed this member to cut below its confirmed offset (rule 3)."""
     vote: MemberId | None = None
@@ -28,21 +28,21 @@ class Durable:
     def to_json(self) -> dict[str, Any]:
         return {
             "member": list(self.me),
-            "cell": self.cell.to_json(),
-            "masterAddress": self.master_address,
+            "leadership": self.leadership.to_json(),
+            "leaderAddress": self.leader_address,
             "unclean": self.unclean,
             "vote": None if self.vote is None else list(self.vote),
             "firstMembers": members_to_json(self.first_members),
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Durable:
+    def from_json(cls, data: dict[str, Any]) -> HardState:
         """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
-        address, vote = data["masterAddress"], data.get("vote")
+        address, vote = data["leaderAddress"], data.get("vote")
         return cls(
             member_from_json("member", data["member"]),
-            Cell.from_json(data["cell"]),
-            None if address is None else plausible.address("masterAddress", address),
+            LeadershipRecord.from_json(data["leadership"]),
+            None if address is None else plausible.address("leaderAddress", address),
             bool(data["unclean"]),
             None if vote is None else member_from_json("vote", vote),
             members_from_json(data.get("firstMembers", [])),

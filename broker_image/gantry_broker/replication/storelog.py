@@ -11,7 +11,7 @@ import orjson
 
 from gantry_broker.protocol import plausible
 from gantry_broker.replication import epochs
-from gantry_broker.replication.types import EpochStart, History
+from gantry_broker.replication.types import EpochStart, LeaderEpochs
 
 if TYPE_CHECKING:
     from gantry_broker.store.store import MessageStore
@@ -33,7 +33,7 @@ class StoreLogHooks:
     epoch_body: Callable[[int], bytes]
     """Body of an epoch's control record."""
     on_confirmed: Callable[[Confirmed], None]
-    on_cut: Callable[[int], None]
+    on_truncated: Callable[[int], None]
     """The log was cut to, or reset at, this offset."""
     unix_ms: Callable[[], int]
 
@@ -66,8 +66,8 @@ class StoreLog:
     def __init__(self, store: MessageStore, hooks: StoreLogHooks) -> None:
         self._store = store
         self._hooks = hooks
-        self._raw_history: object = None
-        self._history: History = ()
+        self._raw_leader_epochs: object = None
+        self._leader_epochs: LeaderEpochs = ()
 
     @property
     def start(self) -> int:
@@ -86,16 +86,16 @@ class StoreLog:
         return self._store.confirmed
 
     @property
-    def history(self) -> History:
+    def leader_epochs(self) -> LeaderEpochs:
         raw = self._store.epochs
-        if raw is not self._raw_history:
+        if raw is not self._raw_leader_epochs:
             # A leadership that wrote nothing must not be compared with one that did.
             entries = [EpochStart(*e) for e in raw]
             ends = [*(e.start for e in entries[1:]), *([self._store.end] if entries else [])]
-            self._history = tuple(e for e, end in zip(entries, ends, strict=True) if e.start < end)
+            self._leader_epochs = tuple(e for e, end in zip(entries, ends, strict=True) if e.start < end)
             if not entries or entries[-1].start < self._store.end:
-                self._raw_history = raw
-        return self._history
+                self._raw_leader_epochs = raw
+        return self._leader_epochs
 
     def begin_epoch(self, epoch: int, now_ms: int) -> None:
         self._store.prepare_master()
@@ -107,9 +107,9 @@ class StoreLog:
     def append_raw(self, at: int, data: bytes) -> None:
         self._store.append_raw(at, data)
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         self._store.truncate(to)
-        self._hooks.on_cut(to)
+        self._hooks.on_truncated(to)
 
     def reset_state(self) -> bytes:
         return orjson.dumps(self._queue_starts())
@@ -119,10 +119,10 @@ class StoreLog:
         starts = self._store.queue_starts()
         return {"queues": [[topic, queue, at] for (topic, queue), at in starts.items()]}
 
-    def reset(self, to: int, history: History, state: bytes) -> None:
+    def reset(self, to: int, leader_epochs: LeaderEpochs, state: bytes) -> None:
         starts = queue_starts(state)
-        self._store.reset(to, epochs.cut(history, to), starts)
-        self._hooks.on_cut(to)
+        self._store.reset(to, epochs.truncate(leader_epochs, to), starts)
+        self._hooks.on_truncated(to)
 
     def confirm(self, offset: int) -> None:
         """As much of it as takes no time; the next acknowledgement, answer or tick goes on."""

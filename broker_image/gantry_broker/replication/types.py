@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from gantry_broker.protocol import plausible
 from gantry_broker.store.log.epochs import EpochStart as EpochStart
-from gantry_broker.store.log.epochs import LeaderEpochs
-
-History = LeaderEpochs
+from gantry_broker.store.log.epochs import LeaderEpochs as LeaderEpochs
 
 
 class MemberId(NamedTuple):
@@ -33,7 +31,7 @@ class MemberId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LeadershipRecord:
     """What the role registry holds for one group (rule 13). A swap compares the whole cell."""
 
     epoch: int = 0
@@ -41,15 +39,15 @@ class Cell:
     master: MemberId | None = None
     in_sync: frozenset[MemberId] = frozenset()
 
-    def promoted(self, master: MemberId, in_sync: Iterable[MemberId]) -> Cell:
+    def promoted(self, master: MemberId, in_sync: Iterable[MemberId]) -> LeadershipRecord:
         """The next epoch under `master`. Whether that is allowed is decided by the caller (rules 16 and 20)."""
-        return Cell(self.epoch + 1, self.version + 1, master, frozenset(in_sync))
+        return LeadershipRecord(self.epoch + 1, self.version + 1, master, frozenset(in_sync))
 
-    def with_set(self, in_sync: Iterable[MemberId]) -> Cell:
+    def with_set(self, in_sync: Iterable[MemberId]) -> LeadershipRecord:
         """The same leadership with another in-sync set."""
         return replace(self, version=self.version + 1, in_sync=frozenset(in_sync))
 
-    def touched(self) -> Cell:
+    def touched(self) -> LeadershipRecord:
         """The same content under a new version: how a refused proposal moves the version (rule 18)."""
         return replace(self, version=self.version + 1)
 
@@ -67,7 +65,7 @@ class Cell:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Cell:
+    def from_json(cls, data: dict[str, Any]) -> LeadershipRecord:
         """Raises KeyError, TypeError or ValueError when `data` is not what `to_json` writes."""
         master = data["master"]
         return cls(
@@ -90,15 +88,15 @@ def member_from_json(name: str, data: Any) -> MemberId:
 class Assignment:
     """What the operator tells a member, only after the cell is recorded (rule 13)."""
 
-    cell: Cell
-    master_address: str | None = None
+    leadership: LeadershipRecord
+    leader_address: str | None = None
     """host:port on which the master serves fetches (its own member address, never the group's)."""
     unclean: bool = False
     """Only then may a follower cut below its own confirmed offset (rule 3)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class InSyncSetProposal:
     """The in-sync set that a master wants recorded, and the version that it is based on (rule 17)."""
 
     base_version: int

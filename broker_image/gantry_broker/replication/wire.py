@@ -19,8 +19,8 @@ from gantry_broker.protocol.frame import Frame
 from gantry_broker.remoting.handshake import Identity
 from gantry_broker.replication.members import Members, members_from_json, members_to_json
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
-from gantry_broker.replication.raft_messages import Poll, PollAnswer, PollKind
-from gantry_broker.replication.types import EpochStart, History, MemberId, member_from_json
+from gantry_broker.replication.raft_messages import RaftRequest, RaftRequestKind, RaftResponse
+from gantry_broker.replication.types import EpochStart, LeaderEpochs, MemberId, member_from_json
 
 
 class WireError(Exception):
@@ -33,16 +33,18 @@ class WireError(Exception):
 
 
 @lru_cache(maxsize=64)
-def _history_bytes(history: History) -> bytes:
-    return orjson.dumps([list(e) for e in history])
+def _leader_epochs_bytes(leader_epochs: LeaderEpochs) -> bytes:
+    return orjson.dumps([list(e) for e in leader_epochs])
 
 
 @lru_cache(maxsize=64)
-def _history(data: bytes) -> History:
+def _leader_epochs(data: bytes) -> LeaderEpochs:
     """Raises Implausible, ValueError."""
-    if len(data) > plausible.MAX_HISTORY_BYTES:
-        raise plausible.Implausible(f"history: {len(data)} bytes, at most {plausible.MAX_HISTORY_BYTES} are possible")
-    return tuple(EpochStart(*pair) for pair in plausible.history("history", orjson.loads(data)))
+    if len(data) > plausible.MAX_LEADER_EPOCHS_BYTES:
+        raise plausible.Implausible(
+            f"history: {len(data)} bytes, at most {plausible.MAX_LEADER_EPOCHS_BYTES} are possible"
+        )
+    return tuple(EpochStart(*pair) for pair in plausible.leader_epochs("leaderEpochs", orjson.loads(data)))
 
 
 def _integer(ext: dict[str, str], name: str) -> int:
@@ -91,7 +93,7 @@ def fetch_frame(fetch: Fetch) -> Frame:
         ext["address"] = fetch.address
     if fetch.leader is not None:
         ext["leader"], ext["leaderIncarnation"] = str(fetch.leader.member), fetch.leader.incarnation
-    return Frame(GantryCode.FETCH, ext=ext, body=_history_bytes(fetch.history))
+    return Frame(GantryCode.FETCH, ext=ext, body=_leader_epochs_bytes(fetch.leader_epochs))
 
 
 def parse_fetch(frame: Frame) -> Fetch:
@@ -103,13 +105,13 @@ def parse_fetch(frame: Frame) -> Fetch:
             _member_in(ext, "member", "incarnation"),
             _offset(ext, "end"),
             _offset(ext, "flushed"),
-            _history(frame.body),
+            _leader_epochs(frame.body),
             _offset(ext, "confirmed"),
             max(1, min(_offset(ext, "maxBytes"), 8 << 20)),
             plausible.address("address", ext.get("address", "")),
             _member_in(ext, "leader", "leaderIncarnation") if "leader" in ext else None,
         )
-        _check_history(fetch.history, fetch.epoch, fetch.end)
+        _check_leader_epochs(fetch.leader_epochs, fetch.epoch, fetch.end)
         return fetch
 
 
@@ -120,11 +122,11 @@ def _member_in(ext: dict[str, str], number: str, incarnation: str) -> MemberId:
     )
 
 
-def _check_history(history: History, epoch: int, end: int) -> None:
+def _check_leader_epochs(leader_epochs: LeaderEpochs, epoch: int, end: int) -> None:
     """A log has no record of a later epoch than its member's, and none begins after its end. Raises Implausible."""
-    if not history:
+    if not leader_epochs:
         return
-    last = history[-1]
+    last = leader_epochs[-1]
     if last.epoch > epoch:
         raise plausible.Implausible(f"history: its last epoch {last.epoch} is above the sender's epoch {epoch}")
     if last.start > end:
@@ -140,10 +142,10 @@ def answer_frame(request: Frame, answer: FetchAnswer) -> Frame:
         "confirmed": str(answer.confirmed),
         "leaderEnd": str(answer.leader_end),
     }
-    if answer.kind in (AnswerKind.CUT, AnswerKind.RESET):
+    if answer.kind in (AnswerKind.TRUNCATE, AnswerKind.RESET):
         ext["to"] = str(answer.to)
-        ext["parted"] = str(answer.parted)
-        ext["history"] = _history_bytes(answer.history).decode()
+        ext["divergence"] = str(answer.divergence_offset)
+        ext["leaderEpochs"] = _leader_epochs_bytes(answer.leader_epochs).decode()
     remark = answer.reason or None
     return Frame.response_to(request, ResponseCode.SUCCESS, remark, ext, answer.data)
 
@@ -155,39 +157,43 @@ def parse_answer(frame: Frame) -> FetchAnswer:
     ext = frame.ext
     with _as_wire_error("answer to a fetch"):
         kind = AnswerKind(ext.get("kind"))
-        parted = kind in (AnswerKind.CUT, AnswerKind.RESET)
+        divergence_offset = kind in (AnswerKind.TRUNCATE, AnswerKind.RESET)
         answer = FetchAnswer(
             kind,
             _epoch(ext, "epoch"),
             Position(_offset(ext, "askedEnd"), _epoch(ext, "askedEpoch")),
             _offset(ext, "confirmed"),
             _offset(ext, "leaderEnd"),
-            _offset(ext, "to") if parted else 0,
-            _offset(ext, "parted") if parted else 0,
+            _offset(ext, "to") if divergence_offset else 0,
+            _offset(ext, "divergence") if divergence_offset else 0,
             frame.body,
-            _history(ext.get("history", "[]").encode()) if parted else (),
+            _leader_epochs(ext.get("leaderEpochs", "[]").encode()) if divergence_offset else (),
             (frame.remark or "")[: plausible.MAX_TEXT],
         )
-        _check_history(answer.history, answer.epoch, answer.leader_end)
-        for name, value in (("confirmed", answer.confirmed), ("to", answer.to), ("parted", answer.parted)):
+        _check_leader_epochs(answer.leader_epochs, answer.epoch, answer.leader_end)
+        for name, value in (
+            ("confirmed", answer.confirmed),
+            ("to", answer.to),
+            ("divergence", answer.divergence_offset),
+        ):
             if value > answer.leader_end:
                 raise plausible.Implausible(f"{name} = {value}: is above leaderEnd = {answer.leader_end}")
         return answer
 
 
-def poll_frame(poll: Poll, group: str, group_address: str) -> Frame:
+def raft_request_frame(request: RaftRequest, group: str, group_address: str) -> Frame:
     """`group`: "cluster/group" of the asker, for an address may belong to a member of another group by now. So may a
     name: two namespaces can have clusters of one name, and only `group_address` tells those apart."""
     body = {
-        "kind": poll.kind.value,
-        "epoch": poll.epoch,
-        "member": list(poll.member),
-        "address": poll.address,
-        "rank": list(poll.rank),
-        "transfer": poll.transfer,
-        "members": members_to_json(poll.members),
+        "kind": request.kind.value,
+        "epoch": request.epoch,
+        "member": list(request.member),
+        "address": request.address,
+        "rank": list(request.rank),
+        "transfer": request.transfer,
+        "members": members_to_json(request.members),
     }
-    return Frame(GantryCode.POLL, ext={"group": group, "groupAddress": group_address}, body=orjson.dumps(body))
+    return Frame(GantryCode.RAFT, ext={"group": group, "groupAddress": group_address}, body=orjson.dumps(body))
 
 
 def not_of_group(frame: Frame, group: str, group_address: str) -> str:
@@ -205,13 +211,13 @@ def not_its_own(sender: Identity | None, member: int) -> str:
     return f"the request is in the name of member {member}, but {sender or 'nobody'} is connected"
 
 
-def parse_poll(frame: Frame) -> Poll:
+def parse_raft_request(frame: Frame) -> RaftRequest:
     """Raises WireError."""
     with _as_wire_error("poll"):
         data = _poll_body(frame)
         rank = plausible.items("rank", data["rank"], 2)
-        poll = Poll(
-            PollKind(data["kind"]),
+        request = RaftRequest(
+            RaftRequestKind(data["kind"]),
             plausible.epoch("epoch", data["epoch"]),
             member_from_json("member", data["member"]),
             plausible.address("address", data["address"]),
@@ -219,9 +225,13 @@ def parse_poll(frame: Frame) -> Poll:
             data["transfer"] is True,
             _members(data["members"]),
         )
-        if poll.rank[0] > poll.epoch and poll.kind is not PollKind.FIND:  # A state file may have been lost.
-            raise plausible.Implausible(f"rank: its epoch {poll.rank[0]} is above the sender's epoch {poll.epoch}")
-        return poll
+        if (
+            request.rank[0] > request.epoch and request.kind is not RaftRequestKind.FIND
+        ):  # A state file may have been lost.
+            raise plausible.Implausible(
+                f"rank: its epoch {request.rank[0]} is above the sender's epoch {request.epoch}"
+            )
+        return request
 
 
 def _poll_body(frame: Frame) -> dict[str, Any]:
@@ -233,7 +243,7 @@ def _poll_body(frame: Frame) -> dict[str, Any]:
     return data
 
 
-def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
+def raft_response_frame(request: Frame, answer: RaftResponse) -> Frame:
     body = {
         "kind": answer.kind.value,
         "asked": answer.asked,
@@ -242,28 +252,28 @@ def poll_answer_frame(request: Frame, answer: PollAnswer) -> Frame:
         "granted": answer.granted,
         "leader": None if answer.leader is None else list(answer.leader),
         "leaderAddress": answer.leader_address,
-        "fresh": answer.fresh,
+        "uninitialized": answer.uninitialized,
         "members": members_to_json(answer.members),
     }
     return Frame.response_to(request, ResponseCode.SUCCESS, None, None, orjson.dumps(body))
 
 
-def parse_poll_answer(frame: Frame) -> PollAnswer:
+def parse_raft_response(frame: Frame) -> RaftResponse:
     """Raises WireError, also for an answer that says that the request was not understood."""
     if frame.code != ResponseCode.SUCCESS:
         raise WireError(f"answer {frame.code}: {frame.remark}", "")
     with _as_wire_error("answer to a poll"):
         data = _poll_body(frame)
         leader = data["leader"]
-        return PollAnswer(
-            PollKind(data["kind"]),
+        return RaftResponse(
+            RaftRequestKind(data["kind"]),
             plausible.epoch("asked", data["asked"]),
             member_from_json("member", data["member"]),
             plausible.epoch("epoch", data["epoch"]),
             data["granted"] is True,
             None if leader is None else member_from_json("leader", leader),
             plausible.address("leaderAddress", data["leaderAddress"]),
-            data["fresh"] is True,
+            data["uninitialized"] is True,
             _members(data.get("members", [])),  # Older members do not send them.
         )
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from gantry_operator.cluster.member_client import MemberClient
 from gantry_operator.cluster.member_http import httpx
@@ -101,20 +101,20 @@ class GroupController(ABC):
 
     @property
     @abstractmethod
-    def cell(self) -> Cell | None:
+    def leadership(self) -> LeadershipRecord | None:
         """Who leads in which epoch, with which set; None: not known yet."""
 
     def in_sync(self, report: Report) -> bool:
         """The group does without another one while this one is there."""
-        return self.cell is not None and report.id in self.cell.in_sync
+        return self.leadership is not None and report.id in self.leadership.in_sync
 
-    async def known_cell(self, timeout_s: float = 15.0) -> Cell:
+    async def known_leadership(self, timeout_s: float = 15.0) -> LeadershipRecord:
         """The cell, as soon as it is known. Raises SwitchoverFailed."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            cell = self.cell
-            if cell is not None:
-                return cell
+            leadership = self.leadership
+            if leadership is not None:
+                return leadership
             await self._next_look()
         why = self.problem or (self.waits.reason if self.waits is not None else "nobody has answered yet")
         raise SwitchoverFailed(f"it is not known who leads {self.group}: {why}")
@@ -122,7 +122,7 @@ class GroupController(ABC):
     @property
     def announced(self) -> bool:
         """The group's address leads to the master of the present cell, as far as this program has brought it about."""
-        return self.cell is not None and self._announced == self.cell.epoch
+        return self.leadership is not None and self._announced == self.leadership.epoch
 
     @property
     def still_counted(self) -> Sequence[int]:

@@ -123,7 +123,7 @@ class LeaderBalancer:
         found = []
         for group, controller in self._controllers.items():
             standing = self._standing(group, controller, preference)
-            epoch = 0 if standing is None or controller.cell is None else controller.cell.epoch
+            epoch = 0 if standing is None or controller.leadership is None else controller.leadership.epoch
             if group not in self._since or self._since[group][0] != epoch:
                 self._since[group] = (epoch, now)
             if standing is not None and now - self._since[group][1] >= CALM_S:
@@ -132,15 +132,15 @@ class LeaderBalancer:
 
     def _standing(self, group: str, controller: GroupController, preference: LeaderPreference) -> Standing | None:
         """None: it is not calm, somebody is away."""
-        cell = controller.cell
+        leadership = controller.leadership
         if (
-            cell is None
-            or cell.master is None
+            leadership is None
+            or leadership.master is None
             or controller.waits is not None
-            or cell.master.member not in controller.watches
+            or leadership.master.member not in controller.watches
         ):
             return None
-        master = controller.watches[cell.master.member].report
+        master = controller.watches[leadership.master.member].report
         if master is None or master.role != "Master":
             return None
         able = {}
@@ -148,6 +148,10 @@ class LeaderBalancer:
             report, process_state = watch.report, self._process_state(watch.name)
             if report is None or watch.reach != "ok" or process_state.gone or process_state.deleting:
                 return None
-            if report.id in cell.in_sync and not report.unfit and report.end + BEHIND_BYTES >= master.end:
+            if (
+                report.id in leadership.in_sync
+                and not report.not_promotable
+                and report.end + BEHIND_BYTES >= master.end
+            ):
                 able[number] = process_state.node
-        return Standing(group, cell.master.member, able, preference.preferred.get(group), preference.spread)
+        return Standing(group, leadership.master.member, able, preference.preferred.get(group), preference.spread)

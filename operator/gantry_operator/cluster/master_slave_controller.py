@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from gantry_operator.cluster.group_controller import HANDOVER_AGAIN_S, HANDOVER_MS, GroupController, SwitchoverFailed
 from gantry_operator.cluster.member_http import httpx, make_client
@@ -82,7 +82,7 @@ class MasterSlaveController(GroupController):
         self._goals: dict[MemberId, tuple[int, int, float]] = {}
         """By follower: an epoch, an end that its master had in it, and when."""
         self._switchover: Switchover | None = None
-        self._handover_asked = False
+        self._handover_requested = False
         self._handover_ready: tuple[HandoverReady, float] | None = None
         self._handover_not_before = 0.0
         self._handover_problem = ""
@@ -99,26 +99,26 @@ class MasterSlaveController(GroupController):
     # ---- from outside
 
     @property
-    def cell(self) -> Cell | None:
-        return None if self.entry is None else self.entry.cell
+    def leadership(self) -> LeadershipRecord | None:
+        return None if self.entry is None else self.entry.leadership
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
-        while self.cell is None and self._keep_waiting(request, deadline, under_way=False):
+        while self.leadership is None and self._keep_waiting(request, deadline, under_way=False):
             await self._next_look()  # What was before is not known yet.
-        before = self.cell
+        before = self.leadership
         self._switchover = request
         self._handover_not_before, self._handover_problem = 0.0, ""
         try:
             while self._keep_waiting(request, deadline, self._under_way()):
                 await self._next_look()
-                cell = self.cell
-                if before is None or cell is None or cell.master is None or not self._leads(cell):
+                leadership = self.leadership
+                if before is None or leadership is None or leadership.master is None or not self._leads(leadership):
                     continue
-                name = self.watches[cell.master.member].name
-                if cell.epoch == before.epoch and cell.master.member == request.to:
+                name = self.watches[leadership.master.member].name
+                if leadership.epoch == before.epoch and leadership.master.member == request.to:
                     return f"{name} is master already"
-                if cell.epoch > before.epoch and request.fulfilled(before.master, cell.master):
-                    return f"{name} leads {self.group} in epoch {cell.epoch}"
+                if leadership.epoch > before.epoch and request.fulfilled(before.master, leadership.master):
+                    return f"{name} leads {self.group} in epoch {leadership.epoch}"
         finally:
             self._switchover = None
         # What the last pass waited for says nothing where there can be no pass.
@@ -129,15 +129,15 @@ class MasterSlaveController(GroupController):
     def _under_way(self) -> bool:
         """A hand-over was asked for, is ready to be recorded, is being recorded, or was just now."""
         now, ready = time.monotonic(), self._handover_ready
-        return self._handover_asked or now <= self._recorded_until or (ready is not None and now <= ready[1])
+        return self._handover_requested or now <= self._recorded_until or (ready is not None and now <= ready[1])
 
-    def _leads(self, cell: Cell) -> bool:
+    def _leads(self, leadership: LeadershipRecord) -> bool:
         """The recorded master says that it leads."""
-        watch = None if cell.master is None else self.watches.get(cell.master.member)
+        watch = None if leadership.master is None else self.watches.get(leadership.master.member)
         if watch is None or watch.report is None or watch.reach != "ok":
             return False
         said = watch.report
-        return said.id == cell.master and said.role == "Master" and said.epoch == cell.epoch
+        return said.id == leadership.master and said.role == "Master" and said.epoch == leadership.epoch
 
     # ---- the pass
 
@@ -166,7 +166,7 @@ class MasterSlaveController(GroupController):
             if isinstance(decision, SendAssignment | Demote):
                 self._send_assignment(obs, decision.member, decision.assignment)
             elif isinstance(decision, RequestHandover):
-                self._ask_handover(obs, decision)
+                self._request_handover(obs, decision)
             elif not isinstance(decision, Wait):
                 return await self._write(obs, decision)
         await self._announce_if_due(endpoints)
@@ -176,7 +176,7 @@ class MasterSlaveController(GroupController):
         """What is known at this moment."""
         now = self._clock.now()
         settings = self._settings()
-        cell = self.cell
+        leadership = self.leadership
         views = []
         for e in endpoints:
             watch = self.watches[e.member]
@@ -186,12 +186,12 @@ class MasterSlaveController(GroupController):
             reach, reach_ms = watch.reach, int((now - watch.reach_at) * 1000)
             if reach == "ok" and age >= settings.detection_ms:
                 reach, reach_ms = "silent", age
-            if self._unusable(e.member, None if cell is None else cell.epoch):
+            if self._unusable(e.member, None if leadership is None else leadership.epoch):
                 # As one that answers nothing: what it said before still counts as the last that is known of it.
                 reach, reach_ms = "silent", int((now - self._unusable_since[e.member]) * 1000)
                 if not watch.unusable:
                     report = None
-            refused = "" if cell is None else self._member_client.refusal(e.member, cell)
+            refused = "" if leadership is None else self._member_client.refusal(e.member, leadership)
             said = (0, 0) if report is None else report.order
             views.append(
                 MemberView(
@@ -209,7 +209,7 @@ class MasterSlaveController(GroupController):
                     assigned_order=self._member_client.assigned_order(e.member),
                     accepted_order=self._member_client.accepted_order(e.member),
                     assigned_unclean=self._member_client.assigned_unclean(e.member),
-                    stalled_ms=self._stalled_ms(cell, watch, now),
+                    stalled_ms=self._stalled_ms(leadership, watch, now),
                     refused=refused,
                     lacks_token=self._member_client.lacks_token(e.member),
                     refused_ms=int(self._member_client.refusing_s(e.member) * 1000) if refused else 0,
@@ -221,26 +221,26 @@ class MasterSlaveController(GroupController):
         return Observation(
             group=self.group,
             members=tuple(views),
-            cell=cell,
+            leadership=leadership,
             settings=settings,
             switchover=self._switchover,
             handover=None if ready is None else ready[0],
-            handover_asked=self._handover_asked,
+            handover_requested=self._handover_requested,
         )
 
-    def _stalled_ms(self, cell: Cell | None, follower: MemberWatch, now: float) -> int:
+    def _stalled_ms(self, leadership: LeadershipRecord | None, follower: MemberWatch, now: float) -> int:
         """For how long a follower has not acknowledged what its master had at the beginning of that time."""
-        if cell is None or cell.master is None or follower.report is None:
+        if leadership is None or leadership.master is None or follower.report is None:
             return 0
         id = follower.report.id
-        master = self.watches.get(cell.master.member)
-        if master is None or master.report is None or id == cell.master or id not in cell.in_sync:
+        master = self.watches.get(leadership.master.member)
+        if master is None or master.report is None or id == leadership.master or id not in leadership.in_sync:
             self._goals.pop(id, None)
             return 0
         acked = next((f.acked for f in master.report.followers if f.id == id), -1)
         epoch, goal, since = self._goals.get(id, (0, 0, now))
-        if epoch != cell.epoch or acked >= goal:
-            self._goals[id] = (cell.epoch, master.report.end, now)
+        if epoch != leadership.epoch or acked >= goal:
+            self._goals[id] = (leadership.epoch, master.report.end, now)
             return 0
         return int((now - since) * 1000)
 
@@ -248,15 +248,19 @@ class MasterSlaveController(GroupController):
 
     async def _write(self, obs: Observation, write: Write) -> bool:
         names = {m.report.id: m.name for m in obs.members if m.report is not None}
-        jump = plausible.jump_refusal(write.cell.epoch if self.cell is None else self.cell.epoch, write.cell.epoch)
-        if jump or write.cell.version > plausible.MAX_EPOCH:
-            self._report_problem("record", f"not recorded: {jump or f'version {write.cell.version} is out of range'}")
+        jump = plausible.jump_refusal(
+            write.leadership.epoch if self.leadership is None else self.leadership.epoch, write.leadership.epoch
+        )
+        if jump or write.leadership.version > plausible.MAX_EPOCH:
+            self._report_problem(
+                "record", f"not recorded: {jump or f'version {write.leadership.version} is out of range'}"
+            )
             return False
         self._solved("record")
         if isinstance(write, Promote):
             self._recorded_until = math.inf
         try:
-            swapped = await self._registry.swap(self.group, self.entry, write.cell)
+            swapped = await self._registry.swap(self.group, self.entry, write.leadership)
         except RegistryUnavailable:
             self._unsure = (write, names)
             raise
@@ -271,12 +275,12 @@ class MasterSlaveController(GroupController):
 
     def _look_for_write(self) -> None:
         """The answer to a write may have been lost: then the registry holds it. An older cell says nothing yet."""
-        if self._unsure is None or self.cell is None:
+        if self._unsure is None or self.leadership is None:
             return
         write, names = self._unsure
-        if self.cell == write.cell:
+        if self.leadership == write.leadership:
             self._written(write, names)
-        elif self.cell.order >= write.cell.order:
+        elif self.leadership.order >= write.leadership.order:
             self._unsure = None
 
     def _written(self, write: Write, name: dict[MemberId, str]) -> None:
@@ -291,7 +295,9 @@ class MasterSlaveController(GroupController):
             noticed = self._noticed_at if self._noticed_at is not None and write.kind != "handover" else now
             self._promoting = False
             self._pending_change = (write, noticed)
-            message = f"{name.get(write.new, write.new)} becomes master in epoch {write.cell.epoch}: {write.reason}"
+            message = (
+                f"{name.get(write.new, write.new)} becomes master in epoch {write.leadership.epoch}: {write.reason}"
+            )
             kind = "Normal" if write.kind in ("handover", "restart") else "Warning"
             self._event(kind, PROMOTION_REASONS.get(write.kind, "FailoverStarted"), message)
         else:
@@ -299,7 +305,7 @@ class MasterSlaveController(GroupController):
 
     def _send_assignment(self, obs: Observation, member: int, assignment: Assignment) -> None:
         watch = self.watches[member]
-        is_master = assignment.cell.master is not None and assignment.cell.master.member == member
+        is_master = assignment.leadership.master is not None and assignment.leadership.master.member == member
         then: Callable[[], None] | None = self._master_took_role if is_master else None
         self._member_client.send_assignment(member, watch.url, assignment, then)
 
@@ -308,7 +314,7 @@ class MasterSlaveController(GroupController):
         if self._pending_change is not None:
             promoted = self._pending_change[0]
             said = (m.report for m in obs.members if m.report is not None and m.report.id == promoted.new)
-            if any(r.role == "Master" and r.epoch == promoted.cell.epoch for r in said):
+            if any(r.role == "Master" and r.epoch == promoted.leadership.epoch for r in said):
                 self._master_took_role()
 
     def _master_took_role(self) -> None:
@@ -325,48 +331,48 @@ class MasterSlaveController(GroupController):
             old=old,
             new=names.get(promoted.new, numbers.get(promoted.new.member, str(promoted.new))),
             reason=promoted.reason,
-            epoch=promoted.cell.epoch,
+            epoch=promoted.leadership.epoch,
             at_unix_ms=time.time_ns() // 1_000_000,
             duration_ms=int((time.monotonic() - noticed) * 1000),
             planned=promoted.kind == "handover",
         )
         self._platform.changed(done)
 
-    def _ask_handover(self, obs: Observation, ask: RequestHandover) -> None:
-        if self._handover_asked or time.monotonic() < self._handover_not_before:
+    def _request_handover(self, obs: Observation, ask: RequestHandover) -> None:
+        if self._handover_requested or time.monotonic() < self._handover_not_before:
             return
-        self._handover_asked = True
+        self._handover_requested = True
         self._spawn(self._handover(ask, self.watches[ask.master].url))
 
     async def _handover(self, ask: RequestHandover, url: str) -> None:
         try:
-            ready, reason = await self._member_client.handover(url, ask.target, ask.cell, HANDOVER_MS)
+            ready, reason = await self._member_client.handover(url, ask.target, ask.leadership, HANDOVER_MS)
             if ready:
                 expires = time.monotonic() + READY_S
-                self._handover_ready = (HandoverReady(ask.cell.order, ask.target, ask.reason), expires)
+                self._handover_ready = (HandoverReady(ask.leadership.order, ask.target, ask.reason), expires)
             else:
                 self._handover_not_before = time.monotonic() + HANDOVER_AGAIN_S
                 if ask.request is not None and ask.request is self._switchover:
                     self._handover_problem = reason
         finally:
-            self._handover_asked = False
+            self._handover_requested = False
             self.wake()
 
     async def _announce_if_due(self, endpoints: list[MemberEndpoint]) -> None:
-        cell = self.cell
-        if cell is None or cell.master is None or not self._may_announce(cell.epoch):
+        leadership = self.leadership
+        if leadership is None or leadership.master is None or not self._may_announce(leadership.epoch):
             return
-        master = next((e for e in endpoints if e.member == cell.master.member), None)
-        if master is None or not self._leads(cell) or self._old_master_forwards(cell):
+        master = next((e for e in endpoints if e.member == leadership.master.member), None)
+        if master is None or not self._leads(leadership) or self._old_master_forwards(leadership):
             return
-        self._spawn(self._announce(master, cell.epoch))
+        self._spawn(self._announce(master, leadership.epoch))
 
-    def _old_master_forwards(self, cell: Cell) -> bool:
+    def _old_master_forwards(self, leadership: LeadershipRecord) -> bool:
         """Rule 23: the address is announced after the parked sends are stored, in their order."""
         if self._announced == 0 or not self._member_client.any_underway():
             return False
-        parks = any(w.report is not None and w.report.parked and w.reach == "ok" for w in self.watches.values())
-        return parks and self._member_client.busy_for_s() < ANNOUNCE_AFTER_S
+        pauses = any(w.report is not None and w.report.writes_paused and w.reach == "ok" for w in self.watches.values())
+        return pauses and self._member_client.busy_for_s() < ANNOUNCE_AFTER_S
 
 
 __all__ = ["MasterSlaveController", "SwitchoverFailed", "make_client"]

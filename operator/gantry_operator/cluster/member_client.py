@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gantry_broker.http.models import AssignmentAnswer, HandoverAnswer, RemovalAnswer, RemovalRequest
-from gantry_broker.replication.types import Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, LeadershipRecord, MemberId
 
 from gantry_operator.cluster.member_http import httpx
 from gantry_operator.cluster.member_messages import assignment_body, handover_body
@@ -34,7 +34,7 @@ _TOKEN: Final = frozenset({401, 403, 503})
 
 
 class _Refusal(NamedTuple):
-    cell: Cell | None
+    leadership: LeadershipRecord | None
     """None: it would not do anything else, either."""
     why: str
     at: float
@@ -53,11 +53,11 @@ class MemberClient:
         self._client = client
         self._wake = wake
         self._now = now
-        self._underway: dict[int, tuple[Cell, asyncio.Task[None], float]] = {}
+        self._underway: dict[int, tuple[LeadershipRecord, asyncio.Task[None], float]] = {}
         self._orders: dict[int, tuple[int, int]] = {}
         self._accepted: dict[int, Assignment] = {}
         self._answered_at: dict[int, float] = {}
-        self._not_before: dict[int, tuple[Cell, float]] = {}
+        self._not_before: dict[int, tuple[LeadershipRecord, float]] = {}
         self._refusals: dict[int, _Refusal] = {}
         self._refusing_since: dict[int, float] = {}
 
@@ -67,15 +67,15 @@ class MemberClient:
         """Send it unless that is being done or was done just now. `then` is called when it is accepted."""
         busy = self._underway.get(member)
         if busy is not None:
-            if busy[0] == assignment.cell:
+            if busy[0] == assignment.leadership:
                 return
             busy[1].cancel()
         not_before = self._not_before.get(member)
-        if not_before is not None and not_before[0] == assignment.cell and self._now() < not_before[1]:
+        if not_before is not None and not_before[0] == assignment.leadership and self._now() < not_before[1]:
             return
-        self._orders[member] = assignment.cell.order
+        self._orders[member] = assignment.leadership.order
         task = asyncio.create_task(self._send(member, url, assignment, then))
-        self._underway[member] = (assignment.cell, task, self._now())
+        self._underway[member] = (assignment.leadership, task, self._now())
 
     def pending(self, member: int, line_at: float, order: tuple[int, int]) -> bool:
         """What was last heard of the member is older than what it was last told. `order`: (epoch, version) in its last
@@ -94,17 +94,17 @@ class MemberClient:
     def accepted_order(self, member: int) -> tuple[int, int]:
         """(epoch, version) of what it accepted last."""
         accepted = self._accepted.get(member)
-        return (0, 0) if accepted is None else accepted.cell.order
+        return (0, 0) if accepted is None else accepted.leadership.order
 
     def assigned_unclean(self, member: int) -> bool | None:
         """Whether what it accepted last let it give confirmed records up; None: it was told nothing from here."""
         accepted = self._accepted.get(member)
         return None if accepted is None else accepted.unclean
 
-    def refusal(self, member: int, cell: Cell) -> str:
+    def refusal(self, member: int, leadership: LeadershipRecord) -> str:
         """Why it refused this very cell a moment ago, or could do nothing that it was told; empty: it did not."""
         refused = self._refusals.get(member)
-        if refused is None or refused.cell not in (None, cell) or self._now() - refused.at >= REFUSED_FOR_S:
+        if refused is None or refused.leadership not in (None, leadership) or self._now() - refused.at >= REFUSED_FOR_S:
             return ""
         return refused.why
 
@@ -117,7 +117,7 @@ class MemberClient:
         """Since the first of its refusals, between which it accepted nothing and was told again soon; 0: none."""
         return self._now() - self._refusing_since.get(member, self._now())
 
-    def _refused(self, member: int, url: str, told: Cell, why: str, *, status: int = 200) -> None:
+    def _refused(self, member: int, url: str, told: LeadershipRecord, why: str, *, status: int = 200) -> None:
         now, last = self._now(), self._refusals.get(member)
         if last is None or now - last.at >= REFUSING_S:
             self._refusing_since[member] = now
@@ -134,12 +134,14 @@ class MemberClient:
         """Since the oldest of what is under way began."""
         return max((self._now() - since for _, _, since in self._underway.values()), default=0.0)
 
-    async def handover(self, url: str, target: MemberId, cell: Cell, timeout_ms: int) -> tuple[bool, str]:
+    async def handover(
+        self, url: str, target: MemberId, leadership: LeadershipRecord, timeout_ms: int
+    ) -> tuple[bool, str]:
         """Ask the master to park and to bring `target` to its end: (ready, why not)."""
         try:
             answer = await self._client.post(
                 f"{url}/v1/handover",
-                content=handover_body(target, cell, timeout_ms),
+                content=handover_body(target, leadership, timeout_ms),
                 headers=JSON,
                 timeout=httpx.Timeout(1.0, read=timeout_ms / 1000 + 1.0),
             )
@@ -173,7 +175,7 @@ class MemberClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, member: int, url: str, assignment: Assignment, then: Callable[[], None] | None) -> None:
-        cell = assignment.cell
+        leadership = assignment.leadership
         again = AGAIN_AFTER_FAILURE_S
         try:
             answer = await self._client.put(
@@ -186,7 +188,7 @@ class MemberClient:
                 # It could not write it down, or has another token, for example: another one may do it.
                 again = AGAIN_AFTER_REFUSAL_S
                 why = f"it answered {answer.status_code}: {answer.text[:200]}"
-                self._refused(member, url, cell, why, status=answer.status_code)
+                self._refused(member, url, leadership, why, status=answer.status_code)
                 return
             said = AssignmentAnswer.model_validate_json(answer.content)
             self._answered_at[member] = self._now()
@@ -197,12 +199,12 @@ class MemberClient:
                 self._refusing_since.pop(member, None)
                 if then is not None:
                     then()
-            elif (said.epoch, said.version) <= cell.order:
-                self._refused(member, url, cell, said.reason or "it gave no reason")
+            elif (said.epoch, said.version) <= leadership.order:
+                self._refused(member, url, leadership, said.reason or "it gave no reason")
         except (httpx.HTTPError, ValueError) as error:
             log.info("telling %s: %r", url, error)
         finally:
-            if self._underway.get(member, (cell, None, 0.0))[0] == cell:
+            if self._underway.get(member, (leadership, None, 0.0))[0] == leadership:
                 self._underway.pop(member, None)
-            self._not_before[member] = (cell, self._now() + again)
+            self._not_before[member] = (leadership, self._now() + again)
             self._wake()

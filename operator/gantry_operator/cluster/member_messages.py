@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from gantry_broker.http.models import AssignmentModel, HandoverRequest, MemberRef
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import FollowerView, LinkState, Report, Role
 
@@ -24,23 +24,25 @@ class BadStatus(ValueError):
 def report_from(status: dict[str, Any]) -> Report:
     """The JSON of a `MemberStatus` as a `Report`. Raises BadStatus, which names the field and its value."""
     try:
-        link = status.get("master_link") or {}
-        link_master = link.get("member")
-        ask = status.get("ask")
+        link = status.get("leader_link") or {}
+        link_leader = link.get("member")
+        proposal = status.get("proposal")
         return Report(
             id=_id(status["member"]),
             role=_word("role", status["role"], ROLES),
             epoch=plausible.epoch("epoch", status["epoch"]),
             version=plausible.version("version", status["version"]),
-            told_epoch=plausible.epoch("told_epoch", status.get("told_epoch", 0)),
-            proven=bool(status.get("proven", True)),
+            highest_seen_epoch=plausible.epoch("highest_seen_epoch", status.get("highest_seen_epoch", 0)),
+            log_trusted=bool(status.get("log_trusted", True)),
             last_epoch=plausible.epoch("last_epoch", status.get("last_epoch", 0)),
             end=plausible.offset("end", status.get("end", 0)),
             confirmed=plausible.offset("confirmed", status.get("confirmed", 0)),
             in_sync=_ids("in_sync", status.get("in_sync", ())),
-            ask=None
-            if ask is None
-            else Ask(plausible.version("base_version", ask["base_version"]), _ids("in_sync", ask["in_sync"])),
+            proposal=None
+            if proposal is None
+            else InSyncSetProposal(
+                plausible.version("base_version", proposal["base_version"]), _ids("in_sync", proposal["in_sync"])
+            ),
             followers=tuple(
                 FollowerView(
                     _id(f["member"]),
@@ -49,11 +51,11 @@ def report_from(status: dict[str, Any]) -> Report:
                 )
                 for f in plausible.items("followers", status.get("followers", ()), plausible.MAX_MEMBERS)
             ),
-            link=_word("master_link", link.get("state", "none"), LINKS),
-            link_master=None if link_master is None else _id(link_master),
+            link=_word("leader_link", link.get("state", "none"), LINKS),
+            link_leader=None if link_leader is None else _id(link_leader),
             link_answer_ms=plausible.number("last_answer_ms", link.get("last_answer_ms", -1), -1, plausible.MAX_OFFSET),
-            parked=bool(status.get("parked", False)),
-            unfit=str(status.get("unfit", ""))[: plausible.MAX_TEXT],
+            writes_paused=bool(status.get("writes_paused", False)),
+            not_promotable=str(status.get("not_promotable", ""))[: plausible.MAX_TEXT],
             disk_full=bool((status.get("disk") or {}).get("full", False)),
         )
     except plausible.Implausible as error:
@@ -66,7 +68,7 @@ def impossible_epoch(report: Report, recorded: int) -> str:
     """Why no correct member of a group whose recorded epoch is `recorded` reports this; empty: it may."""
     for name, epoch in (
         ("epoch", report.epoch),
-        ("told_epoch", report.told_epoch),
+        ("highest_seen_epoch", report.highest_seen_epoch),
         ("last_epoch", report.last_epoch),
     ):
         jump = plausible.jump_refusal(recorded, epoch)
@@ -79,9 +81,9 @@ def assignment_body(assignment: Assignment) -> bytes:
     return AssignmentModel.of(assignment).model_dump_json().encode()
 
 
-def handover_body(target: MemberId, cell: Cell, timeout_ms: int) -> bytes:
+def handover_body(target: MemberId, leadership: LeadershipRecord, timeout_ms: int) -> bytes:
     request = HandoverRequest(
-        target=MemberRef.of(target), epoch=cell.epoch, version=cell.version, timeout_ms=timeout_ms
+        target=MemberRef.of(target), epoch=leadership.epoch, version=leadership.version, timeout_ms=timeout_ms
     )
     return request.model_dump_json().encode()
 

@@ -131,16 +131,16 @@ def _decisive(r: Report) -> tuple[object, ...]:
         r.role,
         r.epoch,
         r.version,
-        r.told_epoch,
-        r.proven,
+        r.highest_seen_epoch,
+        r.log_trusted,
         r.last_epoch,
         r.in_sync,
-        r.ask,
-        r.parked,
-        r.unfit,
+        r.proposal,
+        r.writes_paused,
+        r.not_promotable,
         r.disk_full,
     )
-    return (*roles, r.link, r.link_master, frozenset(f.id for f in r.followers))
+    return (*roles, r.link, r.link_leader, frozenset(f.id for f in r.followers))
 
 
 def _reach_of(error: BaseException) -> Reach:

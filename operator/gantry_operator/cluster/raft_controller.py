@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 
 from gantry_operator.cluster.group_controller import (
     EVENT_AFTER_S,
@@ -65,7 +65,7 @@ class _Transfer:
 class RaftController(GroupController):
     """One group in mode Raft."""
 
-    _cell: Cell | None = None
+    _leadership: LeadershipRecord | None = None
     _request: Switchover | None = None
     _requested_at = 0.0
     _asked = False
@@ -87,20 +87,20 @@ class RaftController(GroupController):
         return self._former
 
     @property
-    def cell(self) -> Cell | None:
+    def leadership(self) -> LeadershipRecord | None:
         """As the leader says: its epoch, the number of changes of members, the voters. The last known one while there
         is none."""
-        return self._cell
+        return self._leadership
 
     def in_sync(self, report: Report) -> bool:
-        master = None if self._cell is None else self._cell.master
+        master = None if self._leadership is None else self._leadership.master
         leader = None if master is None or master.member not in self.watches else self.watches[master.member].report
         return leader is not None and leader.role == "Master" and report.id in keeping_up(leader)
 
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:
-        while self._cell is None and self._keep_waiting(request, deadline, under_way=False):
+        while self._leadership is None and self._keep_waiting(request, deadline, under_way=False):
             await self._next_look()  # Who leads is not known yet.
-        before = self._cell
+        before = self._leadership
         if before is None or before.master is None:
             raise SwitchoverFailed(f"{self.group} has no leader that could hand over: it elects one by itself")
         if request.to == before.master.member and self.waits is None:
@@ -110,7 +110,7 @@ class RaftController(GroupController):
         try:
             while self._keep_waiting(request, deadline, self._asked or time.monotonic() <= self._handed_over_until):
                 await self._next_look()
-                now = self._cell
+                now = self._leadership
                 if now is None or now.master is None or now.epoch <= before.epoch:
                     continue
                 if request.fulfilled(before.master, now.master):
@@ -120,7 +120,7 @@ class RaftController(GroupController):
         raise SwitchoverFailed(self._refused or "no new leader came about in time")
 
     def _patience_s(self) -> float:
-        return START_S if self._cell is None else EVENT_AFTER_S
+        return START_S if self._leadership is None else EVENT_AFTER_S
 
     async def _pass(self) -> bool:
         endpoints = list(self._platform.members(self.group))
@@ -132,7 +132,10 @@ class RaftController(GroupController):
             return False
         noticed_at = self._noticed_at  # Before it is forgotten, since the wait is over.
         self._note_wait(None)
-        former, self._cell = self._cell, Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
+        former, self._leadership = (
+            self._leadership,
+            LeadershipRecord(leader.epoch, leader.version, leader.id, leader.in_sync),
+        )
         if former is None or former.epoch != leader.epoch:
             self._leads(leader, former, noticed_at)
         self._announce_if_due(endpoints, leader)
@@ -145,7 +148,7 @@ class RaftController(GroupController):
         found = []
         for e in endpoints:
             watch = self.watches[e.member]
-            usable = not self._unusable(e.member, None if self._cell is None else self._cell.epoch)
+            usable = not self._unusable(e.member, None if self._leadership is None else self._leadership.epoch)
             answers = watch.reach == "ok" and usable and self.silence_s(e.member) < detection
             if answers and not self._platform.process_state(e.name).gone:
                 found.append(watch)
@@ -157,7 +160,7 @@ class RaftController(GroupController):
             return f"no majority: {', '.join(away)} does not answer"
         return "the members elect a leader" + (f"; {', '.join(away)} does not answer" if away else "")
 
-    def _leads(self, leader: Report, former: Cell | None, noticed_at: float | None) -> None:
+    def _leads(self, leader: Report, former: LeadershipRecord | None, noticed_at: float | None) -> None:
         name = self.watches[leader.id.member].name
         asked, self._transfer_asked = self._transfer_asked, None
         self._handed_over_until = 0.0
@@ -216,8 +219,8 @@ class RaftController(GroupController):
         self._asked = True
         since = self._requested_at if request is self._request else time.monotonic()
         self._transfer_asked = _Transfer(target, leader.epoch, request.reason, since)
-        cell = Cell(leader.epoch, leader.version, leader.id, leader.in_sync)
-        self._spawn(self._transfer(self.watches[leader.id.member].url, target, cell, request))
+        leadership = LeadershipRecord(leader.epoch, leader.version, leader.id, leader.in_sync)
+        self._spawn(self._transfer(self.watches[leader.id.member].url, target, leadership, request))
 
     def _remove_former(self, endpoints: list[MemberEndpoint], leader: Report) -> None:
         """Who has gone from the plan leaves the group, one at a time, once it is silent: while it fetched it would be
@@ -257,15 +260,19 @@ class RaftController(GroupController):
         watch = self.watches[report.id.member]
         if self._platform.process_state(watch.name).deleting:
             return Switchover(reason=f"{watch.name} is about to be stopped")
-        return Switchover(reason=f"{watch.name} should not lead: {report.unfit}") if report.unfit else None
+        return (
+            Switchover(reason=f"{watch.name} should not lead: {report.not_promotable}")
+            if report.not_promotable
+            else None
+        )
 
-    async def _transfer(self, url: str, target: MemberId, cell: Cell, request: Switchover) -> None:
+    async def _transfer(self, url: str, target: MemberId, leadership: LeadershipRecord, request: Switchover) -> None:
         try:
-            ready, reason = await self._member_client.handover(url, target, cell, HANDOVER_MS)
+            ready, reason = await self._member_client.handover(url, target, leadership, HANDOVER_MS)
             if request is self._request:
                 self._refused = reason
             if ready:
-                self._handed_over = cell.epoch  # Its last line may still say that it leads.
+                self._handed_over = leadership.epoch  # Its last line may still say that it leads.
                 self._handed_over_until = time.monotonic() + ELECTED_S
             else:
                 self._transfer_asked = None  # Whoever leads next was not asked to.

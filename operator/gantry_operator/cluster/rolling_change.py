@@ -23,7 +23,7 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
 
     The broker's own report counts more than the platform's view. A broker that serves is not broken, even if its
     kubelet has stopped or another container of its pod fails."""
-    cell = controller.cell
+    leadership = controller.leadership
     out = []
     for d in deployments:
         watch = controller.watches.get(d.number)
@@ -37,10 +37,12 @@ def member_states(deployments: Sequence[Deployment], controller: GroupController
                 outdated=d.outdated,
                 ready=ready,
                 in_sync=not d.stopping and report is not None and controller.in_sync(report),
-                master=cell is not None and cell.master is not None and cell.master.member == d.number,
+                master=leadership is not None
+                and leadership.master is not None
+                and leadership.master.member == d.number,
                 leaving=d.leaving,
                 broken=d.broken and not serves,
-                fit=report is None or not report.unfit,
+                fit=report is None or not report.not_promotable,
             )
         )
     return out

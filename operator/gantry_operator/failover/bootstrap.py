@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gantry_broker.protocol import plausible
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from gantry_operator.failover.model import Bootstrap, MemberView, Observation, Recover, Report, Wait
 
@@ -31,12 +31,14 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
         )
         return Wait("conflicting-stores", reason, False)
     if full:
-        cell = Cell(1, 1, full[0].id, frozenset({full[0].id}))
-        return Bootstrap(cell, f"first start: member {full[0].id.member} brings records of its own and leads")
+        leadership = LeadershipRecord(1, 1, full[0].id, frozenset({full[0].id}))
+        return Bootstrap(leadership, f"first start: member {full[0].id.member} brings records of its own and leads")
     staying = [m.report for m in obs.members if m.heard and m.report is not None and not m.deleting]
     master = min(staying or heard, key=lambda r: r.id.member)
     return Bootstrap(
-        Cell(max((r.told_epoch for r in heard), default=0) + 1, 1, master.id, frozenset(r.id for r in heard)),
+        LeadershipRecord(
+            max((r.highest_seen_epoch for r in heard), default=0) + 1, 1, master.id, frozenset(r.id for r in heard)
+        ),
         f"first start: every disk is empty, member {master.id.member} leads",
     )
 
@@ -44,7 +46,7 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
 def recover(obs: Observation, why: str) -> Recover | Wait:
     """A cell from what the disks know. A newer cell that somebody acted on is on that one's disk (rule 15), so with
     every disk asked and none of them new the newest that is found is the newest that counts."""
-    known = obs.cell
+    known = obs.leadership
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
     # What was said before the last assignment arrived is older than what that disk knows now.
@@ -64,15 +66,19 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     if lost and not unclean:
         return Wait("recovery-blocked", f"{why}; not every disk of the last in-sync set is there", False)
     best: Report = max(able or heard, key=lambda r: (r.rank, -r.id.member))
-    epoch = max(max(r.epoch for r in heard), max(r.told_epoch for r in heard), 0 if known is None else known.epoch)
+    epoch = max(
+        max(r.epoch for r in heard), max(r.highest_seen_epoch for r in heard), 0 if known is None else known.epoch
+    )
     # Without a record the members are compared with each other.
-    said = [max(r.epoch, r.told_epoch) for r in heard if not r.empty]
+    said = [max(r.epoch, r.highest_seen_epoch) for r in heard if not r.empty]
     lowest = min(said, default=epoch) if known is None else known.epoch
     if jump := plausible.jump_refusal(lowest, epoch) or plausible.jump_refusal(epoch, epoch + LEAP):
         return Wait("recover", f"{why}; what the members report cannot be of one group: {jump}", False)
     version = max(max(r.version for r in heard), 0 if known is None else known.version)
     in_sync = frozenset(r.id for r in able) | {best.id}
-    return Recover(Cell(epoch + LEAP, version + LEAP, best.id, in_sync), f"{why}; member {best.id.member} leads")
+    return Recover(
+        LeadershipRecord(epoch + LEAP, version + LEAP, best.id, in_sync), f"{why}; member {best.id.member} leads"
+    )
 
 
 def _names(members: list[MemberView]) -> str:

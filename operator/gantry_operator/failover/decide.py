@@ -6,7 +6,7 @@ swapped against the whole cell, and nothing is told that is not recorded. What i
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import Assignment, Cell
+from gantry_broker.replication.types import Assignment, LeadershipRecord
 
 from gantry_operator.failover.bootstrap import bootstrap, recover
 from gantry_operator.failover.detect import MasterState, master_state
@@ -24,56 +24,65 @@ from gantry_operator.failover.model import (
     Switchover,
     Wait,
 )
-from gantry_operator.failover.promotion import candidates, has_healthy_candidate, next_cell, promote, unclean, unproven
+from gantry_operator.failover.promotion import (
+    candidates,
+    has_healthy_candidate,
+    next_leadership,
+    promote,
+    unclean,
+    untrusted,
+)
 
 
 def decide(obs: Observation) -> list[Decision]:
     """At most one write, then what may be told meanwhile. An empty list: all is well."""
-    cell = obs.cell
-    if cell is None:
+    leadership = obs.leadership
+    if leadership is None:
         return [bootstrap(obs)]
-    ahead = [m for m in obs.members if m.report is not None and m.report.order > cell.order]
+    ahead = [m for m in obs.members if m.report is not None and m.report.order > leadership.order]
     if ahead:
         who = ", ".join(m.name for m in ahead)
         return [recover(obs, f"the registry holds less than {who} was told")]
-    state = master_state(obs, cell)
+    state = master_state(obs, leadership)
     if state.state in ("leading", "untold"):
-        return _with_master(obs, cell, state)
-    decision = _without_master(obs, cell, state)
-    return [decision, *_demotions(obs, cell)]
+        return _with_master(obs, leadership, state)
+    decision = _without_master(obs, leadership, state)
+    return [decision, *_demotions(obs, leadership)]
 
 
-def _with_master(obs: Observation, cell: Cell, state: MasterState) -> list[Decision]:
-    assert cell.master is not None
-    view = obs.view(cell.master.member)
+def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterState) -> list[Decision]:
+    assert leadership.master is not None
+    view = obs.view(leadership.master.member)
     assert view is not None
     assert view.report is not None
     leader = view.report
     if obs.handover is not None:
-        return [_finish_handover(obs, cell)]
-    if obs.handover_asked:
+        return [_finish_handover(obs, leadership)]
+    if obs.handover_requested:
         return [Wait("handover", f"{view.name} brings its successor to the end of the log")]
     if state.state == "leading":
-        isolated = _isolated(obs, cell)
+        isolated = _isolated(obs, leadership)
         if isolated is not None:
             return [isolated]
-        write = review_proposal(obs, cell, leader, view.age_ms) or shrink(obs, cell, leader, view.age_ms)
+        write = review_proposal(obs, leadership, leader, view.age_ms) or shrink(obs, leadership, leader, view.age_ms)
         if write is not None:
             return [write]
-        if leader.parked and not view.pending and leader.order == cell.order:
+        if leader.writes_paused and not view.pending and leader.order == leadership.order:
             return [
-                CancelHandover(cell.touched(), f"{view.name} parks its senders for a hand-over that nobody follows")
+                CancelHandover(
+                    leadership.touched(), f"{view.name} parks its senders for a hand-over that nobody follows"
+                )
             ]
-    decisions = _assignments(obs, cell, view)
+    decisions = _assignments(obs, leadership, view)
     if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
         waits: list[Decision] = []
-        for wanted in _wanted(obs, cell, view, leader):
-            step = _start_handover(obs, cell, view, wanted)
+        for wanted in _wanted(obs, leadership, view, leader):
+            step = _start_handover(obs, leadership, view, wanted)
             if isinstance(step, RequestHandover):
                 # Whoever asked for another one is still told what that waits for.
                 return [step, *decisions, *waits]
             waits.append(step)
-        return [*decisions, *(waits[:1] or _unclean_assignments(obs, cell))]
+        return [*decisions, *(waits[:1] or _unclean_assignments(obs, leadership))]
     return decisions
 
 
@@ -85,11 +94,11 @@ def _refused_by_follower(obs: Observation, decision: Decision, master: MemberVie
     return view is not None and view.refused != ""
 
 
-def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decision:
+def _without_master(obs: Observation, leadership: LeadershipRecord, state: MasterState) -> Decision:
     if state.state == "doubt":
         return Wait("master-state-unknown", state.reason, available=False)
-    lost = cell.master if state.state == "dead" else None
-    able = candidates(obs, cell, without=lost)
+    lost = leadership.master if state.state == "dead" else None
+    able = candidates(obs, leadership, without=lost)
     forced = obs.switchover is not None and obs.switchover.force
     wanted = obs.switchover.to if obs.switchover is not None and forced else None
     if wanted is not None:
@@ -101,32 +110,34 @@ def _without_master(obs: Observation, cell: Cell, state: MasterState) -> Decisio
         able = chosen or able
     if not obs.settings.automatic and not forced:
         # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
-        able = [r for r in able if r.id == cell.master]
+        able = [r for r in able if r.id == leadership.master]
         if not able:
             reason = f"{state.reason}; failover.automatic is false: `gantry switchover` promotes another"
             return Wait("manual-failover-required", reason, available=False)
     if able:
-        return promote(obs, cell, able[0], lost, state.reason)
-    best = unproven(obs, cell)
+        return promote(obs, leadership, able[0], lost, state.reason)
+    best = untrusted(obs, leadership)
     if best is not None:
         reason = "no member of the in-sync set can prove its log after an unclean stop; the best of them leads"
-        return Promote(next_cell(obs, cell, best.id, {best.id}), cell.master, best.id, reason, kind="unproven")
+        return Promote(
+            next_leadership(obs, leadership, best.id, {best.id}), leadership.master, best.id, reason, kind="unproven"
+        )
     if obs.settings.unclean:
-        found = unclean(obs, cell)
+        found = unclean(obs, leadership)
         if found is not None:
             report, lost_bytes = found
             given_up = f"failover.unclean gives up at least {lost_bytes} bytes"
             reason = f"{state.reason}; nobody of the in-sync set is left, {given_up}"
-            new = next_cell(obs, cell, report.id, {report.id})
-            return Promote(new, cell.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
-    reason = f"{state.reason}; nobody of the in-sync set ({names(obs, cell.in_sync)}) can take over"
+            new = next_leadership(obs, leadership, report.id, {report.id})
+            return Promote(new, leadership.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
+    reason = f"{state.reason}; nobody of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
     if all(m.heard and m.report is not None and m.report.empty for m in obs.members):
         # The volumes were deleted, and what the registry knows of them was kept.
         reason += "; every disk is new: to begin without the former messages, delete the group's entry in the registry"
     return Wait("no-candidate", reason, available=False)
 
 
-def _isolated(obs: Observation, cell: Cell) -> Promote | None:
+def _isolated(obs: Observation, leadership: LeadershipRecord) -> Promote | None:
     """A master that only the operator still reaches, where its followers could go on with enough copies.
 
     Without this the set would shrink below `minInSyncReplicas`, and the group would refuse writes though enough
@@ -134,120 +145,135 @@ def _isolated(obs: Observation, cell: Cell) -> Promote | None:
     """
     if not obs.settings.automatic or obs.settings.min_in_sync < 2:
         return None
-    assert cell.master is not None
+    assert leadership.master is not None
     cut_off: list[Report] = []
-    for report in candidates(obs, cell, without=cell.master):
-        if report.link_master != cell.master or report.link not in ("refused", "silent"):
+    for report in candidates(obs, leadership, without=leadership.master):
+        if report.link_leader != leadership.master or report.link not in ("refused", "silent"):
             return None
         if report.link_answer_ms < 2 * obs.settings.detection_ms:
             return None
         cut_off.append(report)
     if len(cut_off) < obs.settings.min_in_sync:
         return None
-    return promote(obs, cell, cut_off[0], cell.master, "the master is cut off from every follower in sync")
+    return promote(obs, leadership, cut_off[0], leadership.master, "the master is cut off from every follower in sync")
 
 
-def _wanted(obs: Observation, cell: Cell, view: MemberView, leader: Report) -> list[Switchover]:
+def _wanted(obs: Observation, leadership: LeadershipRecord, view: MemberView, leader: Report) -> list[Switchover]:
     """The reasons for a handover, most urgent first. A request that cannot be fulfilled blocks no other reason."""
     found = [] if obs.switchover is None else [obs.switchover]
-    if view.deleting and _candidate_stays(obs, cell):
+    if view.deleting and _candidate_stays(obs, leadership):
         found.append(Switchover(reason=f"{view.name} is about to be stopped"))
-    if leader.unfit and obs.settings.automatic and has_healthy_candidate(obs, cell):
-        found.append(Switchover(reason=f"{view.name} should not lead: {leader.unfit}"))
+    if leader.not_promotable and obs.settings.automatic and has_healthy_candidate(obs, leadership):
+        found.append(Switchover(reason=f"{view.name} should not lead: {leader.not_promotable}"))
     return found
 
 
-def _candidate_stays(obs: Observation, cell: Cell) -> bool:
+def _candidate_stays(obs: Observation, leadership: LeadershipRecord) -> bool:
     """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
-    views = [obs.view(r.id.member) for r in candidates(obs, cell, without=cell.master)]
+    views = [obs.view(r.id.member) for r in candidates(obs, leadership, without=leadership.master)]
     return any(v is not None and not v.deleting for v in views)
 
 
-def _start_handover(obs: Observation, cell: Cell, view: MemberView, wanted: Switchover) -> RequestHandover | Wait:
+def _start_handover(
+    obs: Observation, leadership: LeadershipRecord, view: MemberView, wanted: Switchover
+) -> RequestHandover | Wait:
     if wanted.to == view.number:
         return Wait("switchover-done", f"{view.name} is master already")
-    able = candidates(obs, cell, without=cell.master)
+    able = candidates(obs, leadership, without=leadership.master)
     if wanted.to is not None:
         able = [r for r in able if r.id.member == wanted.to]
     if not able:
         target = None if wanted.to is None else obs.view(wanted.to)
         who = "no follower" if wanted.to is None else target.name if target is not None else f"member {wanted.to}"
         said = None if target is None or target.report is None else obs.heard_as(target.report.id)
-        if said is not None and said.id in cell.in_sync and said.unfit:
-            return Wait("switchover-target-not-ready", f"{who} should not lead: {said.unfit}")
+        if said is not None and said.id in leadership.in_sync and said.not_promotable:
+            return Wait("switchover-target-not-ready", f"{who} should not lead: {said.not_promotable}")
         return Wait("switchover-target-not-ready", f"{who} is not in sync with {view.name} yet")
     request = wanted if wanted is obs.switchover else None
-    return RequestHandover(view.number, able[0].id, cell, wanted.reason, request)
+    return RequestHandover(view.number, able[0].id, leadership, wanted.reason, request)
 
 
-def _finish_handover(obs: Observation, cell: Cell) -> Promote | CancelHandover:
+def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote | CancelHandover:
     ready = obs.handover
     assert ready is not None
-    usable = ready.order == cell.order and ready.target in cell.in_sync and obs.heard_as(ready.target) is not None
+    usable = (
+        ready.order == leadership.order
+        and ready.target in leadership.in_sync
+        and obs.heard_as(ready.target) is not None
+    )
     if not usable:
-        return CancelHandover(cell.touched(), "the target of the hand-over is no longer in sync")
+        return CancelHandover(leadership.touched(), "the target of the hand-over is no longer in sync")
     # The old master stays in the set: it has everything, and the new one does not have to wait for it to ask.
-    stays = {id for id in cell.in_sync if obs.heard_as(id) is not None} | {ready.target}
-    return Promote(next_cell(obs, cell, ready.target, stays), cell.master, ready.target, ready.reason, kind="handover")
+    stays = {id for id in leadership.in_sync if obs.heard_as(id) is not None} | {ready.target}
+    return Promote(
+        next_leadership(obs, leadership, ready.target, stays),
+        leadership.master,
+        ready.target,
+        ready.reason,
+        kind="handover",
+    )
 
 
-def _assignments(obs: Observation, cell: Cell, master: MemberView) -> list[Decision]:
+def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberView) -> list[Decision]:
     """The master first: a follower that comes before it would only be refused. An old master is fenced at once,
     except one that parks: it forwards what it parked, for which the new one must lead already."""
     assert master.report is not None
-    told = master.accepted_order == cell.order or (master.report.order == cell.order and not master.pending)
+    told = master.accepted_order == leadership.order or (master.report.order == leadership.order and not master.pending)
     # Who follows needs the epoch. Its version is the master's, which may refuse it for want of room.
-    leads = told or (master.report.role == "Master" and master.report.epoch == cell.epoch)
+    leads = told or (master.report.role == "Master" and master.report.epoch == leadership.epoch)
     found: list[Decision] = []
     for m in obs.members:
         # What is pending holds only itself back: a newer cell is told at once.
-        if not m.heard or m.report is None or (m.pending and m.assigned_order >= cell.order):
+        if not m.heard or m.report is None or (m.pending and m.assigned_order >= leadership.order):
             continue
         r = m.report
-        to = _assignment(obs, cell, m)
+        to = _assignment(obs, leadership, m)
         if m.number == master.number:
-            if r.order < cell.order:
+            if r.order < leadership.order:
                 found.insert(
-                    0, SendAssignment(m.number, to, f"{m.name} leads epoch {cell.epoch}, version {cell.version}")
+                    0,
+                    SendAssignment(
+                        m.number, to, f"{m.name} leads epoch {leadership.epoch}, version {leadership.version}"
+                    ),
                 )
         elif r.role == "Master":
-            if told or not r.parked:
+            if told or not r.writes_paused:
                 found.append(Demote(m.number, to, f"{m.name} is not master any more"))
-        elif (told and r.order < cell.order) or (leads and (r.epoch < cell.epoch or r.role == "Waiting")):
-            found.append(SendAssignment(m.number, to, f"{m.name} follows {master.name} in epoch {cell.epoch}"))
+        elif (told and r.order < leadership.order) or (leads and (r.epoch < leadership.epoch or r.role == "Waiting")):
+            found.append(SendAssignment(m.number, to, f"{m.name} follows {master.name} in epoch {leadership.epoch}"))
     return found
 
 
-def _unclean_assignments(obs: Observation, cell: Cell) -> list[Decision]:
+def _unclean_assignments(obs: Observation, leadership: LeadershipRecord) -> list[Decision]:
     """A changed `failover.unclean` changes no cell, so whoever holds this one is told it again. What the last operator
     told is not known, and a member keeps it."""
     found: list[Decision] = []
     for m in obs.members:
-        follows = m.heard and not m.pending and m.report is not None and m.report.order == cell.order
-        if not follows or cell.master is None or m.number == cell.master.member:
+        follows = m.heard and not m.pending and m.report is not None and m.report.order == leadership.order
+        if not follows or leadership.master is None or m.number == leadership.master.member:
             continue
-        to = _assignment(obs, cell, m)
+        to = _assignment(obs, leadership, m)
         if m.assigned_unclean is not to.unclean:
             may = "may" if to.unclean else "must not"
             found.append(SendAssignment(m.number, to, f"{m.name} {may} give confirmed records up"))
     return found
 
 
-def _demotions(obs: Observation, cell: Cell) -> list[Decision]:
+def _demotions(obs: Observation, leadership: LeadershipRecord) -> list[Decision]:
     found: list[Decision] = []
     for m in obs.members:
         r = m.report
-        told = m.pending and m.assigned_order >= cell.order
-        if m.heard and not told and r is not None and r.role == "Master" and r.order < cell.order:
-            found.append(Demote(m.number, _assignment(obs, cell, m), f"{m.name} is not master any more"))
+        told = m.pending and m.assigned_order >= leadership.order
+        if m.heard and not told and r is not None and r.role == "Master" and r.order < leadership.order:
+            found.append(Demote(m.number, _assignment(obs, leadership, m), f"{m.name} is not master any more"))
     return found
 
 
-def _assignment(obs: Observation, cell: Cell, to: MemberView) -> Assignment:
-    master = None if cell.master is None else obs.view(cell.master.member)
+def _assignment(obs: Observation, leadership: LeadershipRecord, to: MemberView) -> Assignment:
+    master = None if leadership.master is None else obs.view(leadership.master.member)
     assert to.report is not None
     return Assignment(
-        cell=cell,
-        master_address=None if master is None else master.address,
-        unclean=obs.settings.unclean and to.report.id not in cell.in_sync,
+        leadership=leadership,
+        leader_address=None if master is None else master.address,
+        unclean=obs.settings.unclean and to.report.id not in leadership.in_sync,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import MemberView, Observation
 from gantry_operator.failover.promotion import has_healthy_candidate
@@ -34,45 +34,49 @@ class MasterState:
     reason: str
 
 
-def master_state(obs: Observation, cell: Cell) -> MasterState:
-    if cell.master is None:
+def master_state(obs: Observation, leadership: LeadershipRecord) -> MasterState:
+    if leadership.master is None:
         return MasterState("dead", "no master is recorded")
-    view = obs.view(cell.master.member)
+    view = obs.view(leadership.master.member)
     if view is None:
-        return MasterState("dead", f"member {cell.master.member} is no longer part of the group")
+        return MasterState("dead", f"member {leadership.master.member} is no longer part of the group")
     if view.gone:
         return MasterState("dead", f"the process of {view.name} is gone")
     if view.heard:
-        return _heard(obs, view, cell, cell.master)
-    return _unheard(obs, view, cell.master)
+        return _heard(obs, view, leadership, leadership.master)
+    return _unheard(obs, view, leadership.master)
 
 
-def _heard(obs: Observation, view: MemberView, cell: Cell, master: MemberId) -> MasterState:
+def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, master: MemberId) -> MasterState:
     report = view.report
     assert report is not None
     if report.id != master:
         return MasterState("dead", f"the disk of {view.name} is not the one that was promoted")
-    leads = report.role == "Master" and report.epoch == cell.epoch
+    leads = report.role == "Master" and report.epoch == leadership.epoch
     # One that leads refuses another version of its epoch, and waits meanwhile for whoever was in its set. A new epoch
     # brings it no token that it has not got yet, and nothing where nobody else would be better off.
     may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
     lasts = view.refused_ms >= obs.settings.detection_ms and not view.lacks_token
-    if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, cell))):
+    if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, leadership))):
         return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
         return MasterState("untold", f"{view.name} is being told")
     if leads:
-        if report.told_epoch > cell.epoch:
-            reason = f"{view.name} has heard of epoch {report.told_epoch}, above the recorded {cell.epoch}"
+        if report.highest_seen_epoch > leadership.epoch:
+            reason = (
+                f"{view.name} has heard of epoch {report.highest_seen_epoch}, above the recorded {leadership.epoch}"
+            )
             return MasterState("outranked", reason)
-        return MasterState("leading", f"{view.name} leads epoch {cell.epoch}")
-    if report.epoch == cell.epoch:
+        return MasterState("leading", f"{view.name} leads epoch {leadership.epoch}")
+    if report.epoch == leadership.epoch:
         # Rule 21: it holds the assignment of this epoch and does not lead it, so it has begun it before and restarted,
         # or has given the role up.
-        if report.unfit:
-            return MasterState("restarted", f"{view.name} does not lead epoch {cell.epoch} any more ({report.unfit})")
-        return MasterState("restarted", f"{view.name} restarted in epoch {cell.epoch}")
-    return MasterState("untold", f"{view.name} was not told yet that it leads epoch {cell.epoch}")
+        if report.not_promotable:
+            return MasterState(
+                "restarted", f"{view.name} does not lead epoch {leadership.epoch} any more ({report.not_promotable})"
+            )
+        return MasterState("restarted", f"{view.name} restarted in epoch {leadership.epoch}")
+    return MasterState("untold", f"{view.name} was not told yet that it leads epoch {leadership.epoch}")
 
 
 def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterState:
@@ -88,7 +92,7 @@ def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterStat
     for follower in asked:
         report = follower.report
         assert report is not None
-        if report.link_master != master or report.link == "none":
+        if report.link_leader != master or report.link == "none":
             continue
         if report.link == "connected" and 0 <= report.link_answer_ms < detection + LINE_SLACK_MS:
             return MasterState("doubt", f"{name} does not answer the operator, but {follower.name} still hears it")
@@ -109,7 +113,7 @@ def _silence_by_followers(obs: Observation, view: MemberView, master: MemberId) 
     said = []
     for m in obs.members:
         report = m.report
-        if not m.heard or report is None or report.link_master != master or report.link == "none":
+        if not m.heard or report is None or report.link_leader != master or report.link == "none":
             continue
         if report.link == "connected" or report.link_answer_ms < 0:
             return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import (
     ExpandInSyncSet,
@@ -31,21 +31,21 @@ def names(obs: Observation, ids: frozenset[MemberId]) -> str:
 
 
 def review_proposal(
-    obs: Observation, cell: Cell, leader: Report, leader_age_ms: int
+    obs: Observation, leadership: LeadershipRecord, leader: Report, leader_age_ms: int
 ) -> ExpandInSyncSet | RejectProposal | None:
     """What becomes of the master's proposal. One that is based on another version was dropped by the master already
     or will be as soon as it is told: it needs no answer, and must never be rebased.
 
     A member that has just started fetches before its status can be read. While its master hears it, it is neither taken
     in, for it would be taken for gone soon, nor refused, which would keep it out for seconds."""
-    ask = leader.ask
-    if ask is None or ask.base_version != cell.version:
+    proposal = leader.proposal
+    if proposal is None or proposal.base_version != leadership.version:
         return None
-    added = ask.in_sync - cell.in_sync
+    added = proposal.in_sync - leadership.in_sync
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     why_not, unsure = "", False
-    if not cell.in_sync <= ask.in_sync:
-        why_not = f"it leaves out {names(obs, cell.in_sync - ask.in_sync)}, and only the operator removes"
+    if not leadership.in_sync <= proposal.in_sync:
+        why_not = f"it leaves out {names(obs, leadership.in_sync - proposal.in_sync)}, and only the operator removes"
     for id in sorted(added):
         view = obs.view(id.member)
         if view is None:
@@ -57,22 +57,24 @@ def review_proposal(
         elif view.report is not None and view.heard and view.report.id != id:
             why_not = f"the disk of {view.name} is not the one proposed"
     if why_not:
-        return RejectProposal(cell.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
+        return RejectProposal(leadership.touched(), f"the proposal to add {names(obs, added)} is refused: {why_not}")
     if unsure:
         return None
     who = names(obs, added) or "nobody new"
     return ExpandInSyncSet(
-        cell.with_set(ask.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
+        leadership.with_set(proposal.in_sync), added, f"{who} {'have' if len(added) > 1 else 'has'} everything promised"
     )
 
 
-def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> ShrinkInSyncSet | None:
+def shrink(
+    obs: Observation, leadership: LeadershipRecord, leader: Report, leader_age_ms: int
+) -> ShrinkInSyncSet | None:
     """Followers that hold senders up and are not there, or acknowledge too late, leave; the master never does."""
     fetched = {f.id: f.last_fetch_ms for f in leader.followers}
     removed: dict[MemberId, str] = {}
     replaced: set[MemberId] = set()
-    for id in cell.in_sync:
-        if id == cell.master:
+    for id in leadership.in_sync:
+        if id == leadership.master:
             continue
         view = obs.view(id.member)
         if view is None:
@@ -82,25 +84,27 @@ def shrink(obs: Observation, cell: Cell, leader: Report, leader_age_ms: int) -> 
             removed[id] = f"{view.name} has another disk"
             replaced.add(id)
             continue
-        why = _must_leave(view, cell, fetched.get(id), leader_age_ms, obs.settings)
-        if not why and view.deleting and _another_stays(obs, cell, id):
+        why = _must_leave(view, leadership, fetched.get(id), leader_age_ms, obs.settings)
+        if not why and view.deleting and _another_stays(obs, leadership, id):
             # Before it stops, or senders would wait for it until it is known to be gone.
             why = "is about to be stopped"
         if why:
             removed[id] = f"{view.name} {why}"
     # Below minInSyncReplicas nothing is confirmed anyway, and whoever stays recorded may still take over one day.
-    room = len(cell.in_sync) - max(1, obs.settings.min_in_sync)
+    room = len(leadership.in_sync) - max(1, obs.settings.min_in_sync)
     # A former life of a disk never comes back: it keeps no copy, and its place is needed for the new one.
     room = max(room, len(replaced))
     gone = frozenset(sorted(removed, key=lambda id: (id not in replaced, id))[: max(0, room)])
     if not gone:
         return None
-    return ShrinkInSyncSet(cell.with_set(cell.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone)))
+    return ShrinkInSyncSet(
+        leadership.with_set(leadership.in_sync - gone), gone, "; ".join(removed[id] for id in sorted(gone))
+    )
 
 
-def _another_stays(obs: Observation, cell: Cell, leaving: MemberId) -> bool:
+def _another_stays(obs: Observation, leadership: LeadershipRecord, leaving: MemberId) -> bool:
     """The master is not alone without it."""
-    others = cell.in_sync - {leaving} - ({cell.master} if cell.master is not None else set())
+    others = leadership.in_sync - {leaving} - ({leadership.master} if leadership.master is not None else set())
     views = [obs.view(id.member) for id in others if obs.heard_as(id) is not None]
     return any(v is not None and not v.deleting for v in views)
 
@@ -110,7 +114,7 @@ def _refuses(view: MemberView, fetch_ms: int | None, leader_age_ms: int, idle_ms
 
 
 def _must_leave(
-    view: MemberView, cell: Cell, fetch_ms: int | None, leader_age_ms: int, settings: FailoverSettings
+    view: MemberView, leadership: LeadershipRecord, fetch_ms: int | None, leader_age_ms: int, settings: FailoverSettings
 ) -> str:
     """`fetch_ms` is what the master said in its last line. Silence is judged by that alone: the line's own age would
     count a master that has just been frozen against its followers, and leave nobody to take over."""
@@ -125,7 +129,7 @@ def _must_leave(
         return f"was not heard of for {view.silence_ms / 1000:.1f} s"
     report = view.report
     # One that refuses but a version goes on fetching, however seldom where nothing is sent.
-    follows = report is not None and report.role == "Slave" and report.epoch == cell.epoch
+    follows = report is not None and report.role == "Slave" and report.epoch == leadership.epoch
     idle = fetch_ms is None or fetch_ms >= REFUSES_AND_IDLE_MS
     if view.refused and not follows and idle and view.refused_ms >= REFUSES_AND_IDLE_MS:
         return f"does not follow: {view.refused}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gantry_broker.replication.types import Ask, Assignment, Cell, MemberId
+from gantry_broker.replication.types import Assignment, InSyncSetProposal, LeadershipRecord, MemberId
 
 Reach = Literal["ok", "refused", "silent"]
 """Outcome of the present attempt to hear a member: a line came; nobody listens there; nothing comes back."""
@@ -52,19 +52,19 @@ class Report:
     role: Role
     epoch: int = 0
     version: int = 0
-    told_epoch: int = 0
-    proven: bool = True
+    highest_seen_epoch: int = 0
+    log_trusted: bool = True
     last_epoch: int = 0
     end: int = 0
     confirmed: int = 0
     in_sync: frozenset[MemberId] = frozenset()
-    ask: Ask | None = None
+    proposal: InSyncSetProposal | None = None
     followers: tuple[FollowerView, ...] = ()
     link: LinkState = "none"
-    link_master: MemberId | None = None
+    link_leader: MemberId | None = None
     link_answer_ms: int = -1
-    parked: bool = False
-    unfit: str = ""
+    writes_paused: bool = False
+    not_promotable: str = ""
     """Why it should not lead though it lives, in words."""
     disk_full: bool = False
 
@@ -161,11 +161,11 @@ class Observation:
 
     group: str
     members: tuple[MemberView, ...]
-    cell: Cell | None
+    leadership: LeadershipRecord | None
     settings: FailoverSettings = FailoverSettings()
     switchover: Switchover | None = None
     handover: HandoverReady | None = None
-    handover_asked: bool = False
+    handover_requested: bool = False
     """A hand-over was asked for and its answer is not there yet."""
 
     def view(self, number: int) -> MemberView | None:
@@ -190,7 +190,7 @@ class Observation:
 class Bootstrap:
     """The first cell of a group whose disks are all empty."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
@@ -198,7 +198,7 @@ class Bootstrap:
 class Promote:
     """A new epoch."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     old: MemberId | None
     new: MemberId
     reason: str
@@ -211,7 +211,7 @@ class Promote:
 class Recover:
     """A new cell made from what the members' disks know (rule 22)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
@@ -219,7 +219,7 @@ class Recover:
 class ShrinkInSyncSet:
     """Members leave the in-sync set (rule 17)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     removed: frozenset[MemberId]
     reason: str
 
@@ -228,7 +228,7 @@ class ShrinkInSyncSet:
 class ExpandInSyncSet:
     """The master's proposal is recorded on the version that it named (rule 17)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     added: frozenset[MemberId]
     reason: str
 
@@ -237,7 +237,7 @@ class ExpandInSyncSet:
 class RejectProposal:
     """The master's proposal is refused; the version moves, so that it no longer waits for it (rule 18)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
@@ -245,7 +245,7 @@ class RejectProposal:
 class CancelHandover:
     """A hand-over was given up: the version moves, so that being told is what lets the master un-park (rule 23)."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     reason: str
 
 
@@ -273,7 +273,7 @@ class RequestHandover:
 
     master: int
     target: MemberId
-    cell: Cell
+    leadership: LeadershipRecord
     """The swap that follows must expect exactly this one."""
     reason: str
     request: Switchover | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 
 from gantry_operator.failover.model import MemberView, Observation, Promote, Report
 
 
-def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) -> list[Report]:
+def candidates(obs: Observation, leadership: LeadershipRecord, without: MemberId | None = None) -> list[Report]:
     """Members of the recorded set, of the recorded incarnation, that answer; the best first.
 
     Best is the highest (epoch of the last record, end). One that is about to be stopped, that is not fit, or that
@@ -18,58 +18,65 @@ def candidates(obs: Observation, cell: Cell, without: MemberId | None = None) ->
     not move.
     """
     able: list[tuple[MemberView, Report]] = []
-    for id in cell.in_sync:
+    for id in leadership.in_sync:
         report = obs.heard_as(id)
         view = obs.view(id.member)
         if report is not None and view is not None and id != without:
             able.append((view, report))
     willing = [(v, r) for v, r in able if not v.refused]
     staying = [(v, r) for v, r in willing if not v.deleting]
-    chosen = [(v, r) for v, r in staying if not r.unfit] or staying or willing
-    chosen.sort(key=lambda vr: (vr[1].rank, vr[1].id == cell.master, -vr[0].number), reverse=True)
+    chosen = [(v, r) for v, r in staying if not r.not_promotable] or staying or willing
+    chosen.sort(key=lambda vr: (vr[1].rank, vr[1].id == leadership.master, -vr[0].number), reverse=True)
     return [r for _, r in chosen]
 
 
-def has_healthy_candidate(obs: Observation, cell: Cell) -> bool:
+def has_healthy_candidate(obs: Observation, leadership: LeadershipRecord) -> bool:
     """There is an heir that would be better off: what ails everybody is no reason to move."""
     leaving = {m.number for m in obs.members if m.deleting}
-    return any(not r.unfit and r.id.member not in leaving for r in candidates(obs, cell, without=cell.master))
+    return any(
+        not r.not_promotable and r.id.member not in leaving
+        for r in candidates(obs, leadership, without=leadership.master)
+    )
 
 
-def next_cell(obs: Observation, cell: Cell, master: MemberId, in_sync: Iterable[MemberId]) -> Cell:
+def next_leadership(
+    obs: Observation, leadership: LeadershipRecord, master: MemberId, in_sync: Iterable[MemberId]
+) -> LeadershipRecord:
     """A new epoch, above the recorded one and above every epoch that anybody has heard of.
 
     With epochs that only the registry hands out the two are the same; they differ when an address book outlived the
     group it knew, and then a master in a lower epoch would be fenced for ever.
     """
-    known = max((m.report.told_epoch for m in obs.members if m.report is not None), default=0)
-    promoted = cell.promoted(master, in_sync)
+    known = max((m.report.highest_seen_epoch for m in obs.members if m.report is not None), default=0)
+    promoted = leadership.promoted(master, in_sync)
     return replace(promoted, epoch=max(promoted.epoch, known + 1))
 
 
-def promote(obs: Observation, cell: Cell, new: Report, without: MemberId | None, reason: str) -> Promote:
+def promote(
+    obs: Observation, leadership: LeadershipRecord, new: Report, without: MemberId | None, reason: str
+) -> Promote:
     """The set written is what of the old one answers, so that the new master waits for nobody who is not there."""
-    in_sync = {id for id in cell.in_sync if id != without and obs.heard_as(id) is not None} | {new.id}
-    kind = "restart" if new.id == cell.master else "failover"
+    in_sync = {id for id in leadership.in_sync if id != without and obs.heard_as(id) is not None} | {new.id}
+    kind = "restart" if new.id == leadership.master else "failover"
     return Promote(
-        cell=next_cell(obs, cell, new.id, in_sync),
-        old=cell.master,
+        leadership=next_leadership(obs, leadership, new.id, in_sync),
+        old=leadership.master,
         new=new.id,
         reason=reason,
         kind="restart" if kind == "restart" else "failover",
     )
 
 
-def unproven(obs: Observation, cell: Cell) -> Report | None:
+def untrusted(obs: Observation, leadership: LeadershipRecord) -> Report | None:
     """The best of a set that has lost its proof as a whole (rule 16), if that is what happened.
 
     With ASYNC_FLUSH every member of the recorded set must answer under another incarnation, so that no recorded disk
     can still turn up; a disk that is empty has not lost its proof but its records, and is no candidate.
     """
-    if not obs.settings.async_flush or not cell.in_sync:
+    if not obs.settings.async_flush or not leadership.in_sync:
         return None
     found: list[Report] = []
-    for id in cell.in_sync:
+    for id in leadership.in_sync:
         view = obs.view(id.member)
         if view is None or not view.heard or view.report is None or view.report.id == id:
             return None
@@ -78,7 +85,7 @@ def unproven(obs: Observation, cell: Cell) -> Report | None:
     return max(found, key=lambda r: (r.rank, -r.id.member), default=None)
 
 
-def unclean(obs: Observation, cell: Cell) -> tuple[Report, int] | None:
+def unclean(obs: Observation, leadership: LeadershipRecord) -> tuple[Report, int] | None:
     """The best of whoever answers, and the bytes given up at least; None while somebody of the set may come back.
 
     One that answers and refuses what it is told is waited for as long as one that does not answer.
@@ -94,7 +101,7 @@ def unclean(obs: Observation, cell: Cell) -> tuple[Report, int] | None:
             best = report
     if best is None:
         return None
-    for id in cell.in_sync:
+    for id in leadership.in_sync:
         recorded = obs.view(id.member)
         if recorded is None:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 
 class RegistryUnavailable(Exception):
@@ -16,7 +16,7 @@ class RegistryUnavailable(Exception):
 class Entry:
     """A leadership record as it was read. `token` identifies the write, if the registry supports it."""
 
-    cell: Cell
+    leadership: LeadershipRecord
     token: str = ""
 
 
@@ -31,7 +31,7 @@ class RoleRegistry(Protocol):
         """
         ...
 
-    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
         """Writes `new` if the registry holds `expected` (None: nothing). False: it holds another record.
 
         Returns True only after the write is durable. Raises RegistryUnavailable if the outcome is unknown.

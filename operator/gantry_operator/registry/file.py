@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from gantry_operator.registry.base import Entry, RegistryUnavailable
 
@@ -35,16 +35,16 @@ class FileRegistry:
         except OSError as error:
             raise RegistryUnavailable(f"{path}: {error.strerror}") from error
         try:
-            return Entry(Cell.from_json(json.loads(text)), text)
+            return Entry(LeadershipRecord.from_json(json.loads(text)), text)
         except (ValueError, KeyError, TypeError) as error:
             raise RegistryUnavailable(
                 f"{path} holds no leadership record ({error}); move it away, and it is recovered from the members"
             ) from error
 
-    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
         return self.swap_now(group, expected, new)
 
-    def swap_now(self, group: str, expected: Entry | None, new: Cell) -> bool:
+    def swap_now(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
         """Like `swap`. Blocks for one fsync, a few milliseconds, only when the leadership record changes."""
         path = self._path(group)
         try:

@@ -10,7 +10,7 @@ import random
 from contextlib import AbstractContextManager
 
 from gantry_broker.replication import follower, leader, raft, raft_leader, replica
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from tests.simulation import machine, model_log, operators, raft_world, scenario, world
 from tests.simulation.mutants.planting import Edit, Mutant, plant
@@ -34,7 +34,7 @@ _MUTANTS = (
                 "self.leader_end = answer.leader_end",
                 "self.leader_end = answer.leader_end; self._log.confirm(min(answer.confirmed, self._log.end))",
             ),
-            Edit(follower, "if parted >= self._log.confirmed or", "if True or"),
+            Edit(follower, "if divergence_offset >= self._log.confirmed or", "if True or"),
         ),
     ),
     Mutant(
@@ -73,7 +73,7 @@ _MUTANTS = (
     Mutant(
         7,
         "epoch_starts_with_record",
-        (Edit(replica, "self._log.begin_epoch(", "if not self._log.history: self._log.begin_epoch("),),
+        (Edit(replica, "self._log.begin_epoch(", "if not self._log.leader_epochs: self._log.begin_epoch("),),
     ),
     Mutant(
         8,
@@ -103,22 +103,22 @@ _MUTANTS = (
             Edit(leader, "fetch.flushed if self._options.sync_flush else fetch.end", "fetch.end"),
         ),
     ),
-    Mutant(12, "refuse_absurd_ack", (Edit(leader, "if self._is_absurd(fetch):", "if False:"),)),
+    Mutant(12, "refuse_absurd_ack", (Edit(leader, "if self._is_impossible(fetch):", "if False:"),)),
     Mutant(
         13,
         "swap_whole_cell",
         (
             Edit(
                 world,
-                "if expected != self.cell:",
-                "if (expected and expected.epoch) != (self.cell and self.cell.epoch):",
+                "if expected != self.leadership:",
+                "if (expected and expected.epoch) != (self.leadership and self.leadership.epoch):",
             ),
             Edit(world, "self.checker.swapped(new)", "pass"),
             # The operator assigns what may never be recorded.
             Edit(
                 operators,
                 "if not self._world.registry.swap(",
-                "self.cell = plan.cell\n        if not self._world.registry.swap(",
+                "self.leadership = plan.leadership\n        if not self._world.registry.swap(",
             ),
         ),
     ),
@@ -126,9 +126,9 @@ _MUTANTS = (
         14,
         "ordered_assignments",
         (
-            Edit(replica, "if cell.order < held.order:", "if cell.epoch < held.epoch:"),
-            Edit(replica, "if cell.order == held.order and", "if False and"),
-            Edit(replica, "self.told_epoch = epoch\n", "self.told_epoch = epoch; return\n"),
+            Edit(replica, "if leadership.order < held.order:", "if leadership.epoch < held.epoch:"),
+            Edit(replica, "if leadership.order == held.order and", "if False and"),
+            Edit(replica, "self.highest_seen_epoch = epoch\n", "self.highest_seen_epoch = epoch; return\n"),
         ),
     ),
     Mutant(
@@ -136,7 +136,7 @@ _MUTANTS = (
         "durable_assignment",
         (
             Edit(replica, "self._disk.save(state)", "pass"),
-            Edit(replica, "if cell.epoch < newest:", "if False:"),
+            Edit(replica, "if leadership.epoch < newest:", "if False:"),
         ),
     ),
     Mutant(
@@ -144,12 +144,12 @@ _MUTANTS = (
         "incarnations",
         (
             Edit(replica, "return master == self.me", "return master.member == self.me.member"),
-            Edit(world, "if not proven:", "if False:"),
-            Edit(machine, "if self.world.options.sync_flush or cell is None:", "if True:"),
+            Edit(world, "if not log_trusted:", "if False:"),
+            Edit(machine, "if self.world.options.sync_flush or leadership is None:", "if True:"),
             Edit(
                 operators,
-                "return report.member in cell.in_sync",
-                "return any(report.member.member == m.member for m in cell.in_sync)",
+                "return report.member in leadership.in_sync",
+                "return any(report.member.member == m.member for m in leadership.in_sync)",
             ),
             Edit(
                 scenario,
@@ -176,7 +176,7 @@ _MUTANTS = (
         (
             Edit(
                 operators,
-                "others = sorted(cell.in_sync - {new.member})",
+                "others = sorted(leadership.in_sync - {new.member})",
                 "others = sorted({r.member for r in self.reports.values()} - {new.member})",
             ),
             Edit(scenario, "if not in_sync <= known:", "if False:"),
@@ -188,8 +188,8 @@ _MUTANTS = (
         (
             Edit(
                 replica,
-                "if not self._is_me(cell.master):\n",
-                "if self._is_me(cell.master): self._lead(now_ms)\n        elif True:\n",
+                "if not self._is_me(leadership.master):\n",
+                "if self._is_me(leadership.master): self._lead(now_ms)\n        elif True:\n",
             ),
             Edit(replica, "if not new_epoch:", "if False:"),
         ),
@@ -210,7 +210,7 @@ _MUTANTS = (
         23,
         "park_before_swap",
         (
-            Edit(replica, "return self.leader is not None and self.leader.park is not None", "return False"),
+            Edit(replica, "return self.leader is not None and self.leader.pause_writes is not None", "return False"),
             Edit(world, "if core.handed_over():", "if True:"),
         ),
     ),
@@ -261,12 +261,18 @@ def planted(*rules: int) -> AbstractContextManager[None]:
     return plant(*(RULES[rule] for rule in rules))
 
 
-def add_by_lag(operator: operators.ModelOperator, cell: Cell, rng: random.Random) -> operators.Plan | None:
+def add_by_lag(
+    operator: operators.ModelOperator, leadership: LeadershipRecord, rng: random.Random
+) -> operators.Plan | None:
     """Without rule 17: a member that seems to have everything is added, and the master learns of it later."""
-    master = operator.reports.get(cell.master.member) if cell.master is not None else None
+    master = operator.reports.get(leadership.master.member) if leadership.master is not None else None
     near = [
         r.member
         for r in operator.reports.values()
-        if r.member not in cell.in_sync and master is not None and r.position[1] >= master.position[1]
+        if r.member not in leadership.in_sync and master is not None and r.position[1] >= master.position[1]
     ]
-    return operators.Plan(cell, cell.with_set(cell.in_sync | {rng.choice(near)}), "add by lag") if near else None
+    return (
+        operators.Plan(leadership, leadership.with_set(leadership.in_sync | {rng.choice(near)}), "add by lag")
+        if near
+        else None
+    )

@@ -105,15 +105,18 @@ def update_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Fram
 
 
 def max_offset(broker: BrokerContext, conn: Connection, frame: Frame) -> Frame | Coroutine[None, None, Frame]:
-    """A new master may know of less that is confirmed than clients were promised: then it answers once it is settled,
-    or a reader would take what it still has to show for the end of the queue (rule 9)."""
+    """The end of a queue.
+
+    A new master may not know yet that acknowledged records are confirmed. It answers once its epoch is confirmed, or a
+    reader would take the known part for the whole queue (rule 9).
+    """
     header = QueueHeader.parse(frame)
     known_queue(broker, header.topic, header.queueId)
     return _max_when_settled(broker, frame, header) if _unsettled(broker) else _max(broker, frame, header)
 
 
 def _unsettled(broker: BrokerContext) -> bool:
-    return broker.role.leading and not broker.role.settled
+    return broker.role.leading and not broker.role.epoch_confirmed
 
 
 def _max(broker: BrokerContext, frame: Frame, header: QueueHeader) -> Frame:

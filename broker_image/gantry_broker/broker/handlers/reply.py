@@ -59,7 +59,7 @@ async def send_reply(broker: BrokerContext, conn: Connection, frame: Frame) -> F
     try:
         stored = broker.writer.append([put])[0]
     except StoreError as error:
-        broker.fitness.store_failed(error)
+        broker.health.store_failed(error)
         raise
     done: asyncio.Future[SendStatus] = asyncio.get_running_loop().create_future()
     broker.writer.appended(lambda status: None if done.done() else done.set_result(status))

@@ -15,7 +15,7 @@ from gantry_broker.store.types import Put
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
     from gantry_broker.broker.events import Events
-    from gantry_broker.broker.fitness import Fitness
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.registrar import Registrar
     from gantry_broker.broker.role import RoleState
@@ -33,7 +33,7 @@ class MetadataChanges:
         *,
         writer: LogWriter,
         role: RoleState,
-        fitness: Fitness,
+        health: MemberHealth,
         registrar: Registrar,
         events: Events,
         clock: Clock,
@@ -43,7 +43,7 @@ class MetadataChanges:
         self._store_host = store_host
         self._writer = writer
         self._role = role
-        self._fitness = fitness
+        self._fitness = health
         self._registrar = registrar
         self._tables_changed = events.tables_changed
         self._clock = clock

@@ -23,7 +23,7 @@ from gantry_broker.store.errors import StoreError
 
 if TYPE_CHECKING:
     from gantry_broker.broker.clock import Clock
-    from gantry_broker.broker.fitness import Fitness
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.metadata.changes import MetadataChanges
     from gantry_broker.broker.metadata.tables import Change, Metadata
     from gantry_broker.broker.role import RoleState
@@ -43,7 +43,7 @@ class OnDemandCreation:
         changes: MetadataChanges,
         *,
         role: RoleState,
-        fitness: Fitness,
+        health: MemberHealth,
         slices: TimeSlices,
         clock: Clock,
     ) -> None:
@@ -51,7 +51,7 @@ class OnDemandCreation:
         self._meta = meta
         self._changes = changes
         self._role = role
-        self._fitness = fitness
+        self._fitness = health
         self._slices = slices
         self._clock = clock
         self._rate = CreationRate()

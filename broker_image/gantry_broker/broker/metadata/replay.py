@@ -32,7 +32,7 @@ class Replay:
         self._meta = meta
         self._store = store
         self._tables_changed = tables_changed
-        self.lacking = False
+        self.incomplete = False
         """A control record cannot be read: the tables miss it and are not saved."""
         meta.on_drop = store.drop_topic
         meta.on_ends = store.ensure_next
@@ -69,7 +69,7 @@ class Replay:
         if changed and not self._meta.leading:
             self._tables_changed()
 
-    def was_cut(self, to: int) -> None:
+    def was_truncated(self, to: int) -> None:
         """Follows a log that was truncated to `to`, or reset to begin there. Raises what `rebuild` does."""
         if to == self._store.start:
             log.info("the log was reset to %d: the tables are rebuilt", to)
@@ -82,7 +82,7 @@ class Replay:
 
     def mended(self, at: int) -> None:
         """Adds a control record that could not be read before. Raises what `rebuild` and `lead` do."""
-        if not self.lacking:
+        if not self.incomplete:
             return
         log.warning("the tables are rebuilt with the control record that was mended")
         meta, leading = self._meta, self._meta.leading
@@ -127,7 +127,7 @@ class Replay:
     def _build(self) -> None:
         self._meta.clear()
         self._store.clear_overrides()
-        self.lacking = False
+        self.incomplete = False
         self.replay()
 
     def replay(self) -> None:
@@ -144,5 +144,5 @@ class Replay:
             got = store.get(CONTROL_TOPIC, 0, offset, 1_000, 4 << 20)
             for record in decode_records(got.data) if got.data else ():
                 meta.confirm(record.phys_offset, record.body)
-            self.lacking = self.lacking or got.damaged >= 0
+            self.incomplete = self.incomplete or got.damaged >= 0
             offset = max(got.next_offset + (got.damaged >= 0), offset + 1)

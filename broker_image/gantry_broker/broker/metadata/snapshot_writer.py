@@ -38,7 +38,7 @@ class SnapshotWriter:
         self._saving = asyncio.get_running_loop().create_task(write)
 
     def _may_save(self) -> bool:
-        return self._store.failed is None and not self._replay.lacking
+        return self._store.failed is None and not self._replay.incomplete
 
     async def _write(self, tables: snapshots.Frozen, epochs: LeaderEpochs) -> None:
         try:

@@ -39,9 +39,9 @@ class Snapshot(NamedTuple):
     epoch: int
 
 
-def epoch_before(history: LeaderEpochs, applied: int) -> int:
+def epoch_before(leader_epochs: LeaderEpochs, applied: int) -> int:
     """The epoch in force below the position `applied`; -1: there is none."""
-    return max((e.epoch for e in history if e.start < applied), default=-1)
+    return max((e.epoch for e in leader_epochs if e.start < applied), default=-1)
 
 
 class Frozen(NamedTuple):
@@ -55,7 +55,7 @@ class Frozen(NamedTuple):
         return cls(meta.confirmed.copy(), meta.applied)
 
 
-def render(meta: Metadata | Frozen, history: LeaderEpochs) -> dict[str, bytes]:
+def render(meta: Metadata | Frozen, leader_epochs: LeaderEpochs) -> dict[str, bytes]:
     """The files' contents, in the order in which they are to be written. `history`: that of the log."""
     tables = meta.confirmed
     return {
@@ -72,7 +72,7 @@ def render(meta: Metadata | Frozen, history: LeaderEpochs) -> dict[str, bytes]:
         OWN: orjson.dumps(
             {
                 "applied": meta.applied,
-                "epoch": epoch_before(history, meta.applied),
+                "epoch": epoch_before(leader_epochs, meta.applied),
                 "timer": tables.timer,
                 "timerDone": {bucket: sorted(done) for bucket, done in tables.timer_done.items()},
                 "settings": tables.settings,

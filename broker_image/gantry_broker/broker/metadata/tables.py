@@ -262,7 +262,7 @@ class Metadata:
             for queue, end in queues.items():
                 self.on_ends(topic, queue, end)
 
-    def forget_watermarks(self, start: int) -> None:
+    def forget_deletions(self, start: int) -> None:
         """Forgets the watermarks at or below `start`, the begin of the log."""
         for tables in (self.confirmed, self.working):
             tables.deletion_watermarks = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.broker.clients import Subscription
 from gantry_broker.broker.errors import RequestRejected
 from gantry_broker.broker.metadata.topics import group_fault, topic_fault
-from gantry_broker.broker.pull.held import Held, HeldPulls
+from gantry_broker.broker.pull.held import HeldPull, HeldPulls
 from gantry_broker.broker.pull.sql92 import Filter, FilterSyntaxError
 from gantry_broker.protocol.bodies import SubscriptionData, SubscriptionGroup, TopicConfig
 from gantry_broker.protocol.codes import FAQ, GetStatus, Perm, PullFlag, ResponseCode
@@ -156,7 +156,7 @@ class PullService:
         if waiting:
             self._try_each(key, waiting)
 
-    def _try_each(self, key: tuple[str, int], waiting: deque[Held[Pull]]) -> None:
+    def _try_each(self, key: tuple[str, int], waiting: deque[HeldPull[Pull]]) -> None:
         """Tries pulls for one slice of the event loop, and the rest in a later pass."""
         ends = perf_counter() + SLICE_S
         self._held.try_each(waiting, lambda made: self._attempt(made), lambda: perf_counter() < ends)
@@ -339,11 +339,15 @@ class PullService:
         if self._role.leading:
             if got.damaged >= 0:
                 code = ResponseCode.SYSTEM_ERROR
-            elif code == ResponseCode.PULL_OFFSET_MOVED and not self._role.settled and made.offset >= got.max_offset:
+            elif (
+                code == ResponseCode.PULL_OFFSET_MOVED
+                and not self._role.epoch_confirmed
+                and made.offset >= got.max_offset
+            ):
                 code = ResponseCode.PULL_NOT_FOUND
-        elif self._role.letting_go and code == ResponseCode.PULL_OFFSET_MOVED:
+        elif self._role.draining and code == ResponseCode.PULL_OFFSET_MOVED:
             code = ResponseCode.PULL_NOT_FOUND
-        elif self._role.letting_go and code == ResponseCode.PULL_NOT_FOUND:
+        elif self._role.draining and code == ResponseCode.PULL_NOT_FOUND:
             pass
         elif code != ResponseCode.SUCCESS and status != GetStatus.NO_MATCHED_MESSAGE:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gantry_broker.broker.events import Events
-    from gantry_broker.broker.fitness import Fitness
+    from gantry_broker.broker.health import MemberHealth
     from gantry_broker.broker.log_writer import LogWriter
     from gantry_broker.broker.metadata.creation import OnDemandCreation
     from gantry_broker.broker.metadata.tables import Metadata
@@ -95,7 +95,7 @@ class Sender:
         creation: OnDemandCreation,
         role: RoleState,
         writer: LogWriter,
-        fitness: Fitness,
+        health: MemberHealth,
         counts: MessageCounts,
         slices: TimeSlices,
         events: Events,
@@ -110,8 +110,8 @@ class Sender:
         self._creation = creation
         self._role = role
         self._appended = writer.appended
-        self._store_failed = fitness.store_failed
-        self._store_took = fitness.store_took
+        self._store_failed = health.store_failed
+        self._store_took = health.store_took
         self._count_puts = counts.puts
         self._slices = slices
         self._sendable: dict[str, tuple[TopicConfig, int]] = {}

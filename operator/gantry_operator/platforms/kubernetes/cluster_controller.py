@@ -36,7 +36,7 @@ from gantry_operator.platforms.kubernetes.desired_objects import OperatorSetting
 from gantry_operator.platforms.kubernetes.events import EventRecorder
 from gantry_operator.platforms.kubernetes.group_controllers import KubernetesGroupControllers
 from gantry_operator.platforms.kubernetes.informer_cache import InformerCache
-from gantry_operator.platforms.kubernetes.lease_registry import CELL
+from gantry_operator.platforms.kubernetes.lease_registry import LEADERSHIP
 from gantry_operator.platforms.kubernetes.member_state import observed_members, observed_name_servers
 from gantry_operator.platforms.kubernetes.object_reconciler import ObjectReconciler, ReconcileResult
 from gantry_operator.platforms.kubernetes.pod_replacement import PodReplacement
@@ -297,7 +297,7 @@ class ClusterController:
             if replicas == 0:
                 left_out[group] = "its StatefulSet has 0 replicas"
                 continue
-            runs_with = known[group] or usual or self._by_its_cell(group)
+            runs_with = known[group] or usual or self._by_its_leadership(group)
             if runs_with is None:
                 # A guess may be the other mode, and the controller of one mode stays when the configs are mended.
                 left_out[group] = "none of its configs can be read"
@@ -334,12 +334,12 @@ class ClusterController:
                     return {field: config[name] for field, name in wanted.items() if name in config}
         return None
 
-    def _by_its_cell(self, group: str) -> dict[str, Any] | None:
+    def _by_its_leadership(self, group: str) -> dict[str, Any] | None:
         """The same of a group that has a cell, as groups in mode Raft never have. How its members flush is not known,
         so nobody is promoted who may lack what is on the disk of another."""
         lease = self._objects.live("Lease", names.group_set(self.name, group))
         annotations = None if lease is None else lease["metadata"].get("annotations")
-        return {"mode": "MasterSlave", "flush": "Sync"} if CELL in (annotations or {}) else None
+        return {"mode": "MasterSlave", "flush": "Sync"} if LEADERSHIP in (annotations or {}) else None
 
     def _take(self, cluster: BrokerCluster) -> None:
         self._cluster, self._plan = cluster, plan(cluster)
@@ -412,11 +412,11 @@ class ClusterController:
                 why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
                 raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
             if to is None:
-                cell = await controller.known_cell()
-                done = led_since(self._annotation(SWITCHOVER_BEGUN), text, cell)
+                leadership = await controller.known_leadership()
+                done = led_since(self._annotation(SWITCHOVER_BEGUN), text, leadership)
                 if done is not None:
-                    return f"done: {member_name(self.name, group, done)} leads {group} in epoch {cell.epoch}"
-                await self._annotate({SWITCHOVER_BEGUN: begun(text, cell)})
+                    return f"done: {member_name(self.name, group, done)} leads {group} in epoch {leadership.epoch}"
+                await self._annotate({SWITCHOVER_BEGUN: begun(text, leadership)})
             return "done: " + await controller.switchover(to, "asked for")
         except (SwitchoverFailed, ValueError) as error:
             said = f"failed: {error}"
@@ -489,7 +489,7 @@ class ClusterController:
             registered = f"{names.service_host(service, self.namespace)}:{port}"
             reached = f"{live['spec'].get('clusterIP')}:{port}"
             waits = controller.waits.reason if controller.waits is not None and not controller.waits.available else ""
-            epoch = 0 if controller.cell is None else controller.cell.epoch
+            epoch = 0 if controller.leadership is None else controller.leadership.epoch
             heard = (w for w in controller.watches.values() if w.reach == "ok" and w.status is not None)
             answering = frozenset((w.name, bool((w.status or {}).get("writable"))) for w in heard)
             self._availability.watch(group, epoch, waits, answering, servers, registered, reached)

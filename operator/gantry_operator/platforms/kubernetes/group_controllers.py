@@ -69,14 +69,14 @@ class KubernetesGroupControllers(GroupControllers):
 
     async def _sync_label(self, group: str) -> str:
         controller = self.controllers[group]
-        cell = controller.cell
-        if cell is None or cell.master is None or not controller.announced:
+        leadership = controller.leadership
+        if leadership is None or leadership.master is None or not controller.announced:
             return ""
-        watch = controller.watches.get(cell.master.member)
+        watch = controller.watches.get(leadership.master.member)
         report = None if watch is None else watch.report
-        if report is not None and report.role == "Master" and report.epoch == cell.epoch:
+        if report is not None and report.role == "Master" and report.epoch == leadership.epoch:
             try:
-                await self.pods.label(group, cell.master.member)
+                await self.pods.label(group, leadership.master.member)
             except (ApiError, ApiUnavailable) as error:
                 return str(error)
         return ""
@@ -90,7 +90,7 @@ class KubernetesGroupControllers(GroupControllers):
             await asyncio.sleep(REFUSED_S)
             return False
         controller = self.controllers[group]
-        master = None if controller.cell is None else controller.cell.master
+        master = None if controller.leadership is None else controller.leadership.master
         return controller.announced and master is not None and not self.pods.mislabelled(group, master.member)
 
     def _answers(self, group: str, name: str) -> bool:

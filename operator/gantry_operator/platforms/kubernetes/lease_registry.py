@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from gantry_operator.api import GROUP
 from gantry_operator.platforms.kubernetes import names
 from gantry_operator.platforms.kubernetes.client import LEASE, ApiError, ApiUnavailable, KubeApi, Object
 from gantry_operator.registry import Entry, RegistryUnavailable
 
-CELL = f"{GROUP}/cell"
+LEADERSHIP = f"{GROUP}/cell"
 """The annotation with the leadership record as JSON. The Lease's fields repeat it for users: holder and transitions."""
 
 
@@ -48,7 +48,7 @@ class LeaseRegistry:
             read = self._read[group] = (lease, entry_of(lease))
         return read[1]
 
-    async def swap(self, group: str, expected: Entry | None, new: Cell) -> bool:
+    async def swap(self, group: str, expected: Entry | None, new: LeadershipRecord) -> bool:
         known = self._known.get(group)
         try:
             if expected is None:
@@ -84,19 +84,19 @@ class LeaseRegistry:
     def _name(self, group: str) -> str:
         return names.group_set(self._cluster, group)
 
-    def _lease(self, group: str, cell: Cell, known: Object | None) -> Object:
+    def _lease(self, group: str, leadership: LeadershipRecord, known: Object | None) -> Object:
         meta: dict[str, Any] = {
             "name": self._name(group),
             "namespace": self._namespace,
             "labels": names.labels(self._cluster, names.BROKER, group),
-            "annotations": {CELL: json.dumps(cell.to_json())},
+            "annotations": {LEADERSHIP: json.dumps(leadership.to_json())},
         }
         if known is not None:
             meta["resourceVersion"] = known["metadata"]["resourceVersion"]
         if self.owner is not None:
             meta["ownerReferences"] = [self.owner]
-        master = None if cell.master is None else f"{self._cluster}-{group}-{cell.master.member}"
-        spec = {"holderIdentity": master, "leaseTransitions": cell.epoch}
+        master = None if leadership.master is None else f"{self._cluster}-{group}-{leadership.master.member}"
+        spec = {"holderIdentity": master, "leaseTransitions": leadership.epoch}
         return {
             "apiVersion": LEASE.api_version,
             "kind": "Lease",
@@ -107,15 +107,15 @@ class LeaseRegistry:
 
 def entry_of(lease: Object) -> Entry:
     """The cell in a Lease. Raises RegistryUnavailable when it holds none: what the members know must be asked then."""
-    name, text = lease["metadata"]["name"], (lease["metadata"].get("annotations") or {}).get(CELL)
+    name, text = lease["metadata"]["name"], (lease["metadata"].get("annotations") or {}).get(LEADERSHIP)
     if text is None:
         raise RegistryUnavailable(
-            f"Lease {name} has no {CELL} annotation: delete it to have it made anew from the members"
+            f"Lease {name} has no {LEADERSHIP} annotation: delete it to have it made anew from the members"
         )
     try:
-        return Entry(Cell.from_json(json.loads(text)), lease["metadata"]["resourceVersion"])
+        return Entry(LeadershipRecord.from_json(json.loads(text)), lease["metadata"]["resourceVersion"])
     except (ValueError, KeyError, TypeError) as error:
         raise RegistryUnavailable(
-            f"the {CELL} annotation of Lease {name} is no cell ({error}): delete the Lease to have it made anew "
+            f"the {LEADERSHIP} annotation of Lease {name} is no cell ({error}): delete the Lease to have it made anew "
             "from the members"
         ) from error

@@ -70,7 +70,7 @@ def observed_members(
         controller = controllers.get(group)
         watch = None if controller is None else controller.watches.get(number)
         heard = watch is not None and watch.reach == "ok" and watch.status is not None and watch.report is not None
-        cell = None if controller is None else controller.cell
+        leadership = None if controller is None else controller.leadership
         pod = pods.pod(name)
         report = watch.report if watch is not None and heard else None
         out.append(
@@ -82,7 +82,7 @@ def observed_members(
                 pod_ready=pod_ready(pod),
                 node=None if pod is None else pod["spec"].get("nodeName"),
                 in_sync=controller is not None and report is not None and controller.in_sync(report),
-                master=cell is not None and cell.master is not None and cell.master.member == number,
+                master=leadership is not None and leadership.master is not None and leadership.master.member == number,
                 problem=why_not(pod, "" if watch is None else watch.problem),
             )
         )

@@ -181,14 +181,14 @@ async def serve(settings: OperatorSettings, identity: str, http_port: int, host:
         operator = Operator(api, settings, identity)
         health.follow(operator.followed())
         acting = asyncio.create_task(operator.run())
-        holding = asyncio.create_task(election.hold())
-        done, _ = await asyncio.wait({stopping, acting, holding}, return_when=asyncio.FIRST_COMPLETED)
+        pending_fetches = asyncio.create_task(election.hold())
+        done, _ = await asyncio.wait({stopping, acting, pending_fetches}, return_when=asyncio.FIRST_COMPLETED)
         metrics.LEADER.set(0)
-        if holding in done:
+        if pending_fetches in done:
             # Somebody else may act from now on. Nothing of ours may run on, not even its cleaning up.
             logging.shutdown()
             os._exit(1)
-        holding.cancel()
+        pending_fetches.cancel()
         acting.cancel()
         with contextlib.suppress(asyncio.CancelledError, TimeoutError):
             async with asyncio.timeout(5):

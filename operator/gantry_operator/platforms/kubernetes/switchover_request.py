@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 
-from gantry_broker.replication.types import Cell
+from gantry_broker.replication.types import LeadershipRecord
 
 from gantry_operator.api import GROUP
 from gantry_operator.plan import Plan
@@ -21,16 +21,17 @@ SWITCHOVER_BEGUN = f"{GROUP}/switchover-begun"
 with each switchover. An operator that takes over therefore needs to know whether the request has succeeded already."""
 
 
-def begun(request: str, cell: Cell) -> str:
-    return f"{request} in epoch {cell.epoch} of member {None if cell.master is None else cell.master.member}"
+def begun(request: str, leadership: LeadershipRecord) -> str:
+    master = None if leadership.master is None else leadership.master.member
+    return f"{request} in epoch {leadership.epoch} of member {master}"
 
 
-def led_since(noted: str | None, request: str, cell: Cell) -> int | None:
+def led_since(noted: str | None, request: str, leadership: LeadershipRecord) -> int | None:
     """The member that leads instead of the one that led when this request was begun; None: nothing came of it yet."""
     found = re.fullmatch(r" in epoch (\d+) of member (\d+|None)", (noted or "").removeprefix(request))
-    if found is None or noted == found[0] or cell.master is None or cell.epoch <= int(found[1]):
+    if found is None or noted == found[0] or leadership.master is None or leadership.epoch <= int(found[1]):
         return None
-    return None if str(cell.master.member) == found[2] else cell.master.member
+    return None if str(leadership.master.member) == found[2] else leadership.master.member
 
 
 def new_switchover_request(group: str, to: str | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gantry_broker.remoting.client import RemotingClient
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from pydantic import ValidationError
 
 from gantry_operator.api import BrokerCluster, BrokerClusterStatus, LastFailover, NameServerRow
@@ -59,13 +59,13 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
     planned = with_leaving(planned, leaving_members(folder, planned).values())
     ports = Ports.load(folder.ports)
     registry = FileRegistry(folder.registry)
-    cells: dict[str, Entry | None] = {}
+    leaderships: dict[str, Entry | None] = {}
     problems = []
     for group in planned.groups:
         try:
-            cells[group.name] = registry.read_now(group.name)
+            leaderships[group.name] = registry.read_now(group.name)
         except RegistryUnavailable as error:
-            cells[group.name] = None
+            leaderships[group.name] = None
             problems.append(str(error))
     doing = await _doing(folder)
     problems += [f"group {g}: {said['problem']}" for g, said in doing["groups"].items() if said["problem"]]
@@ -77,8 +77,8 @@ async def local_status(folder: ClusterFolder) -> LocalStatus:
         )
         if cluster.spec.mode == "Raft":
             said = list(zip(planned.members, asked, strict=True))
-            cells = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
-        members = [_seen(m, cells[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
+            leaderships = {g.name: _elected([s for m, (s, _) in said if m.group == g.name]) for g in planned.groups}
+        members = [_seen(m, leaderships[m.group], *said) for m, said in zip(planned.members, asked, strict=True)]
         by_server = [known[i : i + len(planned.groups)] for i in range(0, len(known), len(planned.groups))]
         why_not = await asyncio.gather(
             *(
@@ -149,7 +149,9 @@ async def _ask(client: httpx.AsyncClient, m: MemberPlan, ports: Ports) -> tuple[
 def _elected(statuses: list[dict[str, Any] | None]) -> Entry | None:
     """Mode Raft: what the leader says is what a registry would hold."""
     leader = leader_of([report_from(s) for s in statuses if s is not None])
-    return None if leader is None else Entry(Cell(leader.epoch, leader.version, leader.id, keeping_up(leader)))
+    return (
+        None if leader is None else Entry(LeadershipRecord(leader.epoch, leader.version, leader.id, keeping_up(leader)))
+    )
 
 
 def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, problem: str) -> ObservedMember:
@@ -160,8 +162,8 @@ def _seen(m: MemberPlan, entry: Entry | None, status: dict[str, Any] | None, pro
         number=m.number,
         status=status,
         pod_ready=status is not None,
-        in_sync=entry is not None and id in entry.cell.in_sync,
-        master=entry is not None and id is not None and id == entry.cell.master,
+        in_sync=entry is not None and id in entry.leadership.in_sync,
+        master=entry is not None and id is not None and id == entry.leadership.master,
         problem=problem,
     )
 

@@ -170,12 +170,12 @@ class Supervisor:
         servers = [self.ports.address(s.name) for s in self.plan.name_servers]
         for group in self.plan.groups:
             loop = self.controllers[group.name]
-            cell = loop.cell
+            leadership = loop.leadership
             if loop.waits is not None and not loop.waits.available:
                 return f"group {group.name}: {loop.waits.reason}"
-            if cell is None or cell.master is None:
+            if leadership is None or leadership.master is None:
                 return f"group {group.name} has no master"
-            master = loop.watches.get(cell.master.member)
+            master = loop.watches.get(leadership.master.member)
             if master is None or master.status is None or not master.status.get("writable"):
                 return f"the master of {group.name} takes no writes yet"
             address = self.ports.address(f"group/{group.name}")
@@ -189,10 +189,12 @@ class Supervisor:
         servers = ";".join(self.ports.address(s.name) for s in self.plan.name_servers)
         lines = [f"\n{self.cluster.name} is ready ({self._ready_after_s:.1f} s)\n", f"  name servers   {servers}"]
         for group in self.plan.groups:
-            cell = self.controllers[group.name].cell
+            leadership = self.controllers[group.name].leadership
             names = {m.member: m.name for m in self.members(group.name)}
-            master = "-" if cell is None or cell.master is None else names.get(cell.master.member, "-")
-            in_sync = 0 if cell is None else len(cell.in_sync)
+            master = (
+                "-" if leadership is None or leadership.master is None else names.get(leadership.master.member, "-")
+            )
+            in_sync = 0 if leadership is None else len(leadership.in_sync)
             address = self.ports.address(f"group/{group.name}")
             lines.append(f"  group {group.name:<8} {address}  master {master}, {in_sync} of {len(names)} in sync")
         lines.append(
@@ -251,8 +253,8 @@ class Supervisor:
                         )
                     )
                     self.children.kill(watch.name)
-            cell = self.controllers[group].cell
-            if cell is not None and cell.epoch > epoch:
+            leadership = self.controllers[group].leadership
+            if leadership is not None and leadership.epoch > epoch:
                 return
             await asyncio.sleep(PORT_POLL_S)
 

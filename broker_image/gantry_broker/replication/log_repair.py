@@ -46,20 +46,20 @@ RETRY_S: Final = 0.5
 LONGEST_RETRY_S: Final = 10.0
 
 
-class Mender:
+class LogRepair:
     """Owned by the event loop. `peers` gives the members that can be asked now."""
 
     def __init__(
         self,
         store: MessageStore,
         peers: Callable[[], Iterable[Peer]],
-        on_mended: Callable[[int], None] = lambda at: None,
+        on_repaired: Callable[[int], None] = lambda at: None,
     ) -> None:
-        self.mended = 0
+        self.repaired = 0
         """Places that were put right since the start."""
         self._store = store
         self._peers = peers
-        self._on_mended = on_mended
+        self._on_repaired = on_repaired
         self._open: dict[int, asyncio.Task[None]] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._walk: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class Mender:
     def suspect(self, at: int) -> None:
         """The record at this offset of the log was found damaged."""
         if at not in self._open:
-            task = self._open[at] = asyncio.get_running_loop().create_task(self._mend(at))
+            task = self._open[at] = asyncio.get_running_loop().create_task(self._repair(at))
             task.add_done_callback(lambda done: self._ended(at, done))
 
     def given_damaged(self, at: int) -> None:
@@ -131,17 +131,17 @@ class Mender:
         if not task.cancelled() and task.exception() is not None:
             log.error("mending the record at %d: %r", at, task.exception())
 
-    async def _mend(self, at: int) -> None:
+    async def _repair(self, at: int) -> None:
         pause, complained = RETRY_S, False
         while True:
             reason = self._damage_at(at)
             if not reason:
                 return
-            refusals = [await self._mend_from(peer, at) for peer in self._peers()]
+            refusals = [await self._repair_from(peer, at) for peer in self._peers()]
             if "" in refusals:
-                self.mended += 1
+                self.repaired += 1
                 log.warning("the record at %d was damaged on this disk (%s): mended from another member", at, reason)
-                self._on_mended(at)
+                self._on_repaired(at)
                 return
             if not complained:
                 complained = True
@@ -164,7 +164,7 @@ class Mender:
             return f"it cannot be read: {error.strerror}"
         return ""
 
-    async def _mend_from(self, peer: Peer, at: int) -> str:
+    async def _repair_from(self, peer: Peer, at: int) -> str:
         """Empty when it is mended; otherwise why not."""
         name, ask = peer
         if not self._damage_at(at):
@@ -226,13 +226,13 @@ class Mender:
         return at
 
 
-def answering(mender: Mender) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
+def answering(log_repair: LogRepair) -> Callable[[Connection, Frame], Coroutine[object, object, Frame]]:
     """What answers questions that come over a connection which this member has made: a leader asks its followers."""
 
     async def answer(conn: Connection, request: Frame) -> Frame:
         if conn.identity is None or conn.identity.is_name_server:
             return error_answer(request, ResponseCode.NO_PERMISSION, "READ_LOG: only members of the group may ask")
-        return mender.answer(request)
+        return log_repair.answer(request)
 
     return answer
 

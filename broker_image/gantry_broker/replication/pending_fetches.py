@@ -41,7 +41,7 @@ BUSY_S: Final = 0.25
 """Producers count as sending for so long after the last append."""
 
 
-class Held:
+class PendingFetch:
     """One fetch that waits for its answer."""
 
     __slots__ = ("conn", "empty_at", "fetch", "gathered", "news_at", "not_before", "request")
@@ -58,7 +58,7 @@ class Held:
         self.empty_at = now + hold_s
 
 
-class Holding:
+class PendingFetches:
     """`ask(fetch, news, empty)` gives an answer or None; `held(member, waiting)` tells the core who waits.
 
     `spare(fetch)`: others than the asker will acknowledge sooner, and they are enough. `soon(at, size)`: that part of
@@ -71,7 +71,7 @@ class Holding:
         held: Callable[[MemberId, bool], None],
         has_news: Callable[[Fetch], bool],
         log_end: Callable[[], int],
-        spare: Callable[[Fetch], bool],
+        beyond_quorum: Callable[[Fetch], bool],
         soon: Callable[[int, int], None],
         unreadable: Callable[[int], None],
         hold_s: float = HOLD_S,
@@ -81,10 +81,10 @@ class Holding:
         self._held_changed = held
         self._has_news = has_news
         self._log_end = log_end
-        self._spare = spare
+        self._beyond_quorum = beyond_quorum
         self._soon = soon
         self._unreadable = unreadable
-        self._held: dict[MemberId, Held] = {}
+        self._held: dict[MemberId, PendingFetch] = {}
         self._catching_up: dict[int, float] = {}
         self._paces: dict[int, Pace] = {}
         self._appended_at = 0.0
@@ -103,7 +103,7 @@ class Holding:
         former = self._held.get(fetch.member)
         if former is not None and former.conn is conn and former.request.opaque != request.opaque:
             self._answer_anyhow(former)
-        self._held[fetch.member] = Held(
+        self._held[fetch.member] = PendingFetch(
             conn, request, fetch, now, self._hold_s, self._catching_up.pop(fetch.member.member, 0.0)
         )
         self._held_changed(fetch.member, True)
@@ -150,7 +150,7 @@ class Holding:
         for member, held in list(self._held.items()):
             if held.not_before > now:
                 continue
-            if not held.gathered and held.fetch.end < self._log_end() and self._spare(held.fetch):
+            if not held.gathered and held.fetch.end < self._log_end() and self._beyond_quorum(held.fetch):
                 held.gathered, held.not_before = True, now + GATHER_S
                 continue
             throttled = self.lacks_much(held.fetch) and now - self._appended_at < BUSY_S
@@ -196,7 +196,7 @@ class Holding:
         self._timer_at = at
         self._timer = self._loop.call_at(at, self._due)
 
-    def _answer_anyhow(self, held: Held) -> None:
+    def _answer_anyhow(self, held: PendingFetch) -> None:
         try:
             answer = self._ask(held.fetch, True, True)
         except (ValueError, OSError) as error:
@@ -205,7 +205,7 @@ class Holding:
         if answer is not None:
             self._answer(held.conn, held.request, answer)
 
-    def _give_up(self, held: Held, error: Exception) -> None:
+    def _give_up(self, held: PendingFetch, error: Exception) -> None:
         fetch = held.fetch
         log.error("the log cannot be read from %d on, for which %s asks: %s", fetch.end, fetch.member, error)
         held.conn.close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gantry_broker.replication.leader import Options, Park
+from gantry_broker.replication.leader import Options, WritePause
 from gantry_broker.replication.members import Voter, is_majority
 from gantry_broker.replication.raft_leader import RaftLeader
-from gantry_broker.replication.types import Cell, MemberId
+from gantry_broker.replication.types import LeadershipRecord, MemberId
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +17,9 @@ ALL = tuple(MemberId(n, "x") for n in range(7))
 def leader(count: int) -> RaftLeader:
     """Member 0 of `count` leads."""
     voters = tuple(Voter(m, "") for m in ALL[:count])
-    cell = Cell(1, 1, ALL[0], frozenset(ALL[:count]))
+    leadership = LeadershipRecord(1, 1, ALL[0], frozenset(ALL[:count]))
     return RaftLeader(
-        ALL[0], cell, ModelLog(Power()), Options(), 0,
+        ALL[0], leadership, ModelLog(Power()), Options(), 0,
         role_end=0, control_end=0, members=lambda: voters, report=lambda text: None,
     )  # fmt: skip
 
@@ -27,9 +27,9 @@ def leader(count: int) -> RaftLeader:
 def test_of_three_the_one_that_is_behind_is_spare_and_without_the_other_it_is_not() -> None:
     one = leader(3)
     one.followers[ALL[1]].acked, one.followers[ALL[2]].acked = 100, 50
-    assert [one.is_spare(m) for m in ALL[1:3]] == [False, True]
+    assert [one.is_beyond_quorum(m) for m in ALL[1:3]] == [False, True]
     one.followers[ALL[2]].acked = 150  # It was given everything at once, and the other one stands still.
-    assert [one.is_spare(m) for m in ALL[1:3]] == [True, False]
+    assert [one.is_beyond_quorum(m) for m in ALL[1:3]] == [True, False]
 
 
 def test_whom_a_leadership_goes_to_and_who_does_not_vote_yet_are_not_spare() -> None:
@@ -37,10 +37,10 @@ def test_whom_a_leadership_goes_to_and_who_does_not_vote_yet_are_not_spare() -> 
     one.followers[ALL[1]].acked = 100
     one.followers[ALL[2]].acked = 50
     one.hold(ALL[3], True, 0)
-    assert one.is_spare(ALL[2])
-    assert not one.is_spare(ALL[3])
-    one.park = Park(ALL[2], 1)
-    assert not one.is_spare(ALL[2])
+    assert one.is_beyond_quorum(ALL[2])
+    assert not one.is_beyond_quorum(ALL[3])
+    one.pause_writes = WritePause(ALL[2], 1)
+    assert not one.is_beyond_quorum(ALL[2])
 
 
 @given(st.integers(2, 7), st.lists(st.integers(-1, 5), min_size=6, max_size=6))
@@ -48,7 +48,7 @@ def test_who_is_not_spare_makes_a_majority_with_the_leader_and_nobody_more(count
     one = leader(count)
     for member, end in zip(ALL[1:count], acked, strict=False):
         one.followers[member].acked = end
-    needed = {m for m in ALL[:count] if m == one.me or not one.is_spare(m)}
+    needed = {m for m in ALL[:count] if m == one.me or not one.is_beyond_quorum(m)}
     voters = tuple(Voter(m, "") for m in ALL[:count])
     assert is_majority(needed, voters)
     assert not is_majority(needed - {one.me}, voters)

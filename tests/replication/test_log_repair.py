@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gantry_broker.protocol.codes import GetStatus, SendStatus
 from gantry_broker.protocol.message import decode_records
-from gantry_broker.replication import mending
+from gantry_broker.replication import log_repair
 from gantry_broker.store.errors import BadRecords
 
 from tests.replication.group import Group, Node, until
@@ -63,17 +63,17 @@ async def test_a_read_shows_no_damage_and_has_it_mended(damaged: tuple[Group, No
     assert _shown(node) == (BODIES[:BAD], -1)
     got = node.store.get("T", 0, BAD, 1, 1 << 20)
     assert (got.status, got.damaged >= 0) == (GetStatus.OFFSET_FOUND_NULL, True)
-    assert node.mender.damaged == 1
-    await until(lambda: node.mender.mended == 1 and node.mender.damaged == 0, "it is mended", PATIENCE_S)
+    assert node.log_repair.damaged == 1
+    await until(lambda: node.log_repair.repaired == 1 and node.log_repair.damaged == 0, "it is mended", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
 async def test_the_walk_finds_what_nobody_reads(damaged: tuple[Group, Node], monkeypatch: pytest.MonkeyPatch) -> None:
     group, node = damaged
-    monkeypatch.setattr(mending, "FIRST_S", 0.0)
-    node.mender.start()
-    await until(lambda: node.mender.mended == 1, "the walk has found and mended it", PATIENCE_S)
+    monkeypatch.setattr(log_repair, "FIRST_S", 0.0)
+    node.log_repair.start()
+    await until(lambda: node.log_repair.repaired == 1, "the walk has found and mended it", PATIENCE_S)
     assert _shown(node) == (BODIES, -1)
     assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
@@ -92,7 +92,7 @@ async def test_a_follower_gets_everything_though_its_leaders_disk_lost_a_part(tm
         assert empty.store.end == 0
         await group.tell()
         await until(lambda: empty.store.end == group.nodes[0].store.end, "the third has everything", PATIENCE_S)
-        assert group.nodes[0].mender.mended == 1
+        assert group.nodes[0].log_repair.repaired == 1
         assert len({n.store.read_raw(0, 1 << 20) for n in group.nodes}) == 1
 
 
@@ -113,8 +113,8 @@ async def test_two_members_that_lost_different_records_have_them_from_each_other
             bad_sector.update(path=str(tmp_path / other.store.log.path(0)), at=10 * 4096)
         else:
             _spoil(other, places[6])
-        one.mender.suspect(places[3])
-        await until(lambda: one.mender.mended == other.mender.mended == 1, "both are whole", PATIENCE_S)
+        one.log_repair.suspect(places[3])
+        await until(lambda: one.log_repair.repaired == other.log_repair.repaired == 1, "both are whole", PATIENCE_S)
         assert one.bodies() == other.bodies() == [b"%02d" % number * 2_500 for number in range(20)]
 
 
@@ -133,6 +133,6 @@ async def test_the_only_copy_stays_as_it_is_and_says_so(tmp_path: Path, caplog: 
         with pytest.raises(BadRecords):
             master.store.verify(at, 1)
         _spoil(group.nodes[2], at, BODIES[BAD][12:14])
-        await until(lambda: master.mender.mended == 1, "the copy that is sound again has mended it", PATIENCE_S)
+        await until(lambda: master.log_repair.repaired == 1, "the copy that is sound again has mended it", PATIENCE_S)
         await asyncio.sleep(0)
         assert _shown(master, BAD)[0][0] == BODIES[BAD]

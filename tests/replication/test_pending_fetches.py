@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvloop
 from gantry_broker.protocol.frame import Frame
-from gantry_broker.replication.holding import NEWS_S, Holding
 from gantry_broker.replication.messages import AnswerKind, Fetch, FetchAnswer, Position
+from gantry_broker.replication.pending_fetches import NEWS_S, PendingFetches
 from gantry_broker.replication.types import MemberId
 
 ROUNDS = 150
@@ -38,22 +38,29 @@ async def unanswered(news: bool) -> int:
     fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
     chance = random.Random(1)
 
-    def ask(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+    def proposal(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
         return FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if (with_news and news) or empty else None
 
     async def one(after_s: float) -> bool:
         await asyncio.sleep(after_s)
         follower: Any = Follower()
-        holding = Holding(
-            ask, lambda *_: None, lambda _: news, lambda: 100, lambda _: False, lambda *_: None, lambda _: None, HOLD_S
+        pending_fetches = PendingFetches(
+            proposal,
+            lambda *_: None,
+            lambda _: news,
+            lambda: 100,
+            lambda _: False,
+            lambda *_: None,
+            lambda _: None,
+            HOLD_S,
         )
-        holding.take(follower, Frame(0), fetch, None)
+        pending_fetches.take(follower, Frame(0), fetch, None)
         try:
             async with asyncio.timeout(LATE_S):
                 await follower.answered.wait()
         except TimeoutError:
             return follower.answered.is_set()  # Both in one pass, when this process stood still.
-        holding.close()
+        pending_fetches.close()
         return True
 
     # At times of their own: whether a timer fires before its time is a matter of parts of a millisecond.
@@ -66,7 +73,7 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
         def close(self) -> None:
             self.closed = True
 
-    def ask(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+    def proposal(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
         if fetch.end == 50 and empty:
             raise ValueError("50 is not the border of a record")
         return FetchAnswer(AnswerKind.RECORDS, 1, Position(100, 1)) if empty else None
@@ -74,8 +81,8 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
     lost, found = Other(), Other()
     waits: list[tuple[MemberId, bool]] = []
     unread: list[int] = []
-    holding = Holding(
-        ask,
+    pending_fetches = PendingFetches(
+        proposal,
         lambda m, w: waits.append((m, w)),
         lambda _: False,
         lambda: 100,
@@ -86,13 +93,13 @@ async def test_a_place_that_cannot_be_read_costs_only_the_one_that_asks_for_it()
     )
     for number, end, conn in ((1, 50, lost), (2, 100, found)):
         sent: Any = conn
-        holding.take(sent, Frame(0), Fetch(1, MemberId(number, "x"), end, end, (), 50), None)
+        pending_fetches.take(sent, Frame(0), Fetch(1, MemberId(number, "x"), end, end, (), 50), None)
     async with asyncio.timeout(LATE_S):
         await found.answered.wait()
     assert (lost.closed, lost.answered.is_set()) == (True, False)
     assert unread == [50]
     assert (MemberId(1, "x"), False) in waits
-    holding.close()
+    pending_fetches.close()
 
 
 async def test_a_place_that_cannot_be_read_keeps_nobody_from_stopping_or_from_asking_anew() -> None:
@@ -100,14 +107,14 @@ async def test_a_place_that_cannot_be_read_keeps_nobody_from_stopping_or_from_as
         def close(self) -> None:
             self.closed = True
 
-    def ask(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
+    def proposal(fetch: Fetch, with_news: bool, empty: bool) -> FetchAnswer | None:
         if empty:
             raise OSError(5, "Input/output error")
         return None
 
     sent: Any = Other()
-    holding = Holding(
-        ask,
+    pending_fetches = PendingFetches(
+        proposal,
         lambda *_: None,
         lambda _: False,
         lambda: 100,
@@ -117,10 +124,10 @@ async def test_a_place_that_cannot_be_read_keeps_nobody_from_stopping_or_from_as
         60.0,
     )
     fetch = Fetch(1, MemberId(1, "x"), 100, 100, (), 50)
-    holding.take(sent, Frame(0, 1), fetch, None)
-    holding.take(sent, Frame(0, 2), fetch, None)
+    pending_fetches.take(sent, Frame(0, 1), fetch, None)
+    pending_fetches.take(sent, Frame(0, 2), fetch, None)
     assert sent.closed
-    holding.close()
+    pending_fetches.close()
 
 
 @pytest.mark.parametrize("news", [True, False], ids=["with news", "at the end of the hold"])

@@ -1,6 +1,6 @@
 """Whether this member should be the master: room on its disk, a disk that works, NameServers that answer.
 
-The operator reads it (`unfit`) and lets another member lead that is better off; a disk that failed ends the process.
+The operator reads `not_promotable` and promotes a better member; a disk that failed ends the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOM_BYTES: Final = 8 << 20
 """So much must be free on a disk that was full before it counts as having room."""
 HAND_OVER_S: Final = 5.0
 """So long a master whose disk has failed waits for another one to lead."""
-LET_GO_S: Final = 2.0
+DRAIN_S: Final = 2.0
 """Then it forwards for so long before its process ends."""
 ALONE_S: Final = 10.0
 """A master that no NameServer answers gives way so long after every other member must have tried once as well, and a
@@ -33,7 +33,7 @@ slave that none had answered for so long counts as answered only so long after o
 gone for all of them nobody is better, and nothing moves."""
 
 
-class Fitness:
+class MemberHealth:
     """Of one broker, owned by its event loop."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Fitness:
         store.on_failed = self._store_failed_for_good
 
     @property
-    def unfit(self) -> str:
+    def not_promotable(self) -> str:
         """The reason for which a fit member should lead instead; empty: none."""
         if self.stopping:
             return "it stops"
@@ -114,7 +114,7 @@ class Fitness:
         replication, config = self._replication, self._config
         self._status_changed()
         replication.disk_failed()
-        others = replication.core.cell.in_sync - {replication.me}
+        others = replication.core.leadership.in_sync - {replication.me}
         if not (self._role.leading and others) or config.flush == "Sync" or config.mode == "Raft":
             self.must_end.set()  # With flush: Sync no follower can get records that are not on disk.
             return
@@ -122,7 +122,7 @@ class Fitness:
         self._role_changed.subscribe(lambda master: None if master else self._end_soon())
 
     def _end_soon(self) -> None:
-        self._loop.call_later(LET_GO_S, self.must_end.set)
+        self._loop.call_later(DRAIN_S, self.must_end.set)
 
     # ---- NameServers
 
