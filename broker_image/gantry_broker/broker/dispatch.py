@@ -1,6 +1,6 @@
 """The remoting server's Handler for clients: requests are processed here, or writes wait for a handover.
 
-While a handover is under way, writes are parked; once another member is master they are forwarded (`forward.py`).
+While a handover is under way, writes are buffered; once another member is master they are forwarded (`forward.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WRITES: Final = SENDS | {
         RequestCode.CLEAN_UNUSED_TOPIC,
     )
 }
-"""Requests that only a master carries out: parked and forwarded during a hand-over, refused by others."""
+"""Requests that only a master carries out: buffered and forwarded during a handover, refused by others."""
 OF_THE_MASTER: Final = frozenset({int(RequestCode.GET_MAX_OFFSET)})
 """Reads that a former master passes on while clients still take it for the master: a slave learns of the last confirmed
 record some milliseconds late, and a client must find the message that was acknowledged just before."""

@@ -1,7 +1,7 @@
 """The listening ports of a member: its own and that for other members for all its life, the group's while it is master.
 
 The group's port is bound when the role is taken; the former master frees it before, or has just died, so binding is
-tried again every few milliseconds. A member that loses the role frees the port once it has forwarded what was parked,
+tried again every few milliseconds. A member that loses the role frees the port once it has forwarded the buffered writes,
 then lets its clients go at a moment when nothing of theirs is outstanding.
 """
 
@@ -144,9 +144,9 @@ class Ports:
         log.info("serving the group's port %d", group.port)
 
     async def _drain_clients(self) -> None:
-        """The role is lost: forward what was parked, free the group's port, end the clients' connections."""
+        """The role is lost: forward buffered writes, free the group's port, end the clients' connections."""
         role, replication, forwarder = self._role, self._replication, self._forwarder
-        # In Raft mode the role is lost before it is known who got it: until then what comes is parked.
+        # In Raft mode the role is lost before it is known who got it: until then writes are buffered.
         while replication.writes_paused:  # noqa: ASYNC110 (it ends by the clock as well)
             await asyncio.sleep(BIND_RETRY_S)
         forwarder.role_changed()
