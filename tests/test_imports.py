@@ -11,13 +11,6 @@ import gantry_broker
 ROOT: Final = Path(gantry_broker.__file__).parent
 EXCEPTED: Final = frozenset(
     {
-        "gantry_broker.broker.core",
-        "gantry_broker.broker.delay",
-        "gantry_broker.broker.fitness",
-        "gantry_broker.broker.handlers.table",
-        "gantry_broker.broker.livesettings",
-        "gantry_broker.broker.pull",
-        "gantry_broker.broker.transactions",
         "gantry_broker.client.producer",
         "gantry_broker.client.requests",
         "gantry_broker.client.session",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from gantry_broker.broker.metadata import Change, decode_change
+from gantry_broker.broker.metadata.tables import Change, decode_change
 
 _SHOWN: Final = 5
 """Entries of one part that a line names."""

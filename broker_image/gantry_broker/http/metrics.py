@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from gantry_broker.loopwatch import loop_families
 
 if TYPE_CHECKING:
-    from gantry_broker.broker.core import Broker
+    from gantry_broker.broker.context import BrokerContext
+    from gantry_broker.broker.ports import Ports
     from gantry_broker.refusals import Refusals
 
 MAX_TOPICS: Final = 500
@@ -41,7 +42,7 @@ def _top(rows: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(rows.items(), key=lambda row: (-row[1], row[0]))[:MAX_TOPICS]
 
 
-def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
+def render_metrics(broker: BrokerContext, ports: Ports, http_refused: Mapping[str, int]) -> str:
     """The whole page. `http_refused`: HTTP requests and connections that were refused, by reason."""
     status = broker.replication.status_fields()
     store = broker.store
@@ -56,7 +57,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
         if f.acked >= 0
     ]
 
-    guard = broker.member_guard
+    guard = ports.guard
     refused = [] if guard is None else [({**me, "reason": reason}, n) for reason, n in sorted(guard.refused.items())]
 
     def one(value: float) -> list[Row]:
@@ -92,7 +93,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
                 for key, value in _top(stats.rows("GROUP_GET_NUMS"))
             ],
         ),
-        ("gantry_connections", "gauge", "Open remoting connections.", one(broker.connections())),
+        ("gantry_connections", "gauge", "Open remoting connections.", one(ports.connections)),
         (
             "gantry_member_handshakes_failed_total",
             "counter",
@@ -118,7 +119,7 @@ def render_metrics(broker: Broker, http_refused: Mapping[str, int]) -> str:
             one(broker.log_repair.damaged),
         ),
         ("gantry_log_repaired_total", "counter", "Places mended from another member.", one(broker.log_repair.repaired)),
-        ("gantry_connections_refused_total", "counter", "Over a limit.", one(broker.connections_refused())),
+        ("gantry_connections_refused_total", "counter", "Over a limit.", one(ports.connections_refused)),
         ("gantry_connections_cut_total", "counter", "Cut for the bytes that they held.", one(broker.shared.cut)),
         ("gantry_unfinished_frame_bytes", "gauge", "Of frames that have begun and not ended.", one(broker.shared.held)),
         *((name, kind, text, one(v)) for name, kind, text, v in loop_families(broker.loop_watch.holds, "gantry")),
