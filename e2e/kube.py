@@ -199,9 +199,11 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Load:
-    """`client/load.py` in a pod: sends for some seconds, then accounts for what was acknowledged."""
+    """`client/load.py` in a pod: sends for some seconds or until `stop`, then accounts for what was acknowledged."""
 
-    def __init__(self, cluster: Cluster, name: str, seconds: float, node: str | None = None, senders: int = 4) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, seconds: float = 3600, node: str | None = None, senders: int = 4
+    ) -> None:
         self.cluster = cluster
         self.name = name
         source = (Path(__file__).parent / "client" / "load.py").read_text()
@@ -245,9 +247,10 @@ class Load:
     def _log(self) -> str:
         return kubectl("-n", self.cluster.namespace, "logs", self.name)
 
-    def stop(self) -> None:
-        """It sends no more, and accounts."""
+    def stop(self, timeout: float = 180) -> dict[str, Any]:
+        """It sends no more; what it found, as `result` says."""
         kubectl("-n", self.cluster.namespace, "exec", self.name, "--", "sh", "-c", "kill -TERM 1")
+        return self.result(timeout)
 
     def result(self, timeout: float = 180) -> dict[str, Any]:
         """What it found once it has ended. Raises AssertionError with its log when it failed, and when a message that
