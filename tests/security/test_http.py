@@ -246,9 +246,12 @@ async def test_a_token_shown_twice_or_in_another_scheme_is_none(broker: Process)
 
 def test_metrics_can_want_the_token_too(tmp_path: Path) -> None:
     cluster = BrokerCluster.make("demo", brokerGroups=[{"name": "a"}], metricsNeedToken=True)
-    addresses = BrokerAddresses(1, 2, "h:1", "h:2")
+    addresses = BrokerAddresses(1, 2, 3, "h:3", "h:1", "h:1")
     member = plan(cluster).members[0]
-    planned = render(cluster, member, addresses, listen_host="127.0.0.1", data_dir=tmp_path, name_servers=[])
+    planned = render(
+        cluster, member, addresses, listen_host="127.0.0.1", data_dir=tmp_path, name_servers=[],
+        registration_addresses=[], token_file=tmp_path / "token",
+    )  # fmt: skip
     assert planned.metrics_need_token
     process = started("gantry_broker.broker", broker_config(tmp_path, metrics_need_token=True), tmp_path)
     try:
