@@ -16,6 +16,8 @@ EXAMPLES = ROOT / "examples"
 BROKER_IMAGE = os.environ.get("E2E_BROKER_IMAGE", "gantry-broker:e2e")
 OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", "gantry-operator:e2e")
 SPARK_IMAGE = os.environ.get("E2E_SPARK_IMAGE", "gantry-spark:e2e")
+RUN = os.environ.get("E2E_RUN", "0")
+"""Differs from run to run."""
 SYSTEM = "gantry-system"
 
 T = TypeVar("T")
@@ -59,6 +61,8 @@ def helm_install(*more: str) -> None:
         "helm", "upgrade", "--install", "gantry", str(ROOT / "helm" / "gantry"), "-n", SYSTEM, "--create-namespace",
         "--set", f"image.operator={OPERATOR_IMAGE}", "--set", f"image.broker={BROKER_IMAGE}",
         "--set", f"image.spark={SPARK_IMAGE}",
+        # Images keep their names, so a Kubernetes that was kept needs another reason to start new pods.
+        "--set-string", f"podAnnotations.run={RUN}",
         # An image that does not exist, and quick JVMs for short runs, are named by clusters of some tests.
         "--set", "image.allowed={gantry-broker:nowhere}",
         "--set", "analytics.allowedSparkConf={spark.driver.extraJavaOptions,spark.executor.extraJavaOptions}", *more,
