@@ -41,7 +41,7 @@ def divide(limit: int) -> Budget:
     """The budget for a limit of so many descriptors."""
     queue_files = max(16, min(MAX_QUEUE_FILES, limit // 4))
     http = max(16, min(MAX_HTTP, limit // 8))
-    backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 24))
+    backlog = max(8, min(MAX_REMOTING_BACKLOG, limit // 32))
     others = max(32, min(1_024, limit // 8))
     members = max(8, min(MAX_MEMBERS, limit // 32))
     left = limit - queue_files - http - BACKLOG - LISTENERS * backlog - others - 2 * members

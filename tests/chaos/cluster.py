@@ -21,7 +21,7 @@ from gantry_operator.plan import plan
 from gantry_operator.platforms.local import control
 from gantry_operator.platforms.local.events import last_events
 from gantry_operator.platforms.local.folder import ClusterFolder
-from gantry_operator.platforms.local.ports import HOST, registration, replication
+from gantry_operator.platforms.local.ports import HOST, registration
 from gantry_operator.platforms.local.process import ProcessRecord, end, load_record
 from gantry_operator.platforms.local.supervisor import save_manifest
 
@@ -86,7 +86,7 @@ class Cluster:
         self.members = [m.name for m in self.plan.members]
         self.name_servers = [s.name for s in self.plan.name_servers]
         uses = [*self.name_servers, *map(registration, self.name_servers), f"group/{GROUP}"]
-        uses += [use for m in self.members for use in (m, replication(m), f"{m}/http")]
+        uses += [use for m in self.members for use in (m, replication_use(m), f"{m}/http")]
         ports = free_ports(2 * len(uses))
         self.real = dict(zip(uses, ports[: len(uses)], strict=True))
         self.told = dict(zip(uses, ports[len(uses) :], strict=True))

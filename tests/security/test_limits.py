@@ -126,13 +126,15 @@ class Heard:
 
 
 async def test_the_operators_own_pages_have_the_same_limits() -> None:
-    async with HealthServer(0, "127.0.0.1") as server, httpx.AsyncClient(trust_env=False) as client:
+    names = ["gantry-operator.gantry-system.svc"]
+    async with HealthServer(0, "127.0.0.1", names) as server, httpx.AsyncClient(trust_env=False) as client:
         url = f"http://127.0.0.1:{server.port}"
         assert (await client.get(f"{url}/livez")).text == "ok\n"
         assert (await client.get(f"{url}/readyz")).status_code == 200
         assert "gantry_operator_leader" in (await client.get(f"{url}/metrics")).text
         assert (await client.get(f"{url}/nothing")).status_code == 404
         assert (await client.get(f"{url}/metrics", headers={"Host": "evil.example"})).status_code == 421
+        assert (await client.get(f"{url}/metrics", headers={"Host": f"{names[0]}:8080"})).status_code == 200
         deaf: Mapping[str, object] = {"Pod": Heard(-2 * DEAF_S)}
         server.follow(deaf)  # type: ignore[arg-type]
         answer = await client.get(f"{url}/livez")
