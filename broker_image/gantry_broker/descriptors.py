@@ -10,10 +10,10 @@ import contextlib
 import resource
 from dataclasses import dataclass
 
-from gantry_broker.http.limits import BACKLOG
-
 MAX_REMOTING = 10_000
 MAX_HTTP = 512
+BACKLOG = 64
+"""Connections that the system holds until they are accepted. All of them may be accepted at once."""
 MAX_QUEUE_FILES = 2_048
 MAX_MEMBERS = 256
 MAX_REMOTING_BACKLOG = 1_024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gantry_broker.broker.describe import describe_tables
-from gantry_broker.broker.metadata import Tables, encode_change
+from gantry_broker.broker.metadata.tables import Tables, encode_change
 from gantry_broker.protocol.bodies import SubscriptionGroup, TopicConfig
 
 

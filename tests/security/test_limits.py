@@ -12,7 +12,6 @@ from gantry_broker import descriptors
 from gantry_broker.http.app import Slowed
 from gantry_broker.http.hosts import AllowedHosts, host_of
 from gantry_broker.http.limits import (
-    BACKLOG,
     BODY_S,
     CLOSING_S,
     HEAD_S,
@@ -29,7 +28,7 @@ from gantry_operator.platforms.kubernetes.health_server import DEAF_S, HealthSer
 @pytest.mark.parametrize("limit", [1_024, 4_096, 65_536, 1 << 20])
 def test_no_use_of_descriptors_takes_all(limit: int) -> None:
     found = descriptors.divide(limit)
-    bursts = BACKLOG + descriptors.LISTENERS * found.remoting_backlog
+    bursts = descriptors.BACKLOG + descriptors.LISTENERS * found.remoting_backlog
     assert found.queue_files + found.http + found.remoting + bursts <= limit * 7 / 8
     assert found.http <= limit / 8
     assert found.remoting >= limit / 4 or found.remoting == descriptors.MAX_REMOTING

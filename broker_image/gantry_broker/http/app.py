@@ -24,7 +24,7 @@ from gantry_broker.broker.status import member_status
 from gantry_broker.http.connection import LimitedConnection
 from gantry_broker.http.guard import Guard
 from gantry_broker.http.hosts import AllowedHosts
-from gantry_broker.http.limits import BACKLOG, IDLE_S, MAX_HEAD, Connections
+from gantry_broker.http.limits import IDLE_S, MAX_HEAD, Connections
 from gantry_broker.http.logbytes import log_bytes, log_info
 from gantry_broker.http.metrics import render_metrics
 from gantry_broker.http.models import (
@@ -74,7 +74,7 @@ class HttpServer:
             http=partial(LimitedConnection, self._connections),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_keep_alive=int(IDLE_S),
-            backlog=BACKLOG,
+            backlog=descriptors.BACKLOG,
             timeout_graceful_shutdown=1,
             server_header=False,
         )

@@ -28,8 +28,6 @@ CLOSING_S: Final = 5.0
 """To take the rest of the last answer."""
 MAX_HEAD: Final = 8192
 """Bytes of a request's head."""
-BACKLOG: Final = 64
-"""Connections that the system holds until they are accepted. All of them may be accepted at once."""
 SWEEP_S: Final = 1.0
 
 
