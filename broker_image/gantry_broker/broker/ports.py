@@ -1,7 +1,7 @@
 """The listening ports of a member: its own and that for other members for all its life, the group's while it is master.
 
 The group's port is bound when the role is taken; the former master frees it before, or has just died, so binding is
-tried again every few milliseconds. A member that loses the role frees the port once it has forwarded the buffered writes,
+tried again every few milliseconds. A member that loses the role forwards the buffered writes, frees the port,
 then lets its clients go at a moment when nothing of theirs is outstanding.
 """
 
