@@ -18,6 +18,7 @@ from gantry_broker.http.models import LogInfo, MemberStatus
 from gantry_operator.api import BrokerCluster
 from gantry_operator.failover.http import httpx, make_client
 from gantry_operator.local import control
+from gantry_operator.local import ports as local_ports
 from gantry_operator.local.events import last_events
 from gantry_operator.local.folder import ClusterFolder
 from gantry_operator.local.ports import HOST, registration
@@ -86,7 +87,7 @@ class Cluster:
         self.members = [m.name for m in self.plan.members]
         self.name_servers = [s.name for s in self.plan.name_servers]
         uses = [*self.name_servers, *map(registration, self.name_servers), f"group/{GROUP}"]
-        uses += [use for m in self.members for use in (m, replication(m), f"{m}/http")]
+        uses += [use for m in self.members for use in (m, local_ports.replication(m), f"{m}/http")]
         ports = free_ports(2 * len(uses))
         self.real = dict(zip(uses, ports[: len(uses)], strict=True))
         self.told = dict(zip(uses, ports[len(uses) :], strict=True))
