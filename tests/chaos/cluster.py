@@ -93,7 +93,7 @@ class Cluster:
         self.told = dict(zip(uses, ports[len(uses) :], strict=True))
         self.small_disks = small_disks
         self.links = Links({self.real[u]: self.told[u] for u in uses}, self._processes, seed)
-        self.http: httpx.AsyncClient = make_client(lambda: None)
+        self.http: httpx.AsyncClient = make_client(lambda: self.folder.token.read())
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._mounted: list[Path] = []
         self.stopped: set[str] = set()
