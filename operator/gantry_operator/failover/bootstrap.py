@@ -1,4 +1,4 @@
-"""The first cell of a group, and a cell that was lost (rule 22): the members' disks are asked, nothing is guessed."""
+"""The first leadership record of a group, and the recovery of a lost record from the members' disks (rule 22)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gantry_broker.replication.types import LeadershipRecord
 from gantry_operator.failover.model import Bootstrap, MemberView, Observation, Recover, Report, Wait
 
 NEW_DISK_PATIENCE_MS = 30_000
-"""How long the first cell waits for members that have no disk yet. They join when they come."""
+"""Milliseconds that the first leadership record waits for members without a disk. They join later."""
 LEAP = 10
-"""A recovered cell leaps this far above what the disks know: the lost one may have been further than was told."""
+"""Distance of a recovered epoch and version above those on the disks. The lost record may have been newer."""
 
 
 def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
-    """The registry has nothing about this group."""
+    """Decide for a group without a leadership record."""
     unheard = [m for m in obs.members if not m.heard]
     blocking = [m for m in unheard if not (m.never_ran and m.reach_ms >= NEW_DISK_PATIENCE_MS)]
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
@@ -44,12 +44,15 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
 
 
 def recover(obs: Observation, why: str) -> Recover | Wait:
-    """A cell from what the disks know. A newer cell that somebody acted on is on that one's disk (rule 15), so with
-    every disk asked and none of them new the newest that is found is the newest that counts."""
+    """Recover the leadership record from the members' disks.
+
+    A member stores an assignment before it acts on it (rule 15). If every disk reports and none is new, the newest
+    record on the disks is the newest that took effect.
+    """
     known = obs.leadership
     unclean = obs.settings.unclean
     heard = [m.report for m in obs.members if m.heard and m.report is not None]
-    # What was said before the last assignment arrived is older than what that disk knows now.
+    # The report is older than the last assignment, so the disk may hold a newer record.
     missing = [m for m in obs.members if not m.heard or m.pending]
     if missing and not (unclean and heard and min(m.reach_ms for m in missing) >= obs.settings.unclean_after_ms):
         return Wait("recovery-blocked", f"{why}; waiting for {_names(missing)}: every disk is asked first", False)

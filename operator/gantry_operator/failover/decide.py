@@ -1,7 +1,8 @@
-"""The decisions of one group, from what is seen of it. Numbers in brackets are rules of docs/replication.md.
+"""The decisions of one group. Numbers in brackets are rules of docs/replication.md.
 
-Safety does not rest on good observations: whatever is seen, a promotion stays within the recorded set, every write is
-swapped against the whole cell, and nothing is told that is not recorded. What is seen only decides when to act.
+Safety does not depend on correct observations. A promotion stays within the recorded set. Every write is a
+compare-and-swap of the whole leadership record. Assignments are sent only after they are recorded. Observations decide
+only when to act.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gantry_operator.failover.promotion import (
 
 
 def decide(obs: Observation) -> list[Decision]:
-    """At most one write, then what may be told meanwhile. An empty list: all is well."""
+    """Return at most one write, then the assignments to send meanwhile. An empty list: no action is needed."""
     leadership = obs.leadership
     if leadership is None:
         return [bootstrap(obs)]
@@ -79,7 +80,7 @@ def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterSt
         for wanted in _wanted(obs, leadership, view, leader):
             step = _start_handover(obs, leadership, view, wanted)
             if isinstance(step, RequestHandover):
-                # Whoever asked for another one is still told what that waits for.
+                # The user still gets the reason why the other request waits.
                 return [step, *decisions, *waits]
             waits.append(step)
         return [*decisions, *(waits[:1] or _unclean_assignments(obs, leadership))]
@@ -87,7 +88,7 @@ def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterSt
 
 
 def _refused_by_follower(obs: Observation, decision: Decision, master: MemberView) -> bool:
-    """A follower that refuses what it is told, as one without room does, is told again and keeps no hand-over back."""
+    """A follower that refuses its assignment, for example with a full disk, gets it again and delays no handover."""
     if not isinstance(decision, SendAssignment) or decision.member == master.number:
         return False
     view = obs.view(decision.member)
@@ -102,14 +103,14 @@ def _without_master(obs: Observation, leadership: LeadershipRecord, state: Maste
     forced = obs.switchover is not None and obs.switchover.force
     wanted = obs.switchover.to if obs.switchover is not None and forced else None
     if wanted is not None:
-        # Where nobody has to be asked the group does not stay without a master for somebody who cannot be one.
+        # Without automatic failover a target that cannot lead is an error. Else another candidate leads meanwhile.
         chosen = [r for r in able if r.id.member == wanted]
         if not chosen and not obs.settings.automatic:
             reason = f"member {wanted} is not in sync or does not answer"
             return Wait("switchover-target-not-ready", reason, available=False)
         able = chosen or able
     if not obs.settings.automatic and not forced:
-        # The same master in a new epoch is no failover: nothing moves that a person would have to decide on.
+        # The same leader in a new epoch is no failover, so no user has to confirm it.
         able = [r for r in able if r.id == leadership.master]
         if not able:
             reason = f"{state.reason}; failover.automatic is false: `gantry switchover` promotes another"
@@ -132,16 +133,16 @@ def _without_master(obs: Observation, leadership: LeadershipRecord, state: Maste
             return Promote(new, leadership.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
     reason = f"{state.reason}; nobody of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
     if all(m.heard and m.report is not None and m.report.empty for m in obs.members):
-        # The volumes were deleted, and what the registry knows of them was kept.
+        # The volumes were deleted, but the registry entry was kept.
         reason += "; every disk is new: to begin without the former messages, delete the group's entry in the registry"
     return Wait("no-candidate", reason, available=False)
 
 
 def _isolated(obs: Observation, leadership: LeadershipRecord) -> Promote | None:
-    """A master that only the operator still reaches, where its followers could go on with enough copies.
+    """Promote another member if only the operator still reaches the leader and enough followers are together.
 
-    Without this the set would shrink below `minInSyncReplicas`, and the group would refuse writes though enough
-    members are together on the other side.
+    Without this the set would shrink below `minInSyncReplicas`, and the group would refuse writes although enough
+    members can reach each other.
     """
     if not obs.settings.automatic or obs.settings.min_in_sync < 2:
         return None
@@ -169,7 +170,7 @@ def _wanted(obs: Observation, leadership: LeadershipRecord, view: MemberView, le
 
 
 def _candidate_stays(obs: Observation, leadership: LeadershipRecord) -> bool:
-    """There is an heir that is not about to be stopped itself: else the role would go to and fro until all are gone."""
+    """Another candidate is not about to be stopped. Otherwise the role would move between members that all stop."""
     views = [obs.view(r.id.member) for r in candidates(obs, leadership, without=leadership.master)]
     return any(v is not None and not v.deleting for v in views)
 
@@ -203,7 +204,7 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
     )
     if not usable:
         return CancelHandover(leadership.touched(), "the target of the hand-over is no longer in sync")
-    # The old master stays in the set: it has everything, and the new one does not have to wait for it to ask.
+    # The old leader stays in the set: it has every record, and the new leader need not wait for its proposal.
     stays = {id for id in leadership.in_sync if obs.heard_as(id) is not None} | {ready.target}
     return Promote(
         next_leadership(obs, leadership, ready.target, stays),
@@ -215,15 +216,18 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
 
 
 def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberView) -> list[Decision]:
-    """The master first: a follower that comes before it would only be refused. An old master is fenced at once,
-    except one that parks: it forwards what it parked, for which the new one must lead already."""
+    """The leader first, because it would refuse a follower that comes earlier. An old leader is fenced at once.
+
+    An old leader that has paused writes is fenced later: it forwards these writes to the new leader, which must lead
+    first.
+    """
     assert master.report is not None
     told = master.accepted_order == leadership.order or (master.report.order == leadership.order and not master.pending)
-    # Who follows needs the epoch. Its version is the master's, which may refuse it for want of room.
+    # A follower needs the epoch. The version concerns the leader, which may refuse it when its disk is full.
     leads = told or (master.report.role == "Master" and master.report.epoch == leadership.epoch)
     found: list[Decision] = []
     for m in obs.members:
-        # What is pending holds only itself back: a newer cell is told at once.
+        # A pending assignment delays only its own member: a newer record is sent at once.
         if not m.heard or m.report is None or (m.pending and m.assigned_order >= leadership.order):
             continue
         r = m.report
@@ -245,8 +249,10 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberV
 
 
 def _unclean_assignments(obs: Observation, leadership: LeadershipRecord) -> list[Decision]:
-    """A changed `failover.unclean` changes no cell, so whoever holds this one is told it again. What the last operator
-    told is not known, and a member keeps it."""
+    """Send the assignment again if `failover.unclean` has changed, because that changes no leadership record.
+
+    A member keeps the flag, and the assignments of a former operator process are not known.
+    """
     found: list[Decision] = []
     for m in obs.members:
         follows = m.heard and not m.pending and m.report is not None and m.report.order == leadership.order

@@ -1,11 +1,11 @@
-"""Is the recorded master leading, restarted, dead, or in doubt?
+"""The state of the recorded leader: leading, restarted, dead or in doubt.
 
-Dead at once: its process is gone, its disk is a new one, or connections to it are refused for the operator and for
-every follower that can be asked. A silent one is dead after the detection timeout, and only if no follower still
-hears it: a cut between the operator and the master alone must not move the master.
+A leader is dead at once if its process is gone, its disk is new, or the operator and every follower find its port
+closed. A silent leader is dead after the detection timeout, and only if no follower still hears it. A network cut
+between the operator and the leader alone must not move the leader.
 
-An operator that has just begun to act has not listened for so long. What the followers say counts for it then: they
-followed the master all the while, and each says for how long it has heard nothing.
+A new operator process has not listened for that long. The followers' reports then count: each follower reports for how
+long it has heard nothing from the leader.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gantry_operator.failover.promotion import has_healthy_candidate
 State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
 
 DELETED_SILENCE_MS = 500
-"""A member that is being deleted and says nothing for this long is taken for stopped."""
+"""Milliseconds of silence after which a member that is being deleted counts as stopped."""
 FIRST_TRY_MS = 300
-"""An operator that never heard the master has tried it for this long before it believes its followers."""
+"""Milliseconds for which an operator tries a leader that it never heard, before it believes the followers."""
 LINE_SLACK_MS = 500
-"""A follower's line may be this much older than the second that lies between two lines."""
+"""Milliseconds by which a follower's line may be older than the interval of one second between two lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, mas
     if report.id != master:
         return MasterState("dead", f"the disk of {view.name} is not the one that was promoted")
     leads = report.role == "Master" and report.epoch == leadership.epoch
-    # One that leads refuses another version of its epoch, and waits meanwhile for whoever was in its set. A new epoch
-    # brings it no token that it has not got yet, and nothing where nobody else would be better off.
+    # A leader refuses another version of its epoch while it waits for the former set. A new epoch gives it no token
+    # that
     may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
     lasts = view.refused_ms >= obs.settings.detection_ms and not view.lacks_token
     if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, leadership))):
@@ -69,8 +69,7 @@ def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, mas
             return MasterState("outranked", reason)
         return MasterState("leading", f"{view.name} leads epoch {leadership.epoch}")
     if report.epoch == leadership.epoch:
-        # Rule 21: it holds the assignment of this epoch and does not lead it, so it has begun it before and restarted,
-        # or has given the role up.
+        # Rule 21: it holds the assignment of this epoch and does not lead it. It has restarted or has given up
         if report.not_promotable:
             return MasterState(
                 "restarted", f"{view.name} does not lead epoch {leadership.epoch} any more ({report.not_promotable})"
@@ -105,9 +104,11 @@ def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterStat
 
 
 def _silence_by_followers(obs: Observation, view: MemberView, master: MemberId) -> int:
-    """Milliseconds for which every follower that can be asked has heard nothing of a master that this operator has
-    never heard itself; 0: nobody can say. A follower that hears it again says so at once, so the age of its word adds
-    to what it said."""
+    """Milliseconds for which every follower has heard nothing from a leader that this operator never heard; 0: unknown.
+
+    A follower that hears the leader again reports it at once. The age of its report therefore adds to the reported
+    time.
+    """
     if view.report is not None or view.reach_ms < FIRST_TRY_MS:
         return 0
     said = []
