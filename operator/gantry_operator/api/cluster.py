@@ -20,14 +20,14 @@ SINGULAR = "brokercluster"
 SHORT_NAME = "bc"
 
 PAUSED = f"{GROUP}/paused"
-"""Annotation: while "true", the operator changes nothing of what the planner makes. Failover goes on."""
+"""Annotation: while "true", the operator changes no planned object. Failover goes on."""
 
 MAX_NAME = 32
 _NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 
 
 class Metadata(BaseModel):
-    """Of Kubernetes' object metadata what matters here; the rest is kept out."""
+    """The used part of Kubernetes' object metadata."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -97,7 +97,7 @@ def _rules(node: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def render() -> str:
-    """The page."""
+    """The text of the page."""
     root = schema()
     head = ["| field | type | default | meaning |", "|---|---|---|---|"]
     spec, status = root["properties"]["spec"], root["properties"]["status"]

@@ -13,10 +13,10 @@ from gantry_operator.api.base import Duration, Model, Rule, VolumeSize, immutabl
 from gantry_operator.api.pods import Placement, Resources
 
 RESERVED_GROUP_NAMES = ("namesrv", "master", "external", "config", "admin", "analytics", "broker")
-"""These are ends of other objects' names, so a group of that name would collide with them."""
+"""Ends of other objects' names: a group with such a name would collide with them."""
 
 HOST_FIELDS = ("cluster", "namespace", "group", "name")
-"""What a host template may contain, in braces. `name` is the pod or Service that the address leads to."""
+"""Fields in braces of a host template. `name` is the pod or Service of the address."""
 
 
 def _unique_names(spec: BrokerClusterSpec) -> bool:

@@ -119,5 +119,5 @@ class BrokerClusterStatus(_Status):
     analytics: AnalyticsStatus | None = Field(None, description="The last runs of the report.")
 
     def to_object(self) -> dict[str, Any]:
-        """As JSON for the Kubernetes API: without absent fields."""
+        """As JSON for the Kubernetes API, without absent fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,4 +1,4 @@
-"""The commands and their options. Each hands over at once to a module that does the work."""
+"""The commands and their options. Each calls a module that does the work."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for it with --detach.")] = 60.0,
 ) -> None:
-    """Run a cluster on this machine, keep it alive, and fail over when a master dies.
+    """Run a cluster on this machine, restart its processes, and fail over when a master dies.
 
-    Brokers go on when this command ends or is killed; run it again to take them over, also with a changed manifest:
+    Brokers continue when this command ends or is killed. Run it again to adopt them, also with a changed manifest:
     members are then replaced one at a time, without loss. `gantry down` stops everything.
     """
     from gantry_operator.cli.up import up as run_up
@@ -76,7 +76,7 @@ def status(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Show the cluster: members, who leads, how far everybody is, what happened last."""
+    """Show the cluster: members, leaders, replication progress and recent events."""
     from gantry_operator.cli.show import show_status
     from gantry_operator.cli.target import find_target
 
@@ -93,9 +93,9 @@ def switchover(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Let another member of a group lead. Clients see no error: the old master hands over.
+    """Hand a group over to another member. Clients see no error.
 
-    When the master does not answer and failover.automatic is false, this promotes the member.
+    If the master does not answer and failover.automatic is false, this promotes the member.
     """
     from gantry_operator.cli.show import show_done
     from gantry_operator.cli.target import find_target, run_async
@@ -128,7 +128,7 @@ def topic_create(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Make a topic in every broker group, or change the number of its queues."""
+    """Create a topic in every broker group, or change the number of its queues."""
     from gantry_operator.cli.target import find_target
     from gantry_operator.cli.topics import create
 
@@ -180,9 +180,10 @@ def produce(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Send messages and say how many were acknowledged.
+    """Send messages and report the number of acknowledgements.
 
-    [bold]gantry produce Orders --count 1000 --size 200[/bold], [bold]seq 10 | gantry produce Orders -[/bold]
+    [bold]gantry produce Orders --count 1000 --size 200[/bold],
+    [bold]seq 10 | gantry produce Orders -[/bold]
     """
     from gantry_operator.cli.messages import ProduceOptions, run_produce
     from gantry_operator.cli.target import find_target
@@ -211,7 +212,7 @@ def consume(
 ) -> None:
     """Read messages: a line for each on stdout, with -o json an object for each.
 
-    A new group begins with the oldest message. Ctrl-C ends; the next run goes on from there.
+    A new group begins with the oldest message. Ctrl-C ends; the next run continues from there.
     """
     from gantry_operator.cli.messages import ConsumeOptions, run_consume
     from gantry_operator.cli.target import find_target
@@ -237,7 +238,7 @@ def dlq_list(
     namespace: NamespaceOption = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """List the groups that have dead letters, with how many wait to be sent again."""
+    """List the groups with dead letters, and the number of letters that were not sent again."""
     from gantry_operator.cli.dlq import show_groups
     from gantry_operator.cli.target import find_target
 
@@ -289,8 +290,8 @@ def dlq_resend(
 ) -> None:
     """Send a group's dead letters again: to this group alone, with all its tries, unless --to names a topic.
 
-    The cluster remembers how far it came, so the next run sends only what died since. A run that was interrupted may
-    repeat some letters. The letters themselves stay in the dead-letter topic until they expire.
+    The cluster stores the progress, so the next run sends only newer letters. An interrupted run may repeat some
+    letters. The letters themselves stay in the dead-letter topic until they expire.
     """
     from gantry_operator.cli.dlq import Choice, run_resend
     from gantry_operator.cli.target import find_target
@@ -303,7 +304,7 @@ register_analytics(app)
 
 
 def run() -> None:
-    """Parses, runs, and turns what went wrong into one line and an exit code."""
+    """Parse and run a command. Turns an error into one line and an exit code."""
     if Path(sys.argv[0]).name.startswith("kubectl-"):
         os.environ.setdefault(KUBERNETES, "1")
     try:
@@ -314,6 +315,6 @@ def run() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; stdout must not be flushed again at exit.
+        # The reader of our output has closed it. stdout must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -1,4 +1,4 @@
-"""Options that commands share: which cluster is meant, and in which form the answer comes."""
+"""Common options: the choice of the cluster and the output format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 KUBERNETES: str = "GANTRY_KUBERNETES"
-"""In the environment of `kubectl gantry`: commands are about clusters on Kubernetes, whatever options say."""
+"""Environment variable of `kubectl gantry`: commands are about clusters on Kubernetes, whatever the options are."""
 CLUSTER = "Which cluster"
 
 

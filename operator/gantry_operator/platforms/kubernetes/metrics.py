@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus."""
+"""The operator's Prometheus metrics."""
 
 from __future__ import annotations
 

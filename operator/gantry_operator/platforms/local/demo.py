@@ -1,4 +1,4 @@
-"""`make demo`: a cluster, a producer, a master killed with kill -9, and the account afterwards. Cleans up."""
+"""`make demo`: a cluster, a producer, a master killed with kill -9, and the count of messages afterwards. Cleans up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RocketMQ's own clients, mqadmin and dashboards work with the same NameServer add
 
 
 class Demo:
-    """One run in a folder of its own."""
+    """One run in its own folder."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -100,7 +100,7 @@ class Demo:
             try:
                 result = await producer.send(TOPIC, body, keys=str(self.number))
             except (ClientError, RemotingError):
-                # Not promised, so not on the account; the next one is.
+                # Not acknowledged, so not counted. The next message is.
                 await asyncio.sleep(0.01)
                 continue
             if result.status == SendStatus.SEND_OK:
