@@ -80,7 +80,7 @@ async def test_a_name_that_is_wanted_again_while_its_process_ends_is_started_aga
     folder = folder_of(tmp_path, made(3))
     supervisor = Supervisor(folder, made(2), show=lambda line: None)
     brought: list[set[str]] = []
-    monkeypatch.setattr(supervisor, "bring_up", lambda turn: brought.append({m.name for m in supervisor.plan.members}))
+    monkeypatch.setattr(supervisor, "bring_up", lambda lock: brought.append({m.name for m in supervisor.plan.members}))
 
     async def remove(name: str) -> None:
         await supervisor._apply(made(3).model_dump(mode="json", exclude={"status"}, exclude_none=True))

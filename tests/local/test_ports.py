@@ -140,12 +140,12 @@ def test_a_program_that_stands_still_while_it_chooses_is_not_waited_for(
     claims.claims_folder().mkdir()
     with open(claims.claims_folder() / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        again = threading.Timer(claims.TURN_S + 2, lock.close)
+        again = threading.Timer(claims.LOCK_WAIT_S + 2, lock.close)
         again.start()
         begun = time.monotonic()
         ports = Ports.load(tmp_path / "ports.json")
         assert ports.choose(CLUSTER, frozenset()) == []
-        assert time.monotonic() - begun < claims.TURN_S + 1
+        assert time.monotonic() - begun < claims.LOCK_WAIT_S + 1
         again.cancel()
     assert len(set(ports.taken.values())) == len(ports.taken) > 0
     assert "another cluster may choose ports at the same time: another `gantry up` holds" in caplog.text
@@ -155,7 +155,7 @@ def test_ports_that_a_busy_disk_has_not_taken_yet_are_known_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(claims, "TURN_S", 0.2)
+    monkeypatch.setattr(claims, "LOCK_WAIT_S", 0.2)
     one, two = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two"))
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -174,11 +174,11 @@ def test_ports_that_a_busy_disk_has_not_taken_yet_are_known_to_the_others(
     assert not set(one.taken.values()) & set(two.taken.values())
 
 
-def test_without_the_turn_the_ports_of_others_are_kept_clear_of_and_ones_own_are_known_to_them(
+def test_without_the_lock_ports_of_other_clusters_are_avoided_and_own_ports_are_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preferred: dict[str, int]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(claims, "TURN_S", 0.05)
+    monkeypatch.setattr(claims, "LOCK_WAIT_S", 0.05)
     one, two, three = (Ports.load(tmp_path / name / "ports.json") for name in ("one", "two", "three"))
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
@@ -189,7 +189,7 @@ def test_without_the_turn_the_ports_of_others_are_kept_clear_of_and_ones_own_are
         fcntl.flock(lock, fcntl.LOCK_EX)
         two.choose(CLUSTER, frozenset())
     assert not set(one.taken.values()) & set(two.taken.values())
-    assert over.exists(), "whoever has the turn may be writing it anew"
+    assert over.exists(), "the holder of the lock may be writing it"
     (tmp_path / "one" / "ports.json").unlink()
     three.choose(CLUSTER, frozenset())
     assert not set(two.taken.values()) & set(three.taken.values())

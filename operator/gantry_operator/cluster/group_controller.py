@@ -64,7 +64,7 @@ class GroupController(ABC):
         self._clock = clock if clock is not None else StallCompensatedClock()
         self._member_client = MemberClient(client, self.wake, self._clock.now)
         self._news = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._switchover_lock = asyncio.Lock()
         self._manual_requests = 0
         """The switchover requests of users that wait for their turn."""
         self._problems: dict[str, str] = {}
@@ -146,12 +146,12 @@ class GroupController(ABC):
         with the reason if the handover does not complete in time.
         """
         deadline = time.monotonic() + timeout_s
-        if self._turn.locked() and not force:
+        if self._switchover_lock.locked() and not force:
             raise SwitchoverFailed(f"another hand-over of {self.group} is under way")
         self._manual_requests += force
         try:
             async with asyncio.timeout(timeout_s):
-                await self._turn.acquire()
+                await self._switchover_lock.acquire()
         except TimeoutError:
             raise SwitchoverFailed(f"another hand-over of {self.group} took all the time") from None
         finally:
@@ -159,7 +159,7 @@ class GroupController(ABC):
         try:
             return await self._perform_switchover(Switchover(to, reason, force), deadline)
         finally:
-            self._turn.release()
+            self._switchover_lock.release()
 
     @abstractmethod
     async def _perform_switchover(self, request: Switchover, deadline: float) -> str:

@@ -34,12 +34,12 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
         leadership = LeadershipRecord(1, 1, full[0].id, frozenset({full[0].id}))
         return Bootstrap(leadership, f"first start: member {full[0].id.member} brings records of its own and leads")
     staying = [m.report for m in obs.members if m.heard and m.report is not None and not m.deleting]
-    master = min(staying or heard, key=lambda r: r.id.member)
+    leader = min(staying or heard, key=lambda r: r.id.member)
     return Bootstrap(
         LeadershipRecord(
-            max((r.highest_seen_epoch for r in heard), default=0) + 1, 1, master.id, frozenset(r.id for r in heard)
+            max((r.highest_seen_epoch for r in heard), default=0) + 1, 1, leader.id, frozenset(r.id for r in heard)
         ),
-        f"first start: every disk is empty, member {master.id.member} leads",
+        f"first start: every disk is empty, member {leader.id.member} leads",
     )
 
 

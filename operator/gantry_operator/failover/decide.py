@@ -10,7 +10,7 @@ from __future__ import annotations
 from gantry_broker.replication.types import Assignment, LeadershipRecord
 
 from gantry_operator.failover.bootstrap import bootstrap, recover
-from gantry_operator.failover.detect import MasterState, master_state
+from gantry_operator.failover.detect import LeaderState, leader_state
 from gantry_operator.failover.in_sync_set import names, review_proposal, shrink
 from gantry_operator.failover.model import (
     CancelHandover,
@@ -44,14 +44,14 @@ def decide(obs: Observation) -> list[Decision]:
     if ahead:
         who = ", ".join(m.name for m in ahead)
         return [recover(obs, f"the registry holds less than {who} was told")]
-    state = master_state(obs, leadership)
-    if state.state in ("leading", "untold"):
-        return _with_master(obs, leadership, state)
-    decision = _without_master(obs, leadership, state)
+    state = leader_state(obs, leadership)
+    if state.state in ("leading", "unassigned"):
+        return _with_leader(obs, leadership, state)
+    decision = _without_leader(obs, leadership, state)
     return [decision, *_demotions(obs, leadership)]
 
 
-def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterState) -> list[Decision]:
+def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderState) -> list[Decision]:
     assert leadership.master is not None
     view = obs.view(leadership.master.member)
     assert view is not None
@@ -87,15 +87,15 @@ def _with_master(obs: Observation, leadership: LeadershipRecord, state: MasterSt
     return decisions
 
 
-def _refused_by_follower(obs: Observation, decision: Decision, master: MemberView) -> bool:
+def _refused_by_follower(obs: Observation, decision: Decision, leader: MemberView) -> bool:
     """A follower that refuses its assignment, for example with a full disk, gets it again and delays no handover."""
-    if not isinstance(decision, SendAssignment) or decision.member == master.number:
+    if not isinstance(decision, SendAssignment) or decision.member == leader.number:
         return False
     view = obs.view(decision.member)
     return view is not None and view.refused != ""
 
 
-def _without_master(obs: Observation, leadership: LeadershipRecord, state: MasterState) -> Decision:
+def _without_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderState) -> Decision:
     if state.state == "doubt":
         return Wait("master-state-unknown", state.reason, available=False)
     lost = leadership.master if state.state == "dead" else None
@@ -215,16 +215,16 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
     )
 
 
-def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberView) -> list[Decision]:
+def _assignments(obs: Observation, leadership: LeadershipRecord, leader: MemberView) -> list[Decision]:
     """The leader first, because it would refuse a follower that comes earlier. An old leader is fenced at once.
 
     An old leader that has paused writes is fenced later: it forwards these writes to the new leader, which must lead
     first.
     """
-    assert master.report is not None
-    told = master.accepted_order == leadership.order or (master.report.order == leadership.order and not master.pending)
+    assert leader.report is not None
+    told = leader.accepted_order == leadership.order or (leader.report.order == leadership.order and not leader.pending)
     # A follower needs the epoch. The version concerns the leader, which may refuse it when its disk is full.
-    leads = told or (master.report.role == "Master" and master.report.epoch == leadership.epoch)
+    leads = told or (leader.report.role == "Master" and leader.report.epoch == leadership.epoch)
     found: list[Decision] = []
     for m in obs.members:
         # A pending assignment delays only its own member: a newer record is sent at once.
@@ -232,7 +232,7 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberV
             continue
         r = m.report
         to = _assignment(obs, leadership, m)
-        if m.number == master.number:
+        if m.number == leader.number:
             if r.order < leadership.order:
                 found.insert(
                     0,
@@ -244,7 +244,7 @@ def _assignments(obs: Observation, leadership: LeadershipRecord, master: MemberV
             if told or not r.writes_paused:
                 found.append(Demote(m.number, to, f"{m.name} is not master any more"))
         elif (told and r.order < leadership.order) or (leads and (r.epoch < leadership.epoch or r.role == "Waiting")):
-            found.append(SendAssignment(m.number, to, f"{m.name} follows {master.name} in epoch {leadership.epoch}"))
+            found.append(SendAssignment(m.number, to, f"{m.name} follows {leader.name} in epoch {leadership.epoch}"))
     return found
 
 
@@ -276,10 +276,10 @@ def _demotions(obs: Observation, leadership: LeadershipRecord) -> list[Decision]
 
 
 def _assignment(obs: Observation, leadership: LeadershipRecord, to: MemberView) -> Assignment:
-    master = None if leadership.master is None else obs.view(leadership.master.member)
+    leader = None if leadership.master is None else obs.view(leadership.master.member)
     assert to.report is not None
     return Assignment(
         leadership=leadership,
-        leader_address=None if master is None else master.address,
+        leader_address=None if leader is None else leader.address,
         unclean=obs.settings.unclean and to.report.id not in leadership.in_sync,
     )

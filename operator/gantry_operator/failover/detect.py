@@ -18,7 +18,7 @@ from gantry_broker.replication.types import LeadershipRecord, MemberId
 from gantry_operator.failover.model import MemberView, Observation
 from gantry_operator.failover.promotion import has_healthy_candidate
 
-State = Literal["leading", "untold", "restarted", "outranked", "dead", "doubt"]
+State = Literal["leading", "unassigned", "restarted", "outranked", "dead", "doubt"]
 
 DELETED_SILENCE_MS = 500
 """Milliseconds of silence after which a member that is being deleted counts as stopped."""
@@ -29,81 +29,81 @@ LINE_SLACK_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class MasterState:
+class LeaderState:
     state: State
     reason: str
 
 
-def master_state(obs: Observation, leadership: LeadershipRecord) -> MasterState:
+def leader_state(obs: Observation, leadership: LeadershipRecord) -> LeaderState:
     if leadership.master is None:
-        return MasterState("dead", "no master is recorded")
+        return LeaderState("dead", "no master is recorded")
     view = obs.view(leadership.master.member)
     if view is None:
-        return MasterState("dead", f"member {leadership.master.member} is no longer part of the group")
+        return LeaderState("dead", f"member {leadership.master.member} is no longer part of the group")
     if view.gone:
-        return MasterState("dead", f"the process of {view.name} is gone")
+        return LeaderState("dead", f"the process of {view.name} is gone")
     if view.heard:
         return _heard(obs, view, leadership, leadership.master)
     return _unheard(obs, view, leadership.master)
 
 
-def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, master: MemberId) -> MasterState:
+def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, leader: MemberId) -> LeaderState:
     report = view.report
     assert report is not None
-    if report.id != master:
-        return MasterState("dead", f"the disk of {view.name} is not the one that was promoted")
+    if report.id != leader:
+        return LeaderState("dead", f"the disk of {view.name} is not the one that was promoted")
     leads = report.role == "Master" and report.epoch == leadership.epoch
     # A leader refuses another version of its epoch while it waits for the former set. A new epoch gives it no token
     # that
     may_move = obs.settings.automatic or (obs.switchover is not None and obs.switchover.force)
     lasts = view.refused_ms >= obs.settings.detection_ms and not view.lacks_token
     if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, leadership))):
-        return MasterState("dead", f"{view.name} refuses to lead: {view.refused}")
+        return LeaderState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
-        return MasterState("untold", f"{view.name} is being told")
+        return LeaderState("unassigned", f"{view.name} is being told")
     if leads:
         if report.highest_seen_epoch > leadership.epoch:
             reason = (
                 f"{view.name} has heard of epoch {report.highest_seen_epoch}, above the recorded {leadership.epoch}"
             )
-            return MasterState("outranked", reason)
-        return MasterState("leading", f"{view.name} leads epoch {leadership.epoch}")
+            return LeaderState("outranked", reason)
+        return LeaderState("leading", f"{view.name} leads epoch {leadership.epoch}")
     if report.epoch == leadership.epoch:
         # Rule 21: it holds the assignment of this epoch and does not lead it. It has restarted or has given up
         if report.not_promotable:
-            return MasterState(
+            return LeaderState(
                 "restarted", f"{view.name} does not lead epoch {leadership.epoch} any more ({report.not_promotable})"
             )
-        return MasterState("restarted", f"{view.name} restarted in epoch {leadership.epoch}")
-    return MasterState("untold", f"{view.name} was not told yet that it leads epoch {leadership.epoch}")
+        return LeaderState("restarted", f"{view.name} restarted in epoch {leadership.epoch}")
+    return LeaderState("unassigned", f"{view.name} was not told yet that it leads epoch {leadership.epoch}")
 
 
-def _unheard(obs: Observation, view: MemberView, master: MemberId) -> MasterState:
+def _unheard(obs: Observation, view: MemberView, leader: MemberId) -> LeaderState:
     name = view.name
-    silence = max(view.silence_ms, _silence_by_followers(obs, view, master))
+    silence = max(view.silence_ms, _silence_by_followers(obs, view, leader))
     if view.deleting and (view.reach == "refused" or silence >= DELETED_SILENCE_MS):
-        return MasterState("dead", f"{name} is being deleted and does not answer")
-    asked = [m for m in obs.members if m.number != master.member and m.heard]
+        return LeaderState("dead", f"{name} is being deleted and does not answer")
+    asked = [m for m in obs.members if m.number != leader.member and m.heard]
     if not asked:
-        return MasterState("doubt", f"{name} does not answer, and neither does anybody who could be asked about it")
+        return LeaderState("doubt", f"{name} does not answer, and neither does anybody who could be asked about it")
     detection = obs.settings.detection_ms
     unsure = False
     for follower in asked:
         report = follower.report
         assert report is not None
-        if report.link_leader != master or report.link == "none":
+        if report.link_leader != leader or report.link == "none":
             continue
         if report.link == "connected" and 0 <= report.link_answer_ms < detection + LINE_SLACK_MS:
-            return MasterState("doubt", f"{name} does not answer the operator, but {follower.name} still hears it")
+            return LeaderState("doubt", f"{name} does not answer the operator, but {follower.name} still hears it")
         unsure = unsure or report.link != "refused"
     if view.reach == "refused" and not unsure:
-        return MasterState("dead", f"connections to {name} are refused")
+        return LeaderState("dead", f"connections to {name} are refused")
     if silence >= detection:
-        return MasterState("dead", f"nothing was heard of {name} for {silence / 1000:.1f} s")
-    return MasterState("doubt", f"nothing was heard of {name} for {silence / 1000:.1f} s")
+        return LeaderState("dead", f"nothing was heard of {name} for {silence / 1000:.1f} s")
+    return LeaderState("doubt", f"nothing was heard of {name} for {silence / 1000:.1f} s")
 
 
-def _silence_by_followers(obs: Observation, view: MemberView, master: MemberId) -> int:
+def _silence_by_followers(obs: Observation, view: MemberView, leader: MemberId) -> int:
     """Milliseconds for which every follower has heard nothing from a leader that this operator never heard; 0: unknown.
 
     A follower that hears the leader again reports it at once. The age of its report therefore adds to the reported
@@ -114,7 +114,7 @@ def _silence_by_followers(obs: Observation, view: MemberView, master: MemberId) 
     said = []
     for m in obs.members:
         report = m.report
-        if not m.heard or report is None or report.link_leader != master or report.link == "none":
+        if not m.heard or report is None or report.link_leader != leader or report.link == "none":
             continue
         if report.link == "connected" or report.link_answer_ms < 0:
             return 0

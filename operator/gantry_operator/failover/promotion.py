@@ -39,7 +39,7 @@ def has_healthy_candidate(obs: Observation, leadership: LeadershipRecord) -> boo
 
 
 def next_leadership(
-    obs: Observation, leadership: LeadershipRecord, master: MemberId, in_sync: Iterable[MemberId]
+    obs: Observation, leadership: LeadershipRecord, leader: MemberId, in_sync: Iterable[MemberId]
 ) -> LeadershipRecord:
     """A new epoch above the recorded one and above every epoch that a member has seen.
 
@@ -47,7 +47,7 @@ def next_leadership(
     group of this name, which would fence a leader with a lower epoch for ever.
     """
     known = max((m.report.highest_seen_epoch for m in obs.members if m.report is not None), default=0)
-    promoted = leadership.promoted(master, in_sync)
+    promoted = leadership.promoted(leader, in_sync)
     return replace(promoted, epoch=max(promoted.epoch, known + 1))
 
 

@@ -23,7 +23,7 @@ from gantry_operator.registry.file import write_whole
 
 log = logging.getLogger(__name__)
 
-TURN_S = 2.0
+LOCK_WAIT_S = 2.0
 """Seconds to wait for the lock. Choosing ports takes much less, so a longer holder is stuck."""
 LOOK_S = 0.01
 
@@ -36,24 +36,24 @@ def claims_folder() -> Path:
     return Path(base) / f"gantry-ports-{os.getuid()}"
 
 
-class Turn:
-    """The right to choose ports, for one program of this user at a time. `lock` None: another program may choose at
+class PortAllocationLock:
+    """The right to choose ports, for one program of this user at a time. `file` None: another program may choose at
     the same time. `known`: claims can be kept.
     """
 
-    def __init__(self, lock: IO[str] | None, *, known: bool = True) -> None:
-        self.lock = lock
+    def __init__(self, file: IO[str] | None, *, known: bool = True) -> None:
+        self.file = file
         self.known = known
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> PortAllocationLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.lock is not None:
-            self.lock.close()
+        if self.file is not None:
+            self.file.close()
 
 
-def take_turn() -> Turn:
+def acquire_port_lock() -> PortAllocationLock:
     """Wait for the lock, for a limited time. Call it in a thread, so that the event loop and the failover go on."""
     folder = claims_folder()
     try:
@@ -62,18 +62,18 @@ def take_turn() -> Turn:
             raise PermissionError(f"{folder} belongs to somebody else")
     except OSError as error:
         log.warning("ports of other clusters are not known: %s", error)
-        return Turn(None, known=False)
+        return PortAllocationLock(None, known=False)
     try:
-        return Turn(_locked(folder / "lock"))
+        return PortAllocationLock(_locked(folder / "lock"))
     except OSError as error:
         log.warning("another cluster may choose ports at the same time: %s", error)
-        return Turn(None)
+        return PortAllocationLock(None)
 
 
 def _locked(path: Path) -> IO[str]:
     """Open and lock the file. Raises OSError, also when another program keeps the lock."""
     lock = open(path, "a")  # noqa: SIM115
-    deadline = time.monotonic() + TURN_S
+    deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,24 +89,24 @@ def _locked(path: Path) -> IO[str]:
 
 
 @contextmanager
-def ports_of_others(own: Path, turn: Turn) -> Iterator[frozenset[int]]:
+def ports_of_others(own: Path, lock: PortAllocationLock) -> Iterator[frozenset[int]]:
     """Claim the ports of the folder `own`, and return the ports of all other running clusters.
 
     No other program chooses meanwhile, unless the wait for the lock failed. The lock is released afterwards. Without
     working claims only a listening process marks a port as used.
     """
-    with turn:
-        if not turn.known:
+    with lock:
+        if not lock.known:
             yield frozenset()
             return
         folder = claims_folder()
-        tidy = turn.lock is not None  # Without the lock another program may be writing the file.
+        tidy = lock.file is not None  # Without the lock another program may be writing the file.
         yield frozenset(port for path in folder.glob("*.json") for port in _claimed(path, own, tidy))
         mine = {"folder": str(own), "pid": os.getpid(), "started": start_mark(os.getpid())}
         try:
             write_whole(folder / ClusterFolder(own).file_name, json.dumps(mine))
         except OSError as error:
-            if turn.lock is not None:
+            if lock.file is not None:
                 raise
             log.warning("the ports of %s are not known to other clusters: %s", own, error)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gantry_operator.plan import Plan
 from gantry_operator.platforms.local.folder import read_ports
-from gantry_operator.platforms.local.port_claims import Turn, ports_of_others, take_turn
+from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock, ports_of_others
 from gantry_operator.registry.file import write_durably, write_whole
 
 HOST = "127.0.0.1"
@@ -71,7 +71,7 @@ class Ports:
         """The host:port of a use. Raises NoPort."""
         return f"{HOST}:{self[use]}"
 
-    def choose(self, plan: Plan, running: frozenset[str], turn: Turn | None = None) -> list[str]:
+    def choose(self, plan: Plan, running: frozenset[str], lock: PortAllocationLock | None = None) -> list[str]:
         """Give every use a port, and write the choice to disk. Raises OSError.
 
         `running`: names of processes that hold their ports now. A remembered port is replaced if another program
@@ -79,7 +79,7 @@ class Ports:
         the old address. A running process keeps its ports until it ends, also outside the plan. The lock is released
         afterwards; without one, this call waits for it.
         """
-        with ports_of_others(self.path.parent.resolve(), turn or take_turn()) as foreign:
+        with ports_of_others(self.path.parent.resolve(), lock or acquire_port_lock()) as foreign:
             moved = self._choose(plan, running, foreign)
             text = json.dumps(self.taken, indent=1)
             write_whole(self.path, text)

@@ -37,7 +37,7 @@ from gantry_operator.platforms.local.children import Children
 from gantry_operator.platforms.local.events import EventLog
 from gantry_operator.platforms.local.folder import ClusterFolder
 from gantry_operator.platforms.local.leaving_members import leaving_members, surplus_name_servers, with_leaving
-from gantry_operator.platforms.local.port_claims import Turn, take_turn
+from gantry_operator.platforms.local.port_claims import PortAllocationLock, acquire_port_lock
 from gantry_operator.platforms.local.ports import Ports, replication
 from gantry_operator.platforms.local.process import listens, load_record
 from gantry_operator.platforms.local.process_plan import ProcessPlan, process_plans
@@ -89,7 +89,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop.set)
-        self.bring_up(await asyncio.to_thread(take_turn))
+        self.bring_up(await asyncio.to_thread(acquire_port_lock))
         server = await control.serve(self.folder, self._handle)
         self._spawn(self._report_ready())
         self._spawn(self._rolling.run())
@@ -117,18 +117,18 @@ class Supervisor:
         return self._groups.make(group, self.cluster.spec.mode)
 
     async def _bring_up_again(self) -> None:
-        self.bring_up(await asyncio.to_thread(take_turn))
+        self.bring_up(await asyncio.to_thread(acquire_port_lock))
 
-    def bring_up(self, turn: Turn) -> None:
+    def bring_up(self, lock: PortAllocationLock) -> None:
         """Start or adopt planned and leaving processes. Running ones are left alone.
 
-        `turn`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
+        `lock`: the lock for choosing ports. A thread waits for it, because another program may hold it for long.
         """
         surplus = surplus_name_servers(self.folder, self.plan)
         names = [s.name for s in self.plan.name_servers] + [s.name for s in surplus]
         names += [*(m.name for m in self.plan.members), *self.leaving]
         running = frozenset(n for n in names if self.children.running(n) or self._recorded_running(n))
-        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, turn):
+        for use in self.ports.choose(with_leaving(self.plan, self.leaving.values()), running, lock):
             self.events.add("Warning", "PortInUse", f"the port of {use} is used by another program now", use)
         self._rolling.joining |= self._newcomers()
         self.children.plan(self._process_plans())
@@ -343,10 +343,10 @@ class Supervisor:
             wanted = BrokerCluster.model_validate(manifest)
         except ValidationError as error:
             raise control.ControlError(str(error)) from None
-        with await asyncio.to_thread(take_turn) as turn:
-            return self._go_on_with(wanted, turn)
+        with await asyncio.to_thread(acquire_port_lock) as lock:
+            return self._go_on_with(wanted, lock)
 
-    def _go_on_with(self, wanted: BrokerCluster, turn: Turn) -> dict[str, Any]:
+    def _go_on_with(self, wanted: BrokerCluster, lock: PortAllocationLock) -> dict[str, Any]:
         refuse_change(self.cluster, wanted)
         try:
             save_manifest(self.folder, wanted)
@@ -355,7 +355,7 @@ class Supervisor:
         old = self.cluster
         self._take(wanted)
         try:
-            self.bring_up(turn)
+            self.bring_up(lock)
         except OSError as error:
             self._take(old)
             with suppress(OSError):
