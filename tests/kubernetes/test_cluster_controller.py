@@ -185,7 +185,7 @@ async def test_under_a_refused_spec_a_group_that_cannot_be_led_keeps_no_other_fr
         assert set(controller._groups.controllers) == {"c"}
         a, b = controller._result.problems
         assert a == "group a has no failover: its StatefulSet has 0 replicas"
-        assert b.startswith('group b has no failover: what it runs with is not understood: spec.flush is "Sometimes"')
+        assert b.startswith('group b has no failover: its configuration is not understood: spec.flush is "Sometimes"')
         monkeypatch.setattr(controller._availability, "answers", lambda: {"c": None})
         looked = controller._look()
         assert looked is not None
@@ -216,7 +216,7 @@ async def test_under_a_refused_spec_damaged_configs_of_one_group_keep_no_other_f
         await until(lambda: controller._groups.controllers)
         assert set(controller._groups.controllers) == {"a", "b"}
         [c] = controller._result.problems
-        assert "group c has no failover: what it runs with is not understood: spec.minInSyncReplicas" in c
+        assert "group c has no failover: its configuration is not understood: spec.minInSyncReplicas" in c
     assert "reconcile of" not in caplog.text
 
 
@@ -466,7 +466,7 @@ async def test_who_asks_a_group_that_is_not_led_is_told_why(fake: FakeApi, api: 
     async with kept(fake, api, {"mode": 7}, annotations={SWITCHOVER: "a=demo-a-1 #1"}):
         await until(lambda: SWITCHOVER_RESULT in annotated(fake))
         answer = annotated(fake)[SWITCHOVER_RESULT]
-        assert "failed: the failover of group a has not begun: " in answer
+        assert "failed: the failover of group a has not started: " in answer
         assert "belongs to another cluster object" in answer
 
 
@@ -477,14 +477,14 @@ async def test_what_is_not_listed_yet_keeps_no_failover_from_beginning(fake: Fak
         assert set(controller._groups.controllers) == {"a"}
         assert fake.get("StatefulSet", names.group_set("demo", "a")) is None
         [problem] = controller._result.problems
-        assert problem == "nothing is made or removed until the API server has listed: NetworkPolicy"
+        assert problem == "no object is created or deleted until the API server has listed: NetworkPolicy"
         assert controller._look() is not None
         unlisted[:] = ["Service"]
         assert controller._look() is None, "its addresses are not known"
         controller._begun -= module.WARM_UP_S
         looked = controller._look()
         assert looked is not None, "it may never be listed, and somebody has to see why"
-        assert "nothing is made or removed until the API server has listed: Service" in looked[2].problems
+        assert "no object is created or deleted until the API server has listed: Service" in looked[2].problems
         unlisted.clear()
         await until(lambda: fake.get("StatefulSet", names.group_set("demo", "a")))
 
@@ -503,7 +503,7 @@ async def test_what_goes_with_a_former_cluster_of_this_name_is_neither_kept_nor_
     async with kept(fake, api) as controller:
         await until(lambda: controller._result.problems)
         assert controller._result.problems == [
-            "a former cluster of this name has not gone yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
+            "a former cluster of this name is not deleted yet: Lease demo-a, PersistentVolumeClaim data-demo-a-0"
         ]
         assert not controller._groups.controllers
         for kind, name in (("Lease", "demo-a"), ("PersistentVolumeClaim", "data-demo-a-0")):

@@ -47,9 +47,10 @@ class BrokerCluster(Model):
     apiVersion: Literal["gantry.dev/v1alpha1"]
     kind: Literal["BrokerCluster"]
     metadata: Metadata
-    spec: BrokerClusterSpec = Field(description="What the cluster should be.")
+    spec: BrokerClusterSpec = Field(description="Desired state of the cluster.")
     status: BrokerClusterStatus = Field(
-        default_factory=lambda: BrokerClusterStatus(), description="What the cluster is. Written by the operator."
+        default_factory=lambda: BrokerClusterStatus(),
+        description="Observed state of the cluster, written by the operator.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

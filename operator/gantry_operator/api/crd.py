@@ -32,14 +32,14 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "The state in one word."},
     {"name": "Ready", "type": "string", "jsonPath": ".status.readyMembers", "description": "Ready members of all."},
     {"name": "Masters", "type": "string", "jsonPath": ".status.masters", "description": "The master of each group."},
-    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "Who decides on the master."},
+    {"name": "Mode", "type": "string", "jsonPath": ".spec.mode", "description": "How the master is chosen."},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     {
         "name": "Message",
         "type": "string",
         "priority": 1,
         "jsonPath": ".status.conditions[?(@.type=='Available')].message",
-        "description": "What is the case.",
+        "description": "The state in words.",
     },
 ]
 

@@ -32,11 +32,11 @@ spec:
       members: 3
 ```
 
-Annotations that people set on the object:
+Annotations that users set on the object:
 
 | annotation | value | effect |
 |---|---|---|
-| `gantry.dev/paused` | `"true"` | the operator changes nothing of what it made; failover goes on |
+| `gantry.dev/paused` | `"true"` | the operator changes none of its objects; failover goes on |
 | `gantry.dev/switchover` | `GROUP` or `GROUP=MEMBER` | hands over; the answer: `gantry.dev/switchover-result` |
 | `gantry.dev/analyze` | any text | runs the report of `spec.analytics` once, now |
 """

@@ -42,7 +42,7 @@ app.add_typer(topic_app, name="topic")
 dlq_app = typer.Typer(
     no_args_is_help=True,
     help="Dead letters: messages that a consumer group failed to consume too often.\n\n"
-    "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is mended "
+    "[bold]gantry dlq list[/bold], then [bold]gantry dlq read billing[/bold], and once the consumer is repaired "
     "[bold]gantry dlq resend billing[/bold].",
     rich_markup_mode="rich",
 )

@@ -119,7 +119,9 @@ class GroupController(ABC):
             if leadership is not None:
                 return leadership
             await self._next_look()
-        why = self.problem or (self.waits.reason if self.waits is not None else "nobody has answered yet")
+        why = self.problem or (
+            self.waits.reason if self.waits is not None else "the registry or the members have not answered yet"
+        )
         raise SwitchoverFailed(f"it is not known who leads {self.group}: {why}")
 
     @property
@@ -147,13 +149,13 @@ class GroupController(ABC):
         """
         deadline = time.monotonic() + timeout_s
         if self._switchover_lock.locked() and not force:
-            raise SwitchoverFailed(f"another hand-over of {self.group} is under way")
+            raise SwitchoverFailed(f"another switchover of {self.group} is under way")
         self._manual_requests += force
         try:
             async with asyncio.timeout(timeout_s):
                 await self._switchover_lock.acquire()
         except TimeoutError:
-            raise SwitchoverFailed(f"another hand-over of {self.group} took all the time") from None
+            raise SwitchoverFailed(f"another switchover of {self.group} took too long") from None
         finally:
             self._manual_requests -= force
         try:
@@ -173,7 +175,7 @@ class GroupController(ABC):
         if under_way:
             return True
         if self._manual_requests and not request.force:
-            raise SwitchoverFailed(f"a person has asked for another hand-over of {self.group}")
+            raise SwitchoverFailed(f"a user has requested another switchover of {self.group}")
         return time.monotonic() < deadline
 
     @abstractmethod

@@ -273,7 +273,7 @@ class MasterSlaveController(GroupController):
         if swapped:
             self._written(write, names)
         else:
-            log.info("group %s: somebody else has written the cell; looking again", self.group)
+            log.info("group %s: another program has written the leadership record; looking again", self.group)
         return True
 
     def _look_for_write(self) -> None:

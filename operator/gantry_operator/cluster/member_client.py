@@ -150,10 +150,10 @@ class MemberClient:
                 timeout=httpx.Timeout(1.0, read=timeout_ms / 1000 + 1.0),
             )
             if answer.status_code != 200:
-                return False, f"the master answered {answer.status_code} to the hand-over: {answer.text[:200]}"
+                return False, f"the master answered {answer.status_code} to the handover request: {answer.text[:200]}"
             said = HandoverAnswer.model_validate_json(answer.content)
         except (httpx.HTTPError, ValueError) as error:
-            return False, f"the master did not answer the hand-over: {error!r}"
+            return False, f"the master did not answer the handover request: {error!r}"
         return said.ready, said.reason
 
     async def remove(self, url: str, member: int) -> str:

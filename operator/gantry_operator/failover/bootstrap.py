@@ -26,13 +26,13 @@ def bootstrap(obs: Observation) -> Bootstrap | Recover | Wait:
     full = [r for r in heard if not r.empty]
     if len(full) > 1:
         reason = (
-            f"members {', '.join(str(r.id.member) for r in full)} hold records that no Gantry group wrote, "
-            "and which is right cannot be known: leave such a store on one member only"
+            f"members {', '.join(str(r.id.member) for r in full)} hold records from outside this group, "
+            "so the right store is not known: keep such a store on one member only"
         )
         return Wait("conflicting-stores", reason, False)
     if full:
         leadership = LeadershipRecord(1, 1, full[0].id, frozenset({full[0].id}))
-        return Bootstrap(leadership, f"first start: member {full[0].id.member} brings records of its own and leads")
+        return Bootstrap(leadership, f"first start: member {full[0].id.member} has a store with records and leads")
     staying = [m.report for m in obs.members if m.heard and m.report is not None and not m.deleting]
     leader = min(staying or heard, key=lambda r: r.id.member)
     return Bootstrap(
@@ -59,7 +59,7 @@ def recover(obs: Observation, why: str) -> Recover | Wait:
     new_disks = [r for r in heard if r.empty]
     if new_disks and not unclean:
         reason = (
-            f"{why}; the disk of member {', '.join(str(r.id.member) for r in new_disks)} is new, so what it knew "
+            f"{why}; the disk of member {', '.join(str(r.id.member) for r in new_disks)} is new, so its former state "
             "is lost: bring it back, or set failover.unclean: true to go on with what is there"
         )
         return Wait("recovery-blocked", reason, False)

@@ -43,7 +43,7 @@ def decide(obs: Observation) -> list[Decision]:
     ahead = [m for m in obs.members if m.report is not None and m.report.order > leadership.order]
     if ahead:
         who = ", ".join(m.name for m in ahead)
-        return [recover(obs, f"the registry holds less than {who} was told")]
+        return [recover(obs, f"the registry holds an older record than {who}")]
     state = leader_state(obs, leadership)
     if state.state in ("leading", "unassigned"):
         return _with_leader(obs, leadership, state)
@@ -60,7 +60,7 @@ def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderSt
     if obs.handover is not None:
         return [_finish_handover(obs, leadership)]
     if obs.handover_requested:
-        return [Wait("handover", f"{view.name} brings its successor to the end of the log")]
+        return [Wait("handover", f"{view.name} waits until its successor has the whole log")]
     if state.state == "leading":
         isolated = _isolated(obs, leadership)
         if isolated is not None:
@@ -69,11 +69,7 @@ def _with_leader(obs: Observation, leadership: LeadershipRecord, state: LeaderSt
         if write is not None:
             return [write]
         if leader.writes_paused and not view.pending and leader.order == leadership.order:
-            return [
-                CancelHandover(
-                    leadership.touched(), f"{view.name} parks its senders for a hand-over that nobody follows"
-                )
-            ]
+            return [CancelHandover(leadership.touched(), f"{view.name} pauses writes for a handover that was given up")]
     decisions = _assignments(obs, leadership, view)
     if state.state == "leading" and all(_refused_by_follower(obs, d, view) for d in decisions):
         waits: list[Decision] = []
@@ -128,10 +124,10 @@ def _without_leader(obs: Observation, leadership: LeadershipRecord, state: Leade
         if found is not None:
             report, lost_bytes = found
             given_up = f"failover.unclean gives up at least {lost_bytes} bytes"
-            reason = f"{state.reason}; nobody of the in-sync set is left, {given_up}"
+            reason = f"{state.reason}; no member of the in-sync set is left, {given_up}"
             new = next_leadership(obs, leadership, report.id, {report.id})
             return Promote(new, leadership.master, report.id, reason, kind="unclean", lost_bytes=lost_bytes)
-    reason = f"{state.reason}; nobody of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
+    reason = f"{state.reason}; no member of the in-sync set ({names(obs, leadership.in_sync)}) can take over"
     if all(m.heard and m.report is not None and m.report.empty for m in obs.members):
         # The volumes were deleted, but the registry entry was kept.
         reason += "; every disk is new: to begin without the former messages, delete the group's entry in the registry"
@@ -203,7 +199,7 @@ def _finish_handover(obs: Observation, leadership: LeadershipRecord) -> Promote 
         and obs.heard_as(ready.target) is not None
     )
     if not usable:
-        return CancelHandover(leadership.touched(), "the target of the hand-over is no longer in sync")
+        return CancelHandover(leadership.touched(), "the target of the handover is no longer in sync")
     # The old leader stays in the set: it has every record, and the new leader need not wait for its proposal.
     stays = {id for id in leadership.in_sync if obs.heard_as(id) is not None} | {ready.target}
     return Promote(

@@ -36,7 +36,7 @@ class LeaderState:
 
 def leader_state(obs: Observation, leadership: LeadershipRecord) -> LeaderState:
     if leadership.master is None:
-        return LeaderState("dead", "no master is recorded")
+        return LeaderState("dead", "no leader is recorded")
     view = obs.view(leadership.master.member)
     if view is None:
         return LeaderState("dead", f"member {leadership.master.member} is no longer part of the group")
@@ -60,7 +60,7 @@ def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, lea
     if view.refused and (not leads or (may_move and lasts and has_healthy_candidate(obs, leadership))):
         return LeaderState("dead", f"{view.name} refuses to lead: {view.refused}")
     if view.pending:
-        return LeaderState("unassigned", f"{view.name} is being told")
+        return LeaderState("unassigned", f"{view.name} has not answered its assignment yet")
     if leads:
         if report.highest_seen_epoch > leadership.epoch:
             reason = (
@@ -75,7 +75,7 @@ def _heard(obs: Observation, view: MemberView, leadership: LeadershipRecord, lea
                 "restarted", f"{view.name} does not lead epoch {leadership.epoch} any more ({report.not_promotable})"
             )
         return LeaderState("restarted", f"{view.name} restarted in epoch {leadership.epoch}")
-    return LeaderState("unassigned", f"{view.name} was not told yet that it leads epoch {leadership.epoch}")
+    return LeaderState("unassigned", f"{view.name} has no assignment yet for epoch {leadership.epoch}")
 
 
 def _unheard(obs: Observation, view: MemberView, leader: MemberId) -> LeaderState:
@@ -85,7 +85,7 @@ def _unheard(obs: Observation, view: MemberView, leader: MemberId) -> LeaderStat
         return LeaderState("dead", f"{name} is being deleted and does not answer")
     asked = [m for m in obs.members if m.number != leader.member and m.heard]
     if not asked:
-        return LeaderState("doubt", f"{name} does not answer, and neither does anybody who could be asked about it")
+        return LeaderState("doubt", f"{name} does not answer, and no other member answers")
     detection = obs.settings.detection_ms
     unsure = False
     for follower in asked:

@@ -63,7 +63,7 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     broken = [m for m in todo if m.broken and not (m.master and m.in_sync) and (not m.leaving or m.number == last)]
     if broken:
         worst = min(broken, key=lambda m: -m.number)
-        return Step("replace", f"{worst.name} does not work as it is, so nobody waits for it", worst.name)
+        return Step("replace", f"{worst.name} does not work, so it is replaced at once", worst.name)
     if still_counted:
         gone = ", ".join(map(str, still_counted))
         return Step("wait", f"member {gone} has gone and has not left the group yet; the next one is replaced then")
@@ -88,7 +88,7 @@ def next_step(members: Sequence[MemberState], still_counted: Sequence[int] = ())
     if candidates:
         return _handover(master, candidates, "is the last to be replaced")
     if master.leaving:
-        return Step("wait", f"{master.name} is master and nobody can take over, so it stays")
+        return Step("wait", f"{master.name} is master and no other member can take over, so it stays")
     return Step("replace", f"{master.name} is the only member: the group is away while it restarts", master.name)
 
 

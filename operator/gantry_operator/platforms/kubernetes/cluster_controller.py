@@ -93,7 +93,7 @@ def readable_failover(wanted: object) -> dict[str, Any]:
 
 
 def not_listed(kinds: Sequence[str]) -> str:
-    return f"nothing is made or removed until the API server has listed: {', '.join(kinds)}"
+    return f"no object is created or deleted until the API server has listed: {', '.join(kinds)}"
 
 
 class ClusterController:
@@ -175,7 +175,7 @@ class ClusterController:
                 await make()
             except Exception as error:
                 log.exception("%s of %s/%s", name, self.namespace, self.name)
-                self._events.record("Warning", "ReconcileError", f"{name} failed and goes on: {error!r}")
+                self._events.record("Warning", "ReconcileError", f"{name} failed and is restarted: {error!r}")
                 await asyncio.sleep(AGAIN_S)
 
     # ---- reconcile
@@ -227,7 +227,7 @@ class ClusterController:
         former = [] if self._groups.controllers else volumes.of_a_former(self._shared.caches, cluster)
         if former:
             # Otherwise the leadership record would be recovered from former pods, and the new disks lack its records.
-            found.problems.append(f"a former cluster of this name has not gone yet: {', '.join(former)}")
+            found.problems.append(f"a former cluster of this name is not deleted yet: {', '.join(former)}")
             self._result = found
             self._start_switchover_request()
             return False
@@ -318,7 +318,7 @@ class ClusterController:
                 BrokerCluster.make(self.name, self.namespace, **fields)
             except ValidationError as error:
                 why = "; ".join(str(p) for p in problems_of(error.errors()))
-                left_out[group] = f"what it runs with is not understood: {why}"
+                left_out[group] = f"its configuration is not understood: {why}"
                 continue
             fields["brokerGroups"] = [*spec.get("brokerGroups", []), *fields["brokerGroups"]]
             spec |= fields
@@ -388,7 +388,9 @@ class ClusterController:
         try:
             await self._annotate({SWITCHOVER_BEGUN: None})
         except (ApiError, ApiUnavailable) as error:
-            log.warning("forgetting a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"})
+            log.warning(
+                "deleting the record of a request: %s", error, extra={"cluster": f"{self.namespace}/{self.name}"}
+            )
             await asyncio.sleep(AGAIN_S)
         self._dirty.set()
 
@@ -420,7 +422,7 @@ class ClusterController:
             controller = self._groups.controllers.get(group)
             if controller is None:
                 why = "; ".join(filter(None, [self._result.refused, *self._result.problems]))
-                raise SwitchoverFailed(f"the failover of group {group} has not begun: {why or 'try again'}")
+                raise SwitchoverFailed(f"the failover of group {group} has not started: {why or 'try again'}")
             if to is None:
                 leadership = await controller.known_leadership()
                 done = led_since(self._annotation(SWITCHOVER_BEGUN), text, leadership)

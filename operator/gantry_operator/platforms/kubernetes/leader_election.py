@@ -98,7 +98,7 @@ class Election:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                 await self._api.replace(lease)
         except (ApiError, ApiUnavailable) as error:
-            log.warning("giving the Lease back: %s", error)
+            log.warning("releasing the Lease: %s", error)
 
     def _taken_by_other(self) -> bool:
         return self._holder not in ("", self._identity)
@@ -160,7 +160,7 @@ class Election:
         address = (lease["metadata"].get("annotations") or {}).get(ADDRESS)
         if age < MISSED_S or not address or await _listens(address):
             return False
-        log.warning("%s has not renewed for %.1f s, and nobody is at %s", self._holder, age, address)
+        log.warning("%s has not renewed for %.1f s, and no process answers at %s", self._holder, age, address)
         return True
 
     def _next_look(self) -> float:

@@ -110,12 +110,12 @@ def entry_of(lease: Object) -> Entry:
     name, text = lease["metadata"]["name"], (lease["metadata"].get("annotations") or {}).get(LEADERSHIP)
     if text is None:
         raise RegistryUnavailable(
-            f"Lease {name} has no {LEADERSHIP} annotation: delete it to have it made anew from the members"
+            f"Lease {name} has no {LEADERSHIP} annotation: delete it, and it is recovered from the members"
         )
     try:
         return Entry(LeadershipRecord.from_json(json.loads(text)), lease["metadata"]["resourceVersion"])
     except (ValueError, KeyError, TypeError) as error:
         raise RegistryUnavailable(
-            f"the {LEADERSHIP} annotation of Lease {name} is no cell ({error}): delete the Lease to have it made anew "
-            "from the members"
+            f"the {LEADERSHIP} annotation of Lease {name} holds no leadership record ({error}): "
+            "delete the Lease, and it is recovered from the members"
         ) from error

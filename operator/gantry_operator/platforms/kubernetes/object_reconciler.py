@@ -64,7 +64,7 @@ class ObjectReconciler:
         token = None if live is None else access.token_of(live)
         if live is not None and token is not None and not drift.owned_by(live, self._uid):
             # The Secret belongs to a former cluster of this name and will be deleted: wait.
-            found.problems.append(f"Secret {name} belongs to another cluster object and is about to go")
+            found.problems.append(f"Secret {name} belongs to a former cluster object and will be deleted")
             return False
         if token is None:
             token = self.token or secrets.token_urlsafe(32)

@@ -145,8 +145,8 @@ class KubeTarget:
         if said is not None:
             return said
         raise TargetError(
-            f"the operator did not answer within {timeout_s:.0f} s: is it running? What was asked for is withdrawn; an "
-            "operator that is at it already may still do it"
+            f"the operator did not answer within {timeout_s:.0f} s: is it running? The request is withdrawn; an "
+            "operator that has started it may still complete it"
         )
 
     async def _withdrawn(self, request: str) -> str | None:

@@ -59,7 +59,7 @@ def acquire_port_lock() -> PortAllocationLock:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
     except OSError as error:
         log.warning("ports of other clusters are not known: %s", error)
         return PortAllocationLock(None, known=False)

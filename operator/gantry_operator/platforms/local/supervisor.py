@@ -210,7 +210,7 @@ class Supervisor:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a part of the supervisor failed", exc_info=task.exception())
+            log.error("a task of the supervisor failed", exc_info=task.exception())
             self.events.add("Warning", "SupervisorError", repr(task.exception()), self.cluster.name)
 
     def _processes_changed(self) -> None:
@@ -284,7 +284,7 @@ class Supervisor:
         try:
             write_whole(self.folder.last_failover, last_failover(change).model_dump_json(by_alias=True))
         except OSError as error:
-            log.error("the last failover could not be written down: %s", error)
+            log.error("the last failover could not be written to disk: %s", error)
         self.events.add(
             "Normal",
             "SwitchoverCompleted" if change.planned else "FailoverCompleted",
@@ -351,7 +351,7 @@ class Supervisor:
         try:
             save_manifest(self.folder, wanted)
         except OSError as error:
-            raise control.ControlError(f"the spec cannot be written down, so it is not taken: {error}") from None
+            raise control.ControlError(f"the spec cannot be written to disk, so it is not used: {error}") from None
         old = self.cluster
         self._take(wanted)
         try:
@@ -403,7 +403,7 @@ def main(argv: Sequence[str]) -> int:
     folder = ClusterFolder(Path(argv[0]))
     with os.fdopen(int(argv[1]), "a"), suppress(KeyboardInterrupt):
         asyncio.run(_run(folder))
-        print("the brokers go on; `gantry up` takes them over again, `gantry down` stops them", flush=True)
+        print("the brokers keep running; `gantry up` adopts them, `gantry down` stops them", flush=True)
     return 0
 
 
